@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.attention import blockwise, splash, triton
-from astra_jax.attention.cache import Cache
+from astra_jax.attention.cache import Cache, Layer, parts
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, AnyMesh, gather_row, on_each_device, platform_of
@@ -152,7 +152,7 @@ def _splash_part(
 
 
 def extending_attention(
-    q_btnh: Array, past: Cache, new: Cache, positions_bt: Array, *, backend: str = "blockwise"
+    q_btnh: Array, past: Layer, new: Cache, positions_bt: Array, *, backend: str = "blockwise"
 ) -> Array:
     """Attention of each row's next tokens over what is cached of it and over themselves; forward only.
 
@@ -175,8 +175,8 @@ def extending_attention(
     segments_bz, positions_bz = (
         jnp.concatenate(x, axis=1) for x in ((segments_bs, segments_bt), (at_bs, positions_bt))
     )
-    k_bzkh = jnp.concatenate([x.k_bkhs.transpose(0, 3, 1, 2) for x in (past, new)], axis=1)
-    v_bzkh = jnp.concatenate([x.v_bksh.transpose(0, 2, 1, 3) for x in (past, new)], axis=1)
+    k_bzkh = jnp.concatenate([x.k_bkhs.transpose(0, 3, 1, 2) for x in (*parts(past), new)], axis=1)
+    v_bzkh = jnp.concatenate([x.v_bksh.transpose(0, 2, 1, 3) for x in (*parts(past), new)], axis=1)
     places = (segments_bt, segments_bz, positions_bt, positions_bz)
     if backend.startswith("triton"):
         return triton.attend(q_btnh, k_bzkh, v_bzkh, places, interpret=backend == "triton_interpret")
@@ -184,15 +184,23 @@ def extending_attention(
     return blockwise.attend(q_btnh, k_bzkh, v_bzkh, places, columns=columns)
 
 
-def cached_attention(q_btnh: Array, *parts: tuple[Cache, Array]) -> Array:
-    """Attention of new tokens over a cache in one part or several; forward only. Returns [B, T, N, H].
+def _pieces(layer: Layer, visible_bts: Array) -> list[tuple[Cache, Array]]:
+    """The parts of a layer's cache, each with what is visible of it."""
+    if isinstance(layer, Cache):
+        return [(layer, visible_bts)]
+    return [(part, visible_bts[..., at : at + part.length]) for at, part in layer.places]
+
+
+def cached_attention(q_btnh: Array, *looked_at: tuple[Layer, Array]) -> Array:
+    """Attention of new tokens over one cache or several; forward only. Returns [B, T, N, H].
 
     Args:
-        parts: (one layer's keys and values, visible_bts) each. A query that sees nothing is padding, and its output is
-            meaningless.
+        looked_at: (one layer's keys and values, visible_bts) each. A query that sees nothing is padding, and its output
+            is meaningless.
     """
+    pieces = [piece for layer, visible_bts in looked_at for piece in _pieces(layer, visible_bts)]
     b, t, n, h = q_btnh.shape
-    k = parts[0][0].v_bksh.shape[1]
+    k = pieces[0][0].v_bksh.shape[1]
     # The queries of a key head as the rows of one matrix: batched matmuls that need nothing turned around.
     q_bkqh = q_btnh.reshape(b, t, k, n // k, h).transpose(0, 2, 3, 1, 4).reshape(b, k, n // k * t, h)
 
@@ -201,14 +209,14 @@ def cached_attention(q_btnh: Array, *parts: tuple[Cache, Array]) -> Array:
         all_bkgts = all_bkqs.reshape(b, k, n // k, t, -1)
         return jnp.where(visible_bts[:, None, None], all_bkgts, blockwise.MASKED).reshape(all_bkqs.shape)
 
-    # The softmax of all parts together, divided at the end: each part's weights are read once, by its matmul.
-    scored = [scores(*part) for part in parts]
+    # The softmax of all pieces together, divided at the end: each piece's weights are read once, by its matmul.
+    scored = [scores(*piece) for piece in pieces]
     highest_bkq1 = reduce(jnp.maximum, [x.max(-1, keepdims=True) for x in scored])
     weighted = [jnp.exp(x - highest_bkq1) for x in scored]
     total_bkq1 = reduce(jnp.add, [x.sum(-1, keepdims=True) for x in weighted])
     outputs = (
         jnp.einsum("bkqs,bksh->bkqh", x.astype(cache.v_bksh.dtype), cache.v_bksh, preferred_element_type=jnp.float32)
-        for x, (cache, _) in zip(weighted, parts, strict=True)
+        for x, (cache, _) in zip(weighted, pieces, strict=True)
     )
     o_bkqh = (reduce(jnp.add, outputs) / total_bkq1).astype(q_btnh.dtype)
     return o_bkqh.reshape(b, k, n // k, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,17 +47,26 @@ class Cache(NamedTuple):
         return Cache(*map(rows, self))
 
     def with_row(self, row: Array, index: Array, start: Array, count: Array, new: Cache) -> Cache:
-        """With the first `count` positions of row `row` of `new` from `start` on in the row `index`; see `put`."""
-        new = new.window(min(new.length, self.length))
-        at_t = jnp.arange(new.length)
-        # A slice that would end behind the cache begins earlier, and what is new lies later in it.
-        moved = jnp.maximum(start + new.length - self.length, 0)
+        """With the first `count` positions of row `row` of `new` from `start` on in the row `index`, as far as there
+        are places for them: `start` may be before the first. See `put`."""
+        width = min(new.length, self.length)
+        # Of more than there are places for those that begin at the first place, or behind it.
+        skipped = jnp.clip(-start, 0, new.length - width) if new.length > width else 0
+        start, count = start + skipped, count - skipped
+        # A slice that would end behind the cache begins earlier, and what is new lies later in it; or the other way
+        # around, where it would begin before the cache.
+        at = jnp.clip(start, 0, self.length - width)
+        moved = start - at
+        at_t = jnp.arange(width)
         written_t = (at_t >= moved) & (at_t < moved + count)
 
         def write(x: Array, more: Array, positions: int, mask: Array) -> Array:
             place: list[Any] = [0] * x.ndim
-            place[-4], place[positions] = index, start - moved
-            more = jnp.roll(jax.lax.dynamic_slice_in_dim(more, row, 1, axis=more.ndim - 4), moved, axis=positions)
+            place[-4], place[positions] = index, at
+            more = jax.lax.dynamic_slice_in_dim(more, row, 1, axis=more.ndim - 4)
+            if new.length > width:
+                more = jax.lax.dynamic_slice_in_dim(more, skipped, width, axis=more.ndim + positions)
+            more = jnp.roll(more, moved, axis=positions)
             old = jax.lax.dynamic_slice(x, place, more.shape)
             return _in_place(x, jnp.where(mask, more, old), place)
 
@@ -95,8 +105,53 @@ class Cache(NamedTuple):
         return self.v_bksh.dtype
 
 
-Caches = Cache | tuple[Cache, ...]
+class InParts(NamedTuple):
+    """One layer's cache in arrays of their own: those places first that are in the first of them.
+
+    What a window leaves out is left out as whole arrays, of which nothing is copied; see `cpu.programs.kept_part`.
+    """
+
+    parts: tuple[Cache, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(part.length for part in self.parts)
+
+    @property
+    def dtype(self) -> Any:
+        return self.parts[0].dtype
+
+    @property
+    def places(self) -> list[tuple[int, Cache]]:
+        """The parts, each with the position of its first place."""
+        ends = itertools.accumulate((part.length for part in self.parts), initial=0)
+        return list(zip(ends, self.parts, strict=False))
+
+    def window(self, length: int) -> InParts:
+        """The first `length` positions."""
+        return InParts(tuple(part.window(length - at) for at, part in self.places if at < length))
+
+    def taken(self, index_r: Array) -> InParts:
+        """These rows."""
+        return InParts(tuple(part.taken(index_r) for part in self.parts))
+
+    def copied(self, source_r: Array, target_r: Array, length: int) -> InParts:
+        """As `Cache.copied`."""
+        return InParts(
+            tuple(part.copied(source_r, target_r, length - at) if at < length else part for at, part in self.places)
+        )
+
+
+Layer = Cache | InParts
+"""What one layer keeps."""
+
+Caches = Cache | tuple[Layer, ...]
 """One for all layers, or one a layer."""
+
+
+def parts(layer: Layer) -> tuple[Cache, ...]:
+    """One after the other."""
+    return layer.parts if isinstance(layer, InParts) else (layer,)
 
 
 def _in_place(x: Array, part: Array, place: list[Any]) -> Array:
@@ -108,7 +163,7 @@ def of_tokens(k_btkh: Array, v_btkh: Array, dtype: Any) -> Cache:
     return Cache(k_btkh.transpose(0, 2, 3, 1).astype(dtype), v_btkh.transpose(0, 2, 1, 3).astype(dtype))
 
 
-def each(function: Callable[..., Cache], *caches: Caches) -> Any:
+def each(function: Callable[..., Any], *caches: Any) -> Any:
     """`function` of a cache, or of each layer's where they are apart."""
     if isinstance(caches[0], Cache):
         return function(*caches)
@@ -122,22 +177,45 @@ def put(caches: Caches, index_r: Array, start_r: Array, count_r: Array, new: Cac
     scatter, or a slice under an order that XLA chooses, copies all keys twice: to have the positions first, and to put
     them back. (Rows that are not in the cache have a count of 0.)
 
-    Where layers are apart one loop writes them all. Its length is not known to the compiler, which therefore
-    keeps it as a loop even for one row, and all that is read to make `new` comes before it. XLA copies a layer, twice,
-    that it may write before it has read it: of 30 layers with 4 x 8,192 places that took 0.37 of the 0.43 s in which
-    64 tokens were prefilled.
+    Where layers are apart one loop writes them all, of each part of theirs (`InParts`). Its length is not known to the
+    compiler, which therefore keeps it as a loop even for one row, and all that is read to make `new` comes before it.
+    XLA copies a layer, twice, that it may write before it has read it: of 30 layers with 4 x 8,192 places that took
+    0.37 of the 0.43 s in which 64 tokens were prefilled.
     """
-    rows: Any = len(index_r)
-    if not isinstance(caches, Cache):
-        rows = jnp.max(jnp.where(count_r > 0, 1 + jnp.arange(rows), 0))
+    if isinstance(caches, Cache):
+        return _put(caches, index_r, start_r, count_r, new, None, len(index_r))
+    layers = [parts(layer) for layer in caches]
+    at, written = 0, []
+    for part in zip(*layers, strict=True):
+        starts_r, length = start_r - at, part[0].length
+        there_r = (count_r > 0) & (starts_r < length) & (starts_r + count_r > 0)
+        written.append(_put(part, index_r, starts_r, count_r, new, jnp.argsort(~there_r), jnp.sum(there_r)))
+        at += length
+    return tuple(
+        InParts(one) if isinstance(layer, InParts) else one[0]
+        for layer, one in zip(caches, zip(*written, strict=True), strict=True)
+    )
 
-    def one(row: Array, caches: Caches) -> Any:
+
+def _put(
+    caches: Cache | tuple[Cache, ...],
+    index_r: Array,
+    start_r: Array,
+    count_r: Array,
+    new: Any,
+    order_r: Array | None,
+    rows: Any,
+) -> Any:
+    """`put` of the first `rows` of `order_r`; None is their own order."""
+
+    def one(i: Array, caches: Any) -> Any:
+        row = i if order_r is None else order_r[i]
         at = [jax.lax.dynamic_index_in_dim(x, row, keepdims=False) for x in (index_r, start_r, count_r)]
         return each(lambda layer, more: layer.with_row(row, *at, more), caches, new)
 
     return jax.lax.fori_loop(0, rows, one, caches)
 
 
-def first(caches: Caches) -> Cache:
+def first(caches: Caches) -> Layer:
     """One of them, for what all have in common."""
     return caches if isinstance(caches, Cache) else caches[0]

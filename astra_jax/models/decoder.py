@@ -33,7 +33,7 @@ from astra_jax.attention import (
     is_told_what_goes_on,
 )
 from astra_jax.attention import cache as kv
-from astra_jax.attention.cache import Cache, Caches
+from astra_jax.attention.cache import Cache, Caches, InParts, Layer
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, AnyMesh, constrain, platform_of
 from astra_jax.models import flops, sharding
@@ -141,8 +141,8 @@ def _on_cpu(platform: str | None) -> bool:
     return (platform or platform_of(None)) == "cpu"
 
 
-def _whole(cache: Cache) -> Cache:
-    return cache
+def _whole(layer: Layer) -> Layer:
+    return layer
 
 
 def _seen(caches: Caches, look: Look) -> int:
@@ -319,19 +319,33 @@ class Decoder(Sizes, abc.ABC):
         angles = functools.partial(rotary_angles, model=self)
         return cpu.computed_once(angles, positions_bt) if written_out else angles(positions_bt)
 
-    def cache(self, batch: int, length: int, *, stacked: bool = True, dtype: DTypeLike | None = None) -> Caches:
+    def cache(
+        self,
+        batch: int,
+        length: int,
+        *,
+        stacked: bool = True,
+        dtype: DTypeLike | None = None,
+        part: int | None = None,
+    ) -> Caches:
         """An empty cache for `batch` rows of up to `length` positions; `stacked` is for stacked parameters.
 
         Args:
             dtype: of what is kept; None: the model's.
+            part: of layers that are apart: so many positions are an array, where there are more; None: all.
         """
         heads, width, layers = self.n_kv_heads, self.head_dim, self.n_layers
 
-        def empty(*leading: int) -> Cache:
+        def empty(length: int, *leading: int) -> Cache:
             k, v = ((*leading, heads, width, length), (*leading, heads, length, width))
             return Cache(*(jnp.zeros(shape, dtype or self.dtype) for shape in (k, v)))
 
-        return empty(layers, batch) if stacked else tuple(empty(batch) for _ in range(layers))
+        def layer() -> Layer:
+            if part is None or length <= part:
+                return empty(length, batch)
+            return InParts(tuple(empty(min(part, length - at), batch) for at in range(0, length, part)))
+
+        return empty(length, layers, batch) if stacked else tuple(layer() for _ in range(layers))
 
     def forward_cached(
         self,
@@ -363,7 +377,7 @@ class Decoder(Sizes, abc.ABC):
         alone = not isinstance(past, Cache)
         backend = best_backend(self.head_dim, platform or platform_of(None)) if alone else "blockwise"
 
-        def attend(cache: Cache, q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
+        def attend(cache: Layer, q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
             new = kv.of_tokens(k_btkh, v_btkh, cache.dtype)
             return extending_attention(q_btnh, look(cache), new, positions_bt, backend=backend), new
 
@@ -400,7 +414,7 @@ class Decoder(Sizes, abc.ABC):
 
         more = max(0, -(-fewest_rows(past, platform) // len(tokens_b1)) - 1)
 
-        def attend(caches: tuple[Cache, Cache], q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
+        def attend(caches: tuple[Layer, Cache], q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, Cache]:
             past, recent = caches
             q_b1nh, k_b1kh, v_b1kh = (x[:, :1] for x in (q_btnh, k_btkh, v_btkh))
             recent = recent.at_step(step, kv.of_tokens(k_b1kh, v_b1kh, recent.dtype))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import jax
 from jax.typing import DTypeLike
 
-from astra_jax.attention.cache import Cache, Caches
+from astra_jax.attention.cache import Caches, Layer
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -23,7 +23,7 @@ Params = dict[str, Any]
 """Leaves whose suffix spells their axes (`astra_jax.axes`); those below `layers` are stacked over layers."""
 
 
-Look = Callable[[Cache], Cache]
+Look = Callable[[Layer], Layer]
 """Which rows and positions of a layer's cache are read, so that the others need not be."""
 
 
@@ -154,11 +154,20 @@ class Model(Protocol):
         """The output head's matrix, [D, V] in `dtype`."""
         ...
 
-    def cache(self, batch: int, length: int, *, stacked: bool = True, dtype: DTypeLike | None = None) -> Caches:
+    def cache(
+        self,
+        batch: int,
+        length: int,
+        *,
+        stacked: bool = True,
+        dtype: DTypeLike | None = None,
+        part: int | None = None,
+    ) -> Caches:
         """An empty cache for `batch` rows of up to `length` positions; `stacked` as the parameters are.
 
         Args:
             dtype: of what is kept; None: the model's.
+            part: of layers that are apart: so many positions are an array, where there are more; None: all.
         """
         ...
 

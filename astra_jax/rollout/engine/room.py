@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from astra_jax.attention.cache import Caches
 from astra_jax.axes import stacked_matrices
-from astra_jax.cpu.programs import kept_dtype
+from astra_jax.cpu.programs import kept_dtype, kept_part
 from astra_jax.mesh import platform_of
 from astra_jax.models.model import Model
 from astra_jax.run.chips import GIB, chip_of
@@ -29,7 +29,9 @@ def mesh_of(params: Any) -> Mesh | None:
 
 def empty_cache(model: Model, slots: int, max_length: int, mesh: Mesh | None, *, stacked: bool) -> Caches:
     """A cache on its devices; made there, since the whole may be more than one of them holds."""
-    make = partial(model.cache, slots, max_length, stacked=stacked, dtype=kept_dtype(model.dtype, platform_of(mesh)))
+    platform = platform_of(mesh)
+    dtype, part = kept_dtype(model.dtype, platform), kept_part(platform)
+    make = partial(model.cache, slots, max_length, stacked=stacked, dtype=dtype, part=part)
     return committed(make()) if mesh is None else jax.jit(make, out_shardings=model.cache_sharding(mesh))()
 
 

@@ -25,7 +25,7 @@ from astra_jax.attention import (
     splash_backward,
     triton,
 )
-from astra_jax.attention.cache import Cache, of_tokens
+from astra_jax.attention.cache import Cache, InParts, of_tokens
 from astra_jax.mesh import make_mesh, unzigzag, zigzag
 from astra_jax.planner.hardware import INSTALL_GPU
 
@@ -175,6 +175,8 @@ def test_cached_attention_equals_attention_over_one_document(packed) -> None:
     np.testing.assert_allclose(last, whole[:, -3:], atol=2e-6)
     parts = [(Cache(cache.k_bkhs[..., a:b], cache.v_bksh[:, :, a:b]), visible[..., a:b]) for a, b in ((0, 7), (7, T))]
     np.testing.assert_allclose(cached_attention(q[:, -3:], *parts), whole[:, -3:], atol=2e-6)
+    in_parts = InParts(tuple(part for part, _ in parts))
+    np.testing.assert_array_equal(cached_attention(q[:, -3:], (in_parts, visible)), cached_attention(q[:, -3:], *parts))
 
 
 def test_unknown_backend_names_the_known_ones(packed) -> None:
@@ -348,6 +350,8 @@ def test_next_tokens_see_what_is_cached_of_their_row_and_themselves(backend: str
     fresh = Cache(whole.k_bkhs[..., window:], whole.v_bksh[..., window:, :])
     given = jnp.where(jnp.asarray(real), positions, -1)[:, window:]
     found = extending_attention(q[:, window:], past, fresh, given, backend=backend)
+    in_parts = InParts(tuple(Cache(past.k_bkhs[..., a:b], past.v_bksh[..., a:b, :]) for a, b in ((0, 100), (100, 160))))
+    np.testing.assert_array_equal(extending_attention(q[:, window:], in_parts, fresh, given, backend=backend), found)
     for row, count in enumerate(more):
         np.testing.assert_allclose(found[row, :count], expected[row, window : window + count], atol=2e-5)
 

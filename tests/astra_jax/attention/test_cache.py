@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.attention.cache import Cache, each, put
+from astra_jax.attention.cache import Cache, InParts, each, put
 
 LAYERS, ROWS, HEADS, LENGTH, WIDTH = 2, 4, 2, 12, 3
 
@@ -16,6 +16,28 @@ def cache(seed: int, rows: int, length: int, layers: tuple[int, ...] = (LAYERS,)
     a, b = jax.random.split(jax.random.key(seed))
     shape = (*layers, rows, HEADS)
     return Cache(jax.random.normal(a, (*shape, WIDTH, length)), jax.random.normal(b, (*shape, length, WIDTH)))
+
+
+PARTS = [(5, 5, 2), (1, 10, 1), (8, 4)]
+
+
+def in_parts(whole: Cache, lengths: tuple[int, ...]) -> InParts:
+    ends = np.cumsum(lengths)
+    return InParts(
+        tuple(
+            Cache(whole.k_bkhs[..., end - n : end], whole.v_bksh[..., end - n : end, :])
+            for end, n in zip(ends, lengths, strict=True)
+        )
+    )
+
+
+def joined(layer: InParts) -> Cache:
+    keys, values = zip(*layer.parts, strict=True)
+    return Cache(jnp.concatenate(keys, axis=-1), jnp.concatenate(values, axis=-2))
+
+
+def assert_equal(one: Cache, other: Cache) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.mark.parametrize("length", [5, LENGTH, 20])
@@ -35,6 +57,35 @@ def test_rows_get_their_positions_and_no_others(length: int, layers: tuple[int, 
             v[..., slot, :, at : at + n, :] = np.asarray(new.v_bksh)[..., row, :, :n, :]
     np.testing.assert_array_equal(after.k_bkhs, k)
     np.testing.assert_array_equal(after.v_bksh, v)
+
+
+@pytest.mark.parametrize("lengths", PARTS)
+@pytest.mark.parametrize("length", [1, 5, LENGTH, 20])
+def test_parts_get_what_the_whole_gets(lengths: tuple[int, ...], length: int) -> None:
+    """Every place to begin at, and every count that fits: within a part, over several, up to an end, and nothing."""
+    whole, new = cache(0, ROWS, LENGTH, ()), cache(1, ROWS, length, ())
+    parts = in_parts(whole, lengths)
+    both = jax.jit(lambda index, start, count: [put((x,), index, start, count, (new,))[0] for x in (parts, whole)])
+    for start in range(LENGTH):
+        for count in {0, 1, 4, LENGTH - start} & set(range(min(length, LENGTH - start) + 1)):
+            # One row has so many, one has nothing, one is not there, one has one at another place.
+            counts, starts = jnp.array([count, 0, 0, 1]), jnp.array([start, start, -1, LENGTH - 1 - start])
+            found, expected = both(jnp.array([2, 0, ROWS, 1]), starts, counts)
+            assert [part.length for part in found.parts] == list(lengths)
+            assert_equal(joined(found), expected)
+
+
+@pytest.mark.parametrize("lengths", PARTS)
+def test_parts_are_read_and_copied_as_the_whole(lengths: tuple[int, ...]) -> None:
+    whole = cache(0, ROWS, LENGTH, ())
+    parts = in_parts(whole, lengths)
+    assert (parts.length, parts.dtype) == (whole.length, whole.dtype)
+    rows = jnp.array([3, 1, ROWS])
+    assert_equal(joined(parts.taken(rows)), whole.taken(rows))
+    for length in range(1, LENGTH + 1):
+        assert_equal(joined(parts.window(length)), whole.window(length))
+        moved = (jnp.array([1, 1, 0]), jnp.array([3, 0, ROWS]), length)
+        assert_equal(joined(parts.copied(*moved)), whole.copied(*moved))
 
 
 def test_rows_are_copied_to_rows() -> None:

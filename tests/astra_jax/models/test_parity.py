@@ -202,15 +202,24 @@ def test_saved_weights_are_read_by_hugging_face(name: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "stacked"), [("qwen3", True), ("qwen3", False), ("llama", False), ("qwen2", True), ("qwen2", False)]
+    ("family", "stacked", "part"),
+    [
+        ("qwen3", True, None),
+        ("qwen3", False, None),
+        ("qwen3", False, 12),
+        ("llama", False, None),
+        ("llama", False, 7),
+        ("qwen2", True, None),
+        ("qwen2", False, None),
+    ],
 )
-def test_decoding_with_the_cache_equals_the_whole_sequence(family: str, stacked: bool) -> None:
+def test_decoding_with_the_cache_equals_the_whole_sequence(family: str, stacked: bool, part: int | None) -> None:
     config = FAMILIES[family]
     params = config.init(jax.random.key(0))
     tokens = tokens_of(config, length=24)
     expected = logits_of(params, config, tokens)
     served = params if stacked else config.for_decoding(params, apart=True)
-    cache = config.cache(2, 32, stacked=stacked)
+    cache = config.cache(2, 32, stacked=stacked, part=part)
     step = jax.jit(config.forward_cached)
 
     def kept(cache, new, start: int, count: int):

@@ -17,7 +17,7 @@ import pytest
 from rollout_world import decisive, engine_model
 
 from astra_jax.head import token_logprobs
-from astra_jax.rollout.engine import device_steps
+from astra_jax.rollout.engine import device_steps, room
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
 from astra_jax.rollout.engine.sampling import draw
 from astra_jax.rollout.policy import Completion, Sampling
@@ -119,6 +119,32 @@ def test_greedy_equals_plain_forward_loop(params):
         np.testing.assert_allclose(
             completion.logprobs, trainer_logps(params, text, completion.token_ids, 1.0), atol=1e-4
         )
+
+
+@pytest.mark.parametrize("part", [24, 64])
+def test_a_cache_in_parts_draws_what_a_whole_one_draws(params, monkeypatch, part: int):
+    """Over their ends: prompts, what is copied of a group's, next turns, and what is drawn, up to the last place."""
+
+    async def work(engine: Engine) -> list[list[Completion]]:
+        texts = [text for text in prompts(4, seed=5, low=20, high=50) for _ in range(2)]
+
+        async def episode(i: int, text: list[int]) -> list[Completion]:
+            said: list[Completion] = []
+            for turn, more in enumerate(prompts(2, seed=i, low=10, high=20)):
+                how = sampling(10 * i + turn, max_tokens=18)
+                said.append(await engine.generate(text, how, session=f"{i}"))
+                text = [*text, *said[-1].token_ids, *more]
+            return said
+
+        return list(await asyncio.gather(*(episode(i, text) for i, text in enumerate(texts))))
+
+    whole = run(params, work)
+    monkeypatch.setattr(room, "kept_part", lambda platform: part)
+    assert len(Engine(params, MODEL, SHAPES)._worker.cache[0].parts) == -(-LENGTH // part)
+    for ours, theirs in zip(run(params, work), whole, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.token_ids == other.token_ids
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
 def test_weights_that_were_made_and_those_of_a_checkpoint_share_their_programs(params):
@@ -300,7 +326,11 @@ def lowered(params, model, count: int):
         *(
             program.lower(worker._params, cache, rows, **how, **more)
             for program, more in ((device_steps.decode, {"steps": 4, "nucleus": False}), (device_steps.feed, {}))
-            for cache, how in ((worker.cache, apart), (whole.cache, dict(given, whole=True)))
+            for cache, how in (
+                (worker.cache, apart),
+                (whole.cache, dict(given, whole=True)),
+                (whole.cache, dict(given, whole=True, window=1024)),
+            )
         ),
     ]
     return programs, whole.cache
@@ -308,11 +338,12 @@ def lowered(params, model, count: int):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_no_program_makes_a_second_of_any_layers_cache(params, count):
-    """Of one row or more, XLA copies what it may write before it has read it."""
+    """Of one row or more, XLA copies what it may write before it has read it; and of one array, what it reads."""
     programs, cache = lowered(params, MODEL, count)
+    a_layer = sum(x.nbytes for x in jax.tree.leaves(cache[0]))
     for program in programs:
         memory = program.compile().memory_analysis()
-        assert memory.alias_size_in_bytes >= MODEL.n_layers * (a_layer := cache[0].k_bkhs.nbytes * 2)
+        assert memory.alias_size_in_bytes >= MODEL.n_layers * a_layer
         assert memory.temp_size_in_bytes < a_layer / 4
 
 
