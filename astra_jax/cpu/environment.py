@@ -36,7 +36,28 @@ def cpu_environment(environment: Mapping[str, str], *, large: bool = False) -> d
         return ours
     ours.setdefault("GLIBC_TUNABLES", _RETURNING_MALLOC if large else _MALLOC)
     flags_so_far = ours.get("XLA_FLAGS", "")
-    processor = Path("/proc/cpuinfo")
-    if _WIDE_VECTORS not in flags_so_far and processor.exists() and " avx512f " in processor.read_text():
+    if _WIDE_VECTORS not in flags_so_far and "avx512f" in _instructions(processor()):
         ours["XLA_FLAGS"] = f"{flags_so_far} {_WIDE_VECTORS}=512".strip()
     return ours
+
+
+def processor() -> str:
+    """What Linux says of it; elsewhere nothing."""
+    said = Path("/proc/cpuinfo")
+    return said.read_text(encoding="utf-8") if said.exists() else ""
+
+
+def multiplies_bfloat16_slowly(processor: str) -> bool:
+    """Whether it has an instruction for bfloat16 products that is no faster than float32's, which XLA uses all the
+    same: Intel's with AVX-512 BF16 where there is no matrix unit (AMX), or a virtual machine hides it.
+
+    Args:
+        processor: as `processor` says.
+    """
+    has = _instructions(processor)
+    return "GenuineIntel" in processor and "avx512_bf16" in has and "amx_bf16" not in has
+
+
+def _instructions(processor: str) -> set[str]:
+    """Flags of the first core."""
+    return set(next((line for line in processor.splitlines() if line.startswith("flags")), "").split())

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from serving_world import trainer_logps
 
+from astra_jax.cpu import programs
+from astra_jax.cpu.environment import multiplies_bfloat16_slowly
 from astra_jax.models.decoder import REMAT_POLICIES
 from astra_jax.models.layers.linear import linear
 from astra_jax.models.llama.presets import LlamaConfig
@@ -62,6 +64,52 @@ def test_all_products_are_of_narrow_operands_with_wide_sums(batch) -> None:
     """So the matrix unit takes them; on accelerators a layer's are asked for in the model's dtype, as ever."""
     assert products(lowered(NARROW, batch, "cpu")) == {("bf16", "f32")}
     assert products(lowered(NARROW, batch, "tpu")) == {("bf16", "f32"), ("bf16", "bf16")}
+
+
+@pytest.fixture
+def widening(monkeypatch) -> None:
+    """A processor whose bfloat16 products are slow, with which few rows are many."""
+    monkeypatch.setattr(programs, "_widens", lambda: True)
+    monkeypatch.setattr(programs, "MANY_ROWS", 100)
+
+
+def test_many_rows_are_multiplied_as_float32_where_bfloat16_is_slow(batch, widening) -> None:
+    """A layer's activations and their gradients; not so on accelerators, for which the same process may compile."""
+    assert products(lowered(NARROW, batch, "cpu")) == {("bf16", "f32"), ("f32", "f32")}
+    assert products(lowered(NARROW, batch, "tpu")) == {("bf16", "f32"), ("bf16", "bf16")}
+    few = jax.tree.map(lambda x: x[:, :, : TOKENS // 2], batch)
+    assert products(lowered(NARROW, few, "cpu")) == {("bf16", "f32")}
+
+
+def test_as_float32_a_product_is_the_same(monkeypatch, widening) -> None:
+    """Each number is exact in either; only sums are in another order."""
+    x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(2, 60, 96), (96, 4, 16)]))
+    narrow = x.astype("bfloat16")
+
+    def both() -> tuple[jax.Array, Any]:
+        y, back = jax.vjp(lambda x, w: linear(x, w), narrow, w)
+        return y, back(jnp.ones_like(y))
+
+    wide = both()
+    monkeypatch.setattr(programs, "_widens", lambda: False)
+    for one, other in zip(jax.tree.leaves(wide), jax.tree.leaves(both()), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(np.float32(one), np.float32(other), rtol=2**-7, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "slow"),
+    [
+        ("GenuineIntel", "fpu avx512f avx512_bf16 avx512_fp16", True),
+        ("GenuineIntel", "fpu avx512f avx512_bf16 amx_bf16 amx_tile", False),
+        ("GenuineIntel", "fpu avx512f avx512_vnni", False),
+        ("AuthenticAMD", "fpu avx512f avx512_bf16", False),
+    ],
+)
+def test_which_processors_multiply_bfloat16_slowly(vendor: str, flags: str, slow: bool) -> None:
+    core = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\nbugs\t\t:\n\n"
+    assert multiplies_bfloat16_slowly(core + core) is slow
+    assert not multiplies_bfloat16_slowly("")
 
 
 @pytest.mark.parametrize("remat", ["heads", "attention", "full"])
