@@ -332,7 +332,8 @@ class Decoder(Sizes, abc.ABC):
 
         Args:
             dtype: of what is kept; None: the model's.
-            part: of layers that are apart: so many positions are an array, where there are more; None: all.
+            part: of layers that are apart, with several queries a key head (`cpu.programs.kept_part`): so many
+                positions are an array, where there are more; None: all.
         """
         heads, width, layers = self.n_kv_heads, self.head_dim, self.n_layers
 
@@ -341,7 +342,7 @@ class Decoder(Sizes, abc.ABC):
             return Cache(*(jnp.zeros(shape, dtype or self.dtype) for shape in (k, v)))
 
         def layer() -> Layer:
-            if part is None or length <= part:
+            if part is None or length <= part or heads == self.n_heads:
                 return empty(length, batch)
             return InParts(tuple(empty(min(part, length - at), batch) for at in range(0, length, part)))
 

@@ -167,7 +167,7 @@ class Model(Protocol):
 
         Args:
             dtype: of what is kept; None: the model's.
-            part: of layers that are apart: so many positions are an array, where there are more; None: all.
+            part: of layers that are apart: so many positions are an array, if that is faster; None: all.
         """
         ...
 
