@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from astra_jax.attention import blockwise, splash, triton
-from astra_jax.attention.cache import Cache, Layer, parts
+from astra_jax.attention.cache import Cache, Layer, places
 from astra_jax.attention.residuals import RESIDUALS
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, AnyMesh, gather_row, on_each_device, platform_of
@@ -175,20 +175,14 @@ def extending_attention(
     segments_bz, positions_bz = (
         jnp.concatenate(x, axis=1) for x in ((segments_bs, segments_bt), (at_bs, positions_bt))
     )
-    k_bzkh = jnp.concatenate([x.k_bkhs.transpose(0, 3, 1, 2) for x in (*parts(past), new)], axis=1)
-    v_bzkh = jnp.concatenate([x.v_bksh.transpose(0, 2, 1, 3) for x in (*parts(past), new)], axis=1)
-    places = (segments_bt, segments_bz, positions_bt, positions_bz)
+    arrays = [*(part for _, part in places(past)), new]
+    k_bzkh = jnp.concatenate([x.k_bkhs.transpose(0, 3, 1, 2) for x in arrays], axis=1)
+    v_bzkh = jnp.concatenate([x.v_bksh.transpose(0, 2, 1, 3) for x in arrays], axis=1)
+    documents = (segments_bt, segments_bz, positions_bt, positions_bz)
     if backend.startswith("triton"):
-        return triton.attend(q_btnh, k_bzkh, v_bzkh, places, interpret=backend == "triton_interpret")
+        return triton.attend(q_btnh, k_bzkh, v_bzkh, documents, interpret=backend == "triton_interpret")
     columns = blockwise.KEY_BLOCK * (4 if past.length >= _LONG else 1)
-    return blockwise.attend(q_btnh, k_bzkh, v_bzkh, places, columns=columns)
-
-
-def _pieces(layer: Layer, visible_bts: Array) -> list[tuple[Cache, Array]]:
-    """The parts of a layer's cache, each with what is visible of it."""
-    if isinstance(layer, Cache):
-        return [(layer, visible_bts)]
-    return [(part, visible_bts[..., at : at + part.length]) for at, part in layer.places]
+    return blockwise.attend(q_btnh, k_bzkh, v_bzkh, documents, columns=columns)
 
 
 def cached_attention(q_btnh: Array, *looked_at: tuple[Layer, Array]) -> Array:
@@ -198,7 +192,11 @@ def cached_attention(q_btnh: Array, *looked_at: tuple[Layer, Array]) -> Array:
         looked_at: (one layer's keys and values, visible_bts) each. A query that sees nothing is padding, and its output
             is meaningless.
     """
-    pieces = [piece for layer, visible_bts in looked_at for piece in _pieces(layer, visible_bts)]
+    pieces = [
+        (part, visible_bts[..., at : at + part.length])
+        for layer, visible_bts in looked_at
+        for at, part in places(layer)
+    ]
     b, t, n, h = q_btnh.shape
     k = pieces[0][0].v_bksh.shape[1]
     # The queries of a key head as the rows of one matrix: batched matmuls that need nothing turned around.

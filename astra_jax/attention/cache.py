@@ -121,15 +121,9 @@ class InParts(NamedTuple):
     def dtype(self) -> Any:
         return self.parts[0].dtype
 
-    @property
-    def places(self) -> list[tuple[int, Cache]]:
-        """The parts, each with the position of its first place."""
-        ends = itertools.accumulate((part.length for part in self.parts), initial=0)
-        return list(zip(ends, self.parts, strict=False))
-
     def window(self, length: int) -> InParts:
         """The first `length` positions."""
-        return InParts(tuple(part.window(length - at) for at, part in self.places if at < length))
+        return InParts(tuple(part.window(length - at) for at, part in places(self) if at < length))
 
     def taken(self, index_r: Array) -> InParts:
         """These rows."""
@@ -138,7 +132,7 @@ class InParts(NamedTuple):
     def copied(self, source_r: Array, target_r: Array, length: int) -> InParts:
         """As `Cache.copied`."""
         return InParts(
-            tuple(part.copied(source_r, target_r, length - at) if at < length else part for at, part in self.places)
+            tuple(part.copied(source_r, target_r, length - at) if at < length else part for at, part in places(self))
         )
 
 
@@ -149,9 +143,10 @@ Caches = Cache | tuple[Layer, ...]
 """One for all layers, or one a layer."""
 
 
-def parts(layer: Layer) -> tuple[Cache, ...]:
-    """One after the other."""
-    return layer.parts if isinstance(layer, InParts) else (layer,)
+def places(layer: Layer) -> list[tuple[int, Cache]]:
+    """Its arrays, one after the other, each with the position of its first place."""
+    parts = layer.parts if isinstance(layer, InParts) else (layer,)
+    return list(zip(itertools.accumulate((part.length for part in parts), initial=0), parts, strict=False))
 
 
 def _in_place(x: Array, part: Array, place: list[Any]) -> Array:
@@ -184,13 +179,12 @@ def put(caches: Caches, index_r: Array, start_r: Array, count_r: Array, new: Cac
     """
     if isinstance(caches, Cache):
         return _put(caches, index_r, start_r, count_r, new, None, len(index_r))
-    layers = [parts(layer) for layer in caches]
-    at, written = 0, []
-    for part in zip(*layers, strict=True):
-        starts_r, length = start_r - at, part[0].length
-        there_r = (count_r > 0) & (starts_r < length) & (starts_r + count_r > 0)
+    written = []
+    for of_layers in zip(*map(places, caches), strict=True):  # the same part of each
+        part = tuple(one for _, one in of_layers)
+        starts_r = start_r - of_layers[0][0]
+        there_r = (count_r > 0) & (starts_r < part[0].length) & (starts_r + count_r > 0)
         written.append(_put(part, index_r, starts_r, count_r, new, jnp.argsort(~there_r), jnp.sum(there_r)))
-        at += length
     return tuple(
         InParts(one) if isinstance(layer, InParts) else one[0]
         for layer, one in zip(caches, zip(*written, strict=True), strict=True)

@@ -47,17 +47,17 @@ def processor() -> str:
     return said.read_text(encoding="utf-8") if said.exists() else ""
 
 
-def multiplies_bfloat16_slowly(processor: str) -> bool:
+def multiplies_bfloat16_slowly(said: str) -> bool:
     """Whether it has an instruction for bfloat16 products that is no faster than float32's, which XLA uses all the
     same: Intel's with AVX-512 BF16 where there is no matrix unit (AMX), or a virtual machine hides it.
 
     Args:
-        processor: as `processor` says.
+        said: what `processor` returns.
     """
-    has = _instructions(processor)
-    return "GenuineIntel" in processor and "avx512_bf16" in has and "amx_bf16" not in has
+    has = _instructions(said)
+    return "GenuineIntel" in said and "avx512_bf16" in has and "amx_bf16" not in has
 
 
-def _instructions(processor: str) -> set[str]:
+def _instructions(said: str) -> set[str]:
     """Flags of the first core."""
-    return set(next((line for line in processor.splitlines() if line.startswith("flags")), "").split())
+    return set(next((line for line in said.splitlines() if line.startswith("flags")), "").split())
