@@ -38,6 +38,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     import jax
     import numpy as np
 
+    from astra_jax.cpu.programs import trained_dtype
     from astra_jax.run.batch import PackedBatch, to_device
     from astra_jax.run.optimizers import initial_state
     from astra_jax.sft.config import SFTConfig
@@ -62,21 +63,21 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
         state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
         return float(metrics["loss"])
 
-    square = jax.random.normal(jax.random.key(0), (MATMUL, MATMUL), model.dtype)
+    square = jax.random.normal(jax.random.key(0), (MATMUL, MATMUL), trained_dtype(model.dtype, None))
     product = jax.jit(jax.numpy.matmul, static_argnames="preferred_element_type")
     return step, lambda: product(square, square, preferred_element_type="float32").block_until_ready(), count
 
 
 def torch_side(case: dict[str, int], threads: int, *, compiled: bool) -> tuple[Step, Multiply, int]:
-    """In bfloat16 as `case["torch_narrow"]` says: under autocast, with float32 weights and statistics as ours have, or
-    all of it, which needs less memory and loses small updates."""
+    """In bfloat16 as `case["torch_narrow"]` says: under autocast, with float32 weights and statistics as ours have, all
+    of it, which needs less memory and loses small updates, or nothing."""
     import torch
     import transformers
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     config = getattr(transformers, hf_class(case))(**hf_config(case), use_cache=False)
-    narrow = dtype_of(case) == "bfloat16"
+    narrow = dtype_of(case) == "bfloat16" and case["torch_narrow"] != "nothing"
     autocast = narrow and case["torch_narrow"] == "autocast"
     kept, computed = (torch.bfloat16 if one else torch.float32 for one in (narrow and not autocast, narrow))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(kept).train()

@@ -48,14 +48,19 @@ def processor() -> str:
 
 
 def multiplies_bfloat16_slowly(said: str) -> bool:
-    """Whether it has an instruction for bfloat16 products that is no faster than float32's, which XLA uses all the
-    same: Intel's with AVX-512 BF16 where there is no matrix unit (AMX), or a virtual machine hides it.
+    """Whether bfloat16 products are no faster than float32's, and much slower where they are many.
+
+    Of processors with x86's instructions, those without one for bfloat16 products (AVX2 alone, as most laptops have, or
+    the first AVX-512), for which XLA makes float32 of the operands, tile by tile; and Intel's with AVX-512 BF16 where
+    there is no matrix unit (AMX), or a virtual machine hides it: their instruction, which XLA uses, gains nothing.
 
     Args:
         said: what `processor` returns.
     """
     has = _instructions(said)
-    return "GenuineIntel" in said and "avx512_bf16" in has and "amx_bf16" not in has
+    if "amx_bf16" in has or not has:  # of others than x86 nothing is known
+        return False
+    return "avx512_bf16" not in has or "GenuineIntel" in said
 
 
 def _instructions(said: str) -> set[str]:

@@ -25,9 +25,9 @@ UNROLLED = 2
 """Up to so many layers are written out in training."""
 
 MANY_ROWS = 256
-"""From so many on a bfloat16 product is worth making float32 of its operands on an Intel processor whose matrix unit is
-missing or hidden: of 1,024 x 576 x 1,536 8.3 ms in place of 12.2, of 256 rows 2.5 for 2.9, of 128 as long
-(SmolLM2-135M, a step of 2 x 1,024 tokens: 14.4 s in place of 17.5)."""
+"""From so many on a bfloat16 product is worth making float32 of its operands where the processor
+`multiplies_bfloat16_slowly`: of 1,024 x 576 x 1,536 8.3 ms in place of 12.2 on a Xeon whose matrix unit is hidden, of
+256 rows 2.5 for 2.9, of 128 as long; with AVX2 alone 14.3 for 21.9, 4.5 for 5.9, and of 64 rows 1.8 for 1.6."""
 
 HEAD_CHUNK = 256
 """Tokens at a time in the output head. A chunk is computed whole, also where few of its tokens are trained on, and more
@@ -51,6 +51,17 @@ def kept_dtype(dtype: DTypeLike, platform: str) -> DTypeLike:
     13 ms a layer, against 2.4 ms), so that a token of each of 32 rows cost SmolLM2-135M 727 ms instead of 142.
     """
     return jnp.float32 if platform == "cpu" else dtype
+
+
+def trained_dtype(dtype: DTypeLike, mesh: AnyMesh | None) -> DTypeLike:
+    """In what a training step computes: on CPUs that multiply bfloat16 slowly float32 for it, of which the weights are.
+
+    Nothing is rounded on the way then, and nothing made wider for each product (SmolLM2-135M, a step of 2 x 1,024
+    tokens: 23 s in place of 35 with AVX2 alone, 11.9 for 17.5 on a Xeon whose matrix unit is hidden, in as much
+    memory).
+    """
+    narrow = jnp.dtype(dtype) == jnp.bfloat16
+    return "float32" if narrow and platform_of(mesh) == "cpu" and _slow_bfloat16() else dtype
 
 
 def kept_part(platform: str) -> int | None:
@@ -138,7 +149,7 @@ def _narrow_product(x: Array, y: Array, numbers: Any) -> Array:
         return jax.lax.dot_general(x, y, numbers)
 
     (over, _), _ = numbers
-    wide = _widens() and x.size >= MANY_ROWS * math.prod(x.shape[axis] for axis in over)
+    wide = _slow_bfloat16() and x.size >= MANY_ROWS * math.prod(x.shape[axis] for axis in over)
 
     def summed_in_float32(x: Array, y: Array) -> Array:
         if wide:
@@ -159,7 +170,7 @@ _narrow_product.defvjp(_no_gradient, _no_gradient)
 
 
 @functools.cache
-def _widens() -> bool:
+def _slow_bfloat16() -> bool:
     return multiplies_bfloat16_slowly(processor())
 
 

@@ -295,24 +295,24 @@ class Decoder(Sizes, abc.ABC):
         if remat not in REMAT_POLICIES:
             raise InputError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
         self.check_matmul(matmul, "matmul")
-        x_btd = embed(params["embed_vd"], tokens_bt, self.dtype, mesh)
-        unrolled = cpu.trains_written_out(self.n_layers, remat, mesh)
+        dtype = cpu.trained_dtype(self.dtype, mesh)
+        x_btd = embed(params["embed_vd"], tokens_bt, dtype, mesh)
+        carried, unrolled = cpu.scanned_dtype(dtype, mesh), cpu.trains_written_out(self.n_layers, remat, mesh)
         angles_bth = self._angles(positions_bt, written_out=unrolled)
-        carried = cpu.scanned_dtype(self.dtype, mesh)
 
         def attend(q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, None]:
             operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
             return attention(*operands, go_on=go_on, backend=backend, mesh=mesh), None
 
         def layer(x_btd: Array, arrays: Params) -> tuple[Array, RouterSums | None]:
-            x_btd = x_btd.astype(self.dtype)
+            x_btd = x_btd.astype(dtype)
             x_btd, _, sums = _block(self, arrays)(x_btd, angles_bth, segment_ids_bt > 0, attend, mesh, matmul)
             return constrain(x_btd.astype(carried), mesh, BATCH, "context", None), sums
 
         if (policy := REMAT_POLICIES[remat]) is not None:
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)  # a scan's body cannot be CSE'd anyway
         x_btd, sums_l = jax.lax.scan(layer, x_btd.astype(carried), params["layers"], unroll=unrolled)
-        return rms_norm(x_btd.astype(self.dtype), params["final_norm_d"], self.rms_eps), sums_l
+        return rms_norm(x_btd.astype(dtype), params["final_norm_d"], self.rms_eps), sums_l
 
     def _angles(self, positions_bt: Array, *, written_out: bool) -> tuple[Array, Array]:
         """The layers' rotary angles."""

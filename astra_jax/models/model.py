@@ -126,8 +126,8 @@ class Model(Protocol):
         backend: str = "auto",
         mesh: AnyMesh | None = None,
     ) -> tuple[Array, RouterSums | None]:
-        """Hidden states [B, T, D] for the head, in `dtype`, and the router's statistics, stacked over layers (None for
-        a dense model).
+        """Hidden states [B, T, D] for the head, in `dtype` or, for bfloat16 on CPUs that are slow at it, float32
+        (`cpu.programs.trained_dtype`), and the router's statistics, stacked over layers (None for a dense model).
 
         Args:
             tokens_bt: int32 token ids.

@@ -16,9 +16,11 @@ from serving_world import trainer_logps
 
 from astra_jax.cpu import programs
 from astra_jax.cpu.environment import multiplies_bfloat16_slowly
+from astra_jax.mesh import make_mesh
 from astra_jax.models.decoder import REMAT_POLICIES
 from astra_jax.models.layers.linear import linear
 from astra_jax.models.llama.presets import LlamaConfig
+from astra_jax.planner.hardware import Slice
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.run.batch import PackedBatch
@@ -60,28 +62,54 @@ def products(text: str) -> set[tuple[str, str]]:
     return {(x, out) for x, _, out in found}
 
 
+@pytest.fixture(autouse=True)
+def quick_bfloat16(monkeypatch) -> None:
+    """A processor that multiplies bfloat16 faster than float32, whichever this is."""
+    monkeypatch.setattr(programs, "_slow_bfloat16", lambda: False)
+
+
+@pytest.fixture
+def slow_bfloat16(monkeypatch, quick_bfloat16) -> None:
+    """A processor that does not, with which few rows are many."""
+    monkeypatch.setattr(programs, "_slow_bfloat16", lambda: True)
+    monkeypatch.setattr(programs, "MANY_ROWS", 100)
+
+
 def test_all_products_are_of_narrow_operands_with_wide_sums(batch) -> None:
     """So the matrix unit takes them; on accelerators a layer's are asked for in the model's dtype, as ever."""
     assert products(lowered(NARROW, batch, "cpu")) == {("bf16", "f32")}
     assert products(lowered(NARROW, batch, "tpu")) == {("bf16", "f32"), ("bf16", "bf16")}
 
 
-@pytest.fixture
-def widening(monkeypatch) -> None:
-    """A processor whose bfloat16 products are slow, with which few rows are many."""
-    monkeypatch.setattr(programs, "_widens", lambda: True)
-    monkeypatch.setattr(programs, "MANY_ROWS", 100)
+def test_where_bfloat16_is_slow_a_step_is_float32s(batch, slow_bfloat16) -> None:
+    """Nothing in it is narrow, so that it is the same program as of a float32 model."""
+    assert "bf16" not in (text := lowered(NARROW, batch, "cpu"))
+    assert text == lowered(WIDE, batch, "cpu")
 
 
-def test_many_rows_are_multiplied_as_float32_where_bfloat16_is_slow(batch, widening) -> None:
-    """A layer's activations and their gradients; not so on accelerators, for which the same process may compile."""
-    assert products(lowered(NARROW, batch, "cpu")) == {("bf16", "f32"), ("f32", "f32")}
-    assert products(lowered(NARROW, batch, "tpu")) == {("bf16", "f32"), ("bf16", "bf16")}
-    few = jax.tree.map(lambda x: x[:, :, : TOKENS // 2], batch)
-    assert products(lowered(NARROW, few, "cpu")) == {("bf16", "f32")}
+def test_only_a_step_on_cpus_is_float32s(slow_bfloat16) -> None:
+    """A host with such a processor compiles for its accelerators too."""
+    pytest.importorskip("libtpu", reason="compiling for TPUs needs libtpu: pip install '.[tpu]'")
+    tpus = make_mesh(fsdp=4, devices=Slice.parse("v5e:2x2").devices())
+    assert programs.trained_dtype("bfloat16", tpus) == "bfloat16"
+    assert programs.trained_dtype("bfloat16", make_mesh(devices=jax.devices("cpu")[:1])) == "float32"
+    assert programs.trained_dtype("bfloat16", None) == "float32"
 
 
-def test_as_float32_a_product_is_the_same(monkeypatch, widening) -> None:
+def test_many_rows_are_multiplied_as_float32_where_bfloat16_is_slow(slow_bfloat16) -> None:
+    """A prompt's, in decoding's programs; not so on accelerators, for which the same process may compile."""
+    w = jax.ShapeDtypeStruct((96, 4, 16), jnp.float32)
+
+    def kinds(rows: int, platform: str) -> set[tuple[str, str]]:
+        x = jax.ShapeDtypeStruct((2, rows, 96), jnp.bfloat16)
+        return products(jax.jit(linear).trace(x, w).lower(lowering_platforms=(platform,)).as_text())
+
+    assert kinds(60, "cpu") == {("f32", "f32")}
+    assert kinds(40, "cpu") == {("bf16", "f32")}
+    assert kinds(60, "tpu") == {("bf16", "bf16")}
+
+
+def test_as_float32_a_product_is_the_same(monkeypatch, slow_bfloat16) -> None:
     """Each number is exact in either; only sums are in another order."""
     x, w = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(2, 60, 96), (96, 4, 16)]))
     narrow = x.astype("bfloat16")
@@ -91,7 +119,7 @@ def test_as_float32_a_product_is_the_same(monkeypatch, widening) -> None:
         return y, back(jnp.ones_like(y))
 
     wide = both()
-    monkeypatch.setattr(programs, "_widens", lambda: False)
+    monkeypatch.setattr(programs, "_slow_bfloat16", lambda: False)
     for one, other in zip(jax.tree.leaves(wide), jax.tree.leaves(both()), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(np.float32(one), np.float32(other), rtol=2**-7, atol=1e-5)
@@ -102,14 +130,21 @@ def test_as_float32_a_product_is_the_same(monkeypatch, widening) -> None:
     [
         ("GenuineIntel", "fpu avx512f avx512_bf16 avx512_fp16", True),
         ("GenuineIntel", "fpu avx512f avx512_bf16 amx_bf16 amx_tile", False),
-        ("GenuineIntel", "fpu avx512f avx512_vnni", False),
+        ("GenuineIntel", "fpu avx512f avx512_vnni", True),
+        ("GenuineIntel", "fpu avx2 fma avx_vnni", True),
         ("AuthenticAMD", "fpu avx512f avx512_bf16", False),
+        ("AuthenticAMD", "fpu avx2 fma", True),
     ],
 )
 def test_which_processors_multiply_bfloat16_slowly(vendor: str, flags: str, slow: bool) -> None:
     core = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\nbugs\t\t:\n\n"
     assert multiplies_bfloat16_slowly(core + core) is slow
-    assert not multiplies_bfloat16_slowly("")
+
+
+@pytest.mark.parametrize("said", ["", "processor\t: 0\nFeatures\t: fp asimd asimdhp\nCPU implementer\t: 0x41\n\n"])
+def test_of_other_processors_nothing_is_assumed(said: str) -> None:
+    """Arm's say `Features`."""
+    assert not multiplies_bfloat16_slowly(said)
 
 
 @pytest.mark.parametrize("remat", ["heads", "attention", "full"])
