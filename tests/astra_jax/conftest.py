@@ -1,19 +1,30 @@
-"""Fixtures of the rollout tests; what they are made of is in `rollout_world.py`."""
+"""Fixtures of the rollout tests, made of what is in `rollout_world.py`, and the processor that all tests have."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
 from rollout_world import CAPITAL, DISTRACTORS, POPULATION, make_environment
 
+from astra_jax.cpu import programs
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.chatml import QWEN3
 from synthesis.core.records import Message, ToolCall, ToolEnvironment
 
 jax.config.update("jax_num_cpu_devices", 8)  # for the tests of meshes; all others run on the first
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_bfloat16() -> Iterator[None]:
+    """A processor that multiplies bfloat16 faster than float32, whichever this is: tests read the programs of bfloat16
+    models, which on others are float32's (`models/test_bfloat16_on_cpus.py`)."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(programs, "_slow_bfloat16", lambda: False)
+        yield
 
 
 @pytest.fixture(scope="session")

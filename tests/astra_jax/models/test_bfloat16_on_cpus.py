@@ -62,15 +62,9 @@ def products(text: str) -> set[tuple[str, str]]:
     return {(x, out) for x, _, out in found}
 
 
-@pytest.fixture(autouse=True)
-def quick_bfloat16(monkeypatch) -> None:
-    """A processor that multiplies bfloat16 faster than float32, whichever this is."""
-    monkeypatch.setattr(programs, "_slow_bfloat16", lambda: False)
-
-
 @pytest.fixture
-def slow_bfloat16(monkeypatch, quick_bfloat16) -> None:
-    """A processor that does not, with which few rows are many."""
+def slow_bfloat16(monkeypatch) -> None:
+    """A processor that multiplies bfloat16 slowly, with which few rows are many."""
     monkeypatch.setattr(programs, "_slow_bfloat16", lambda: True)
     monkeypatch.setattr(programs, "MANY_ROWS", 100)
 
