@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from programs_world import Ended, Programs, programs
+from viewing import stored_runs
 
 from astra_jax.evaluation.saved import load_evaluation
 from astra_jax.run.metrics import read_metrics
@@ -18,8 +18,6 @@ from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Task, ToolChain, ToolEnvironment, ToolServer, Trajectory
 from synthesis.servers.mcp_client import McpConnections
 
-ROOT = Path(__file__).parent.parent
-ARCHIVE = ROOT / "tests" / "data" / "version_0_1.tar.xz"
 COMMANDS = {
     "environments": ["--config.count=3", '--config.languages={"en":1}', "--config.fact_distractors=false"],
     "trajectories": [
@@ -52,9 +50,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path / "old", filter="data")
-    return tmp_path / "old"
+    return stored_runs(tmp_path / "old")
 
 
 @pytest.mark.parametrize("name", KINDS)
