@@ -38,8 +38,8 @@ class Case(Shape):
             two micro-batches the 1m case took it 1 to 12 % longer).
         remat: what our backward pass recomputes, as its profile has it.
         torch_narrow: of a case in bfloat16: whether PyTorch casts to it in each product, and keeps weights and
-            statistics in float32 as we do, has all in it, or nothing: it has no fast products of it where the processor
-            has no instruction for them.
+            statistics in float32 as we do; has all in it; or nothing, as is fastest where the processor has no
+            instruction for such products.
     """
 
     rows: int
@@ -64,7 +64,7 @@ _NARROW = flags.DEFINE_enum(
     "torch_narrow",
     "autocast",
     ["autocast", "weights", "nothing"],
-    "PyTorch's side of a case in bfloat16: what it has in it, products, or weights and statistics too. Report the "
+    "PyTorch's side of a case in bfloat16: what of it is, products, weights and statistics too, or nothing. Report the "
     "fastest.",
 )
 _SAVE = flags.DEFINE_bool("save", False, "Append the rows to benchmarks/results/train_step.jsonl.")

@@ -63,7 +63,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
         state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
         return float(metrics["loss"])
 
-    square = jax.random.normal(jax.random.key(0), (MATMUL, MATMUL), trained_dtype(model.dtype, None))
+    square = jax.random.normal(jax.random.key(0), (MATMUL, MATMUL), trained_dtype(model.dtype, None))  # as the step
     product = jax.jit(jax.numpy.matmul, static_argnames="preferred_element_type")
     return step, lambda: product(square, square, preferred_element_type="float32").block_until_ready(), count
 

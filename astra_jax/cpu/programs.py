@@ -53,15 +53,14 @@ def kept_dtype(dtype: DTypeLike, platform: str) -> DTypeLike:
     return jnp.float32 if platform == "cpu" else dtype
 
 
-def trained_dtype(dtype: DTypeLike, mesh: AnyMesh | None) -> DTypeLike:
+def trained_dtype(dtype: str, mesh: AnyMesh | None) -> str:
     """In what a training step computes: on CPUs that multiply bfloat16 slowly float32 for it, of which the weights are.
 
     Nothing is rounded on the way then, and nothing made wider for each product (SmolLM2-135M, a step of 2 x 1,024
-    tokens: 23 s in place of 35 with AVX2 alone, 11.9 for 17.5 on a Xeon whose matrix unit is hidden, in as much
+    tokens: 24 s in place of 34 with AVX2 alone, 11.9 for 17.5 on a Xeon whose matrix unit is hidden, in as much
     memory).
     """
-    narrow = jnp.dtype(dtype) == jnp.bfloat16
-    return "float32" if narrow and platform_of(mesh) == "cpu" and _slow_bfloat16() else dtype
+    return "float32" if _is_narrow_on_cpus(dtype, mesh) and _slow_bfloat16() else dtype
 
 
 def kept_part(platform: str) -> int | None:
@@ -86,7 +85,11 @@ def scanned_dtype(dtype: DTypeLike, mesh: AnyMesh | None) -> DTypeLike:
     XLA writes a layer's bfloat16 part into the stack of all by making float32 of the whole stack, and bfloat16 of it
     again: 30 layers of a row of 1,280 tokens, 576 wide, wrote 10 GB so.
     """
-    return jnp.float32 if jnp.dtype(dtype) == jnp.bfloat16 and platform_of(mesh) == "cpu" else dtype
+    return jnp.float32 if _is_narrow_on_cpus(dtype, mesh) else dtype
+
+
+def _is_narrow_on_cpus(dtype: DTypeLike, mesh: AnyMesh | None) -> bool:
+    return jnp.dtype(dtype) == jnp.bfloat16 and platform_of(mesh) == "cpu"
 
 
 def computed_once(function: Callable[[Array], Any], x: Array) -> Any:
@@ -136,7 +139,7 @@ def product(x: Array, y: Array, over: tuple[range, range], mesh: AnyMesh | None)
     `multiplies_bfloat16_slowly`, `MANY_ROWS` are made float32 first.
     """
     numbers = ((tuple(over[0]), tuple(over[1])), ((), ()))
-    if x.dtype != jnp.bfloat16 or platform_of(mesh) != "cpu":
+    if not _is_narrow_on_cpus(x.dtype, mesh):
         return jax.lax.dot_general(x, y, numbers)
     # What `jax.checkpoint` keeps of it goes by the name: its policies do not look into the product, and would keep the
     # float32 sums too.

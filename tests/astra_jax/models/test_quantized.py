@@ -99,8 +99,8 @@ def test_training_in_8_bits_follows_the_curve_of_float32() -> None:
 @pytest.mark.parametrize("axes", [{"fsdp": 8}, {"tensor": 8}, {"data": 2, "fsdp": 2, "context": 2}], ids=str)
 def test_eight_devices_equal_one(axes) -> None:
     """To rounding: a number that is scaled to just beside a half may go to the other side of it. How many do is the
-    processor's affair: the loss is up to 2e-4 apart with AVX2, below 1e-4 with AVX-512; from float32's it is 6e-4, and
-    the gradients are told from float32's by their directions (`COSINE`)."""
+    processor's affair: the loss is up to 2.3e-4 apart with AVX2, below 1e-4 with AVX-512; from float32's it is 6e-4,
+    and the gradients are told from float32's by their directions (`COSINE`)."""
     expected_loss, expected = on_one_device()
     loss, gradients = loss_and_gradients(DENSE, make_mesh(**axes), matmul="int8", remat="full")
     assert loss == pytest.approx(expected_loss, rel=4e-4)
