@@ -42,10 +42,10 @@ _JOINS = frozenset({"of", "the", "de", "la", "and", "in", "for", "von", "van", "
 _SIGNS = frozenset("-/_@#&+.")
 """What makes one identifier of two words."""
 # A number is read from its first digit on and given back to nothing, so that no long one is read again and again.
-_N = r"(?<!\d)\d++(?:\.\d++)?+"
+_N = r"(?<!\d)(?>\d+(?:\.\d+)?)"
 _PERCENT = re.compile(rf"({_N})\s*+[%％]")
-_TERM = re.compile(rf"(?:(?<!\()\(++)?+{_N}\)*+(?:\s*+[-+*/×÷^]\s*+\(*+{_N}\)*+)++")
-_LISTED = re.compile(rf"-?{_N}(?:\s*+(?:,|、|;|and|和|与)++\s*+(?:and\s++)?+-?{_N})++")
+_TERM = re.compile(rf"(?>(?:(?<!\()\(+)?){_N}\)*+(?>(?:\s*+[-+*/×÷^]\s*+\(*+{_N}\)*+)+)")
+_LISTED = re.compile(rf"-?{_N}(?>(?:\s*+(?>(?:,|、|;|and|和|与)+)\s*+(?>(?:and\s+)?)-?{_N})+)")
 _CHINESE_RUN = re.compile(rf"[{_CJK}][{_CJK}·]*")
 _CHINESE_BREAK = re.compile(
     "查询|请问|请|告诉|需要|多少|什么|哪里|哪个|哪些|如何|怎么|以及|之间|[的是在和与及了吗呢我你他她它从到有为将把被对于]"

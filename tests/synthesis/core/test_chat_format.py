@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from functools import cache
 from itertools import product
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from processor_time import at_most
 from template_world import qwen3_template, template
 
 from synthesis.core import chat_format
@@ -200,9 +200,9 @@ def test_each_assistant_turn_is_one_trainable_segment_between_untrainable_ones(m
 def test_a_turn_of_many_calls_is_parsed_in_time_that_grows_as_it_does(body):
     """A copy of the rest, and a count of its lines, for each call took 8 s for a megabyte; now 0.3 s."""
     text = f"<tool_call>{body}</tool_call>" * (1_000_000 // (len(body) + 23))
-    started = time.process_time()
-    turn = QWEN3.parse_assistant(text)
-    assert time.process_time() - started < 3 and len(turn.calls) > 10_000
+    with at_most(3):
+        turn = QWEN3.parse_assistant(text)
+    assert len(turn.calls) > 10_000
 
 
 @pytest.mark.parametrize("size", [1, 4_000, 4_070, 4_080, 4_090, 4_095, 4_096, 4_100, 40_000])

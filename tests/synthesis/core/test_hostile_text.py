@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_time import MOST_SECONDS, loop_seconds
+from processor_time import MOST_SECONDS, loop_seconds
 
 from sandbox.limits import Limits
 from synthesis.core.matching import contains, match

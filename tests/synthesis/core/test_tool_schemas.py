@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loop_time import MOST_SECONDS, loop_seconds
+from processor_time import MOST_SECONDS, loop_seconds
 
 from synthesis.core import tool_schemas
 from synthesis.core.tool_schemas import (

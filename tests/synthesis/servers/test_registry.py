@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-import time
 from collections import Counter
 from copy import deepcopy
 from functools import reduce
@@ -17,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processor_time import at_most
 
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_card, read_dataset
@@ -66,11 +66,9 @@ def rejected(path: Path) -> dict[str, str]:
 
 @real
 def test_the_whole_registry_is_accounted_for_and_quick():
-    start = time.process_time()
-    read = read_registries([REGISTRY])
-    servers = normalize_all(read.documents)
-    seconds = time.process_time() - start
-    assert seconds < 60
+    with at_most(60):
+        read = read_registries([REGISTRY])
+        servers = normalize_all(read.documents)
     assert read.read == 1_704 == len(read.documents) + len(read.rejected)
     assert read.reasons() == {"not_connected": 1_000, "no_tools": 1, "other_language": 15}
     assert [done.server_id for done in servers] == [document.id for document in with_own_ids(read.documents)]
@@ -409,17 +407,16 @@ def test_aliases_of_aliases_are_rejected_in_bounded_work(tmp_path):
     """Nine levels are 400 bytes of YAML: what is quoted of them must not be written out first."""
     plain = json.loads(json.dumps(yaml.safe_load(OPENAPI), default=str))
     bomb, file = doubled(9), tmp_path / "bomb.yaml"
-    begun = time.process_time()
-    for form in (plain, smithery(), RAPIDAPI, [function()], {"tools": 1}):
-        for *way, last in places(form):
-            record = deepcopy(form)
-            reduce(lambda value, key: value[key], way, record)[last] = bomb
-            file.write_text(yaml.safe_dump(record))
-            read = read_registries([file])
-            assert read.read == len(read.documents) + len(read.rejected)
-            for done in normalize_all(read.documents, min_tools=1):
-                assert done.read == len(done.rejected) + len(done.server.tools if done.server else [])
-    assert time.process_time() - begun < 60  # what is written out takes all memory first
+    with at_most(60):  # what is written out takes all memory first
+        for form in (plain, smithery(), RAPIDAPI, [function()], {"tools": 1}):
+            for *way, last in places(form):
+                record = deepcopy(form)
+                reduce(lambda value, key: value[key], way, record)[last] = bomb
+                file.write_text(yaml.safe_dump(record))
+                read = read_registries([file])
+                assert read.read == len(read.documents) + len(read.rejected)
+                for done in normalize_all(read.documents, min_tools=1):
+                    assert done.read == len(done.rejected) + len(done.server.tools if done.server else [])
     file.write_text(yaml.safe_dump({"tools": {"a": bomb}}))
     (rejection,) = read_registries([file]).rejected
     assert rejection.reason == "unknown_form" and "`tools` is a list, found {'a': [" in rejection.detail
