@@ -4,22 +4,26 @@ With JAX_PLATFORMS=cuda,cpu those that can be run on a GPU are, compiled as user
 Most of a short run's time is XLA's, and many tests, and the processes that they start, compile the same.
 """
 
+import contextlib
 import faulthandler
 import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
-from selection import QUICK, SECONDS, is_quick, unlisted
+from selection import EXOTIC, QUICK, begun, is_quick, unlisted
 
 # Its deadline of 200 ms for an example is by the clock: a busy machine would fail it.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -44,11 +48,18 @@ change as they start: what one process compiled would be of no use to another.""
 
 _compiled = pytest.StashKey[str]()
 _errors = pytest.StashKey[int]()
+_exotic = pytest.StashKey[float]()
+"""When this process met the first exotic test."""
 _TESTS = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="Only the tests that tests/selection.py names.")
+    parser.addoption(
+        "--exotic_minutes",
+        type=float,
+        help="How long tests marked `exotic`, which come last then, may take: what would begin later is left out.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,6 +83,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """What kills the process is said where it is seen: absl's programs, which tests run here, have it said to what is
     standard error then, which is captured, and lost with the process."""
     faulthandler.enable(file=item.config.stash[_errors])
+    minutes = item.config.getoption("--exotic_minutes")
+    if minutes is not None and item.get_closest_marker("exotic"):
+        began = item.config.stash.setdefault(_exotic, time.monotonic())
+        if time.monotonic() - began >= 60 * minutes:
+            pytest.skip(f"exotic, and {minutes:g} minutes of such are over (--exotic_minutes)")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,13 +124,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--quick` the others are left out. What takes longest comes first, so that the workers end together."""
+    """With `--quick` the others are left out. What takes longest comes first, so that the workers end together; but
+    where not all that is exotic may fit, this comes last."""
     if config.getoption("--quick"):
         slow = {item for item in items if item.get_closest_marker("slow")}
         chosen = [item for item in items if is_quick(f"{_name(item.path)}::{item.name}", item in slow)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
-    items.sort(key=lambda item: -SECONDS.get(_name(item.path), 0))
+    for item in items:
+        if _name(item.path) in EXOTIC:
+            item.add_marker("exotic")
+    turn = _turn(config) if config.getoption("--exotic_minutes") is not None else ""
+    items.sort(key=lambda item: begun(_name(item.path), turn))
+
+
+def _turn(config: pytest.Config) -> str:
+    """What decides which exotic files come first: the commit, so that over some all have been run; else the day."""
+    command = ["git", "-C", str(config.rootpath), "rev-parse", "HEAD"]
+    with contextlib.suppress(OSError):
+        if commit := subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip():
+            return commit
+    return str(date.today())
 
 
 def _name(path: Path) -> str:

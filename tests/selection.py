@@ -1,7 +1,8 @@
-"""Which tests `--quick` runs, and which files are begun first."""
+"""Which tests `--quick` runs, which files are begun first, and which are exotic."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 QUICK: dict[str, tuple[str, ...]] = {
@@ -200,6 +201,76 @@ they are collected. A whole run says which are missing here."""
 
 LONG = 20.0
 """Seconds from which a file belongs there."""
+
+
+EXOTIC: frozenset[str] = frozenset(
+    {
+        # Synthesis over machines, and over hours.
+        "synthesis/pipeline/test_ray_executor.py",
+        "synthesis/pipeline/test_ray_machines.py",
+        "synthesis/pipeline/test_chaos.py",
+        "synthesis/pipeline/test_noise.py",
+        "synthesis/core/test_leases.py",
+        "sandbox/test_sandbox_repeats.py",
+        "sandbox/test_sandbox_soak.py",
+        # Whole topologies and their faults.
+        "drill/test_drill.py",
+        "launch/test_local_recipe.py",
+        "launch/test_watched_buckets.py",
+        "launch/test_failing_starts.py",
+        "astra_jax/run/test_hosts.py",
+        "astra_jax/run/test_hosts_asked.py",
+        "astra_jax/run/test_moving.py",
+        # What compilers for TPUs and GPUs make of our programs, and what they hold.
+        "astra_jax/attention/test_cache.py",
+        "astra_jax/attention/test_gathered_rows.py",
+        "astra_jax/attention/test_ring.py",
+        "astra_jax/planner/test_search.py",
+        "astra_jax/planner/test_slices.py",
+        "astra_jax/rollout/test_decode_floor.py",
+        "astra_jax/rollout/test_engine_on_accelerators.py",
+        "astra_jax/run/test_live_bytes.py",
+        "astra_jax/sft/test_row_buckets.py",
+        "astra_jax/sft/test_step_collectives.py",
+        # Options beside the defaults, and programs that most runs do without.
+        "astra_jax/grpo/test_grpo_lora.py",
+        "astra_jax/models/test_bfloat16_on_cpus.py",
+        "astra_jax/models/test_grouped.py",
+        "astra_jax/models/test_quantized.py",
+        "astra_jax/rollout/test_engine_families.py",
+        "astra_jax/rollout/test_engine_options.py",
+        "astra_jax/rollout/test_engine_stored.py",
+        "astra_jax/rollout/test_vllm_families.py",
+        "astra_jax/rollout/test_vllm_plain.py",
+        "astra_jax/run/test_moments.py",
+        "astra_jax/serving/test_serving_fuzzed.py",
+        "astra_jax/sft/test_rehearsal.py",
+        "astra_jax/sft/test_sft_lora.py",
+        "launch/test_difficulty.py",
+        "launch/test_lora_program.py",
+        "launch/test_own_data.py",
+        "launch/test_plain_chat_program.py",
+        "launch/test_pretrained.py",
+        "launch/test_rehearse.py",
+        # Benchmarks' own harnesses.
+        "astra_jax/evaluation/test_evaluation_aime.py",
+        "astra_jax/evaluation/test_evaluation_bfcl.py",
+        "astra_jax/evaluation/test_evaluation_equality.py",
+    }
+)
+"""Files below `tests/` whose tests have the marker `exotic`: a tenth of all, which take four tenths of a run, and test
+what few changes touch."""
+
+
+def begun(file: str, turn: str) -> tuple[bool, str, float]:
+    """Where a file stands in the order in which files are begun: the longest first.
+
+    Args:
+        file: below `tests/`.
+        turn: where only a part of the exotic files is run, which come last then, what decides which; "" where all are.
+    """
+    last = file in EXOTIC and turn != ""
+    return last, hashlib.sha256(f"{turn} {file}".encode()).hexdigest() if last else "", -SECONDS.get(file, 0.0)
 
 
 def unlisted(seconds: Mapping[str, float]) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from selection import QUICK, SECONDS, is_quick, unlisted
+from selection import EXOTIC, QUICK, SECONDS, begun, is_quick, unlisted
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -28,6 +28,28 @@ def test_what_is_chosen_exists(file: str) -> None:
 def test_what_is_begun_first_exists() -> None:
     assert [file for file in SECONDS if not (TESTS / file).is_file()] == []
     assert list(SECONDS.values()) == sorted(SECONDS.values(), reverse=True)
+
+
+def test_exotic_files_come_last_where_not_all_are_run_each_commit_with_others_first() -> None:
+    assert [file for file in EXOTIC if not (TESTS / file).is_file()] == []
+    longest = next(iter(SECONDS))
+    assert longest in EXOTIC and "test_floors.py" not in EXOTIC
+    files = sorted([*EXOTIC, "test_floors.py", "launch/test_sft_program.py"])
+    assert min(files, key=lambda file: begun(file, "")) == longest
+    first, second = (sorted(files, key=lambda file: begun(file, commit)) for commit in ("a" * 40, "b" * 40))
+    assert first[:2] == second[:2] == ["launch/test_sft_program.py", "test_floors.py"]
+    assert first != second and sorted(first) == sorted(second) == files
+
+
+@pytest.mark.parametrize(("minutes", "passed"), [("0", 1), ("5", 2)])
+def test_exotic_tests_that_would_begin_too_late_are_left_out_and_say_so(minutes: str, passed: int) -> None:
+    slices = "tests/astra_jax/planner/test_slices.py::test_slices_are_named_with_their_number"
+    chosen = [slices, "tests/test_selection.py::test_what_is_begun_first_exists"]
+    command = [sys.executable, "-m", "pytest", f"--exotic_minutes={minutes}", "-n0", "-rs", "-p", "no:cacheprovider"]
+    result = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert f"{passed} passed" in result.stdout, result.stdout + result.stderr
+    left_out = "exotic, and 0 minutes of such are over (--exotic_minutes)"
+    assert (left_out in result.stdout) == ("1 skipped" in result.stdout) == (minutes == "0")
 
 
 def test_a_run_says_which_long_files_are_not_begun_first() -> None:

@@ -246,13 +246,15 @@ class Topology:
         program = str(ROOT / "tests" / "worlds" / "chaos_run.py")
         told = [str(folder / "synthesis"), f"http://127.0.0.1:{wired}/v1", "record", str(self.drill.records)]
         self._member(SYNTHESIS, sys.executable, program, *told, *(["ray"] if self.drill.real else []))
-        for name in (*SERVERS, *SANDBOXES, SYNTHESIS):
+        for name in (*SERVERS, *SANDBOXES):
             self._loops.append(asyncio.create_task(self._keep(self.members[name])))
         until = time.monotonic() + (300 if self.drill.real else 120)
         for name in (*SERVERS, *SANDBOXES):
             while " on http" not in self.members[name].said():
                 assert time.monotonic() < until, f"{name} does not come: {self.members[name].said()}"
                 await asyncio.sleep(0.1)
+        # Last, as the faults' time begins: on a slow machine it was over before the servers had come.
+        self._loops.append(asyncio.create_task(self._keep(self.members[SYNTHESIS])))
 
     async def close(self) -> None:
         for task in self._loops:
