@@ -258,8 +258,8 @@ EXOTIC: frozenset[str] = frozenset(
         "astra_jax/evaluation/test_evaluation_equality.py",
     }
 )
-"""Files below `tests/` whose tests have the marker `exotic`: a tenth of all, which take four tenths of a run, and test
-what few changes touch."""
+"""Files below `tests/` whose tests have the marker `exotic`: a twentieth of all, which take four tenths of a run and
+test what few changes touch."""
 
 
 def begun(file: str, turn: str) -> tuple[bool, str, float]:
