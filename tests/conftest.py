@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -139,12 +138,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(config: pytest.Config) -> str:
-    """What decides which exotic files come first: the commit, so that over some all have been run; else the day."""
+    """What decides which exotic files come first, for all of a run's processes: the commit, so that over some all have
+    been run."""
     command = ["git", "-C", str(config.rootpath), "rev-parse", "HEAD"]
     with contextlib.suppress(OSError):
         if commit := subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip():
             return commit
-    return str(date.today())
+    return "no commit"
 
 
 def _name(path: Path) -> str:

@@ -157,21 +157,24 @@ def is_in(letter: str, given: Sequence[tuple[Any, Any]]) -> bool:
     return negated
 
 
+def parts_of(code: Any, given: Any) -> list[Any]:
+    """The parts of a parsed pattern's item."""
+    if code is codes.ATOMIC_GROUP:
+        return [given]
+    if code is codes.BRANCH:
+        return list(given[1])
+    at = dict.fromkeys(REPEATS, 2) | {codes.SUBPATTERN: 3, codes.ASSERT: 1, codes.ASSERT_NOT: 1}
+    return [given[at[code]]] if code in at else []
+
+
 def leads(items: Any, before: str = "") -> Iterator[tuple[str, str]]:
     """For each part that may be repeated often: a text that leads up to it, and the part."""
     for item in items:
         code, given = item
-        if code in REPEATS:
-            if given[1] >= 8:
-                yield before, sample(given[2])
-            yield from leads(given[2], before)
-        elif code is codes.BRANCH:
-            for branch in given[1]:
-                yield from leads(branch, before)
-        elif code is codes.SUBPATTERN:
-            yield from leads(given[3], before)
-        elif code is codes.ATOMIC_GROUP:
-            yield from leads(given, before)
+        if code in REPEATS and given[1] >= 8:
+            yield before, sample(given[2])
+        for part in parts_of(code, given):
+            yield from leads(part, before)
         before += one_of(item)
 
 
@@ -239,16 +242,6 @@ def test_a_pattern_that_backtracks_is_found(pattern: str) -> None:
     assert slow(re.compile(pattern))
 
 
-def parts_of(code: Any, given: Any) -> list[Any]:
-    """The parts of a parsed pattern's item."""
-    if code is codes.ATOMIC_GROUP:
-        return [given]
-    if code is codes.BRANCH:
-        return list(given[1])
-    at = dict.fromkeys(REPEATS, 2) | {codes.SUBPATTERN: 3, codes.ASSERT: 1, codes.ASSERT_NOT: 1}
-    return [given[at[code]]] if code in at else []
-
-
 def possessive(items: Any) -> Iterator[Any]:
     """What a parsed pattern repeats and gives nothing back of."""
     for code, given in items:
@@ -258,18 +251,28 @@ def possessive(items: Any) -> Iterator[Any]:
             yield from possessive(part)
 
 
+UNITS = (codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN)
+
+
+def one_character(part: Any) -> bool:
+    """Whether a part is a character or a choice between characters, so that it fails before it has read any."""
+    if len(part) == 1 and part[0][0] is codes.BRANCH:
+        return all(map(one_character, part[0][1][1]))
+    return len(part) == 1 and part[0][0] in UNITS
+
+
 def groups_repeated(pattern: re.Pattern[str]) -> bool:
-    units = (codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN)
     parts = possessive(parser.parse(pattern.pattern, pattern.flags & ~re.DEBUG))
-    return any(len(part) != 1 or part[0][0] not in units for part in parts)
+    return not all(map(one_character, parts))
 
 
 def test_only_single_characters_are_repeated_possessively() -> None:
-    """A group's possessive repeat (`(?:…)++`) matches wrongly before Python 3.11.5, so also in Debian 12's (CPython
-    gh-106052, gh-100061); `(?>(?:…)+)` is the same and was right from the first."""
+    """A possessive repeat (`(?:…)++`) of what may fail on its way matches wrongly before Python 3.11.5, so also in
+    Debian 12's (CPython gh-106052, gh-100061). `(?>(?:…)+)` is the same and was right from the first, but keeps a place
+    to go back to for each repeat until it ends."""
     assert not [place for place, one in written()[0].items() if groups_repeated(one)]
-    examples = (r"(?:ab)++", r"(a|(?>b(?=(?:c\d)?+)))", r"(?:[ab]|c)*+a++")
-    assert [groups_repeated(re.compile(one)) for one in examples] == [True, True, False]
+    examples = (r"(?:ab)++", r"(a|(?>b(?=(?:c\d)?+)))", r"(?:[ab]|c)*+a++", r"(?:[^a]|[bc]){3,}+", r"(?:[^a]|bc)++")
+    assert [groups_repeated(re.compile(one)) for one in examples] == [True, True, False, False, True]
 
 
 def test_patterns_are_made_at_run_time_only_of_what_is_ours_or_escaped() -> None:

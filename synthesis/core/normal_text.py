@@ -11,7 +11,7 @@ _ENDINGS: Final = " 。.!?"
 _LONGEST_RUN: Final = 30
 """Marks on one letter that are kept: UAX #15's Stream-Safe Text Format, which no language comes near."""
 # All combining marks are among what Python calls no part of a word, but for two that are made of half-width letters.
-_MAYBE_MARKS = re.compile(rf"(?>(?:[^\w\s\x00-\x7f]|[\uff9e\uff9f]){{{_LONGEST_RUN + 1},}})")
+_MAYBE_MARKS = re.compile(rf"(?:[^\w\s\x00-\x7f]|[\uff9e\uff9f]){{{_LONGEST_RUN + 1},}}+")
 
 
 def normalized(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:
