@@ -238,6 +238,8 @@ def test_texts_have_a_vocabulary_or_are_free_on_purpose() -> None:
 def _holding(annotation: Any, text: str) -> Any:
     """A text in the shape of the annotation: alone, in a tuple, as a key."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _holding(parts[0], text)
     if origin is tuple:
         return (text,)
     if isinstance(origin, type) and issubclass(origin, Mapping):

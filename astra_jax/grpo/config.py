@@ -9,7 +9,7 @@ from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.filling import begun_at_once
-from astra_jax.run.config import ROW_BUCKET, LearningRate, TrainingConfig, WeightDecay
+from astra_jax.run.config import ROW_BUCKET, HostOnly, LearningRate, TrainingConfig, WeightDecay
 from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, Seed, SettingError, Share, Slots
 
 Order = Literal["shuffled", "easy_first"]
@@ -66,35 +66,32 @@ class GRPOConfig(TrainingConfig):
         seed: of environment order, distractors and sampling.
     """
 
-    steps: Count = 140
-    batch_size: Count = 256
-    group_size: Annotated[int, Bound(least=2, most=65_536, why="advantages are relative to the group")] = 8
-    learning_rate: LearningRate = 2e-6
+    steps: HostOnly[Count] = 140
+    batch_size: HostOnly[Count] = 256
+    group_size: HostOnly[Annotated[int, Bound(least=2, most=65_536, why="advantages are relative to the group")]] = 8
+    learning_rate: HostOnly[LearningRate] = 2e-6
+    warmup_fraction: HostOnly[Share] = 0.0
+    final_fraction: HostOnly[Share] = 1.0
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    mini_batches: Count = 1
-    delta: Annotated[float, Bound(least=0, below=0.5, why=_DELTA)] = 0.01
-    surplus_max_age: CountOrZero = 1
-    oversample: Annotated[float, Bound(least=1, most=1_000)] = 1.25
-    concurrent_groups: Slots = 64
-    deadline_seconds: Seconds | None = None
+    mini_batches: HostOnly[Count] = 1
+    delta: HostOnly[Annotated[float, Bound(least=0, below=0.5, why=_DELTA)]] = 0.01
+    surplus_max_age: HostOnly[CountOrZero] = 1
+    oversample: HostOnly[Annotated[float, Bound(least=1, most=1_000)]] = 1.25
+    concurrent_groups: HostOnly[Slots] = 64
+    deadline_seconds: HostOnly[Seconds | None] = None
     async_steps: Annotated[int, Bound(least=0, most=1_000)] = 0
-    max_groups_per_step: Count | None = None
+    max_groups_per_step: HostOnly[Count | None] = None
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
-    solve_rates: tuple[Share, Share] | None = None
-    stored: Annotated[str, OneOf(STORED)] = "none"
-    order: Order = "shuffled"
-    row_buckets: tuple[Length, ...] = (4_096, 8_192, 16_384, 32_768, 74_752)
+    solve_rates: HostOnly[tuple[Share, Share] | None] = None
+    stored: HostOnly[Annotated[str, OneOf(STORED)]] = "none"
+    order: HostOnly[Order] = "shuffled"
+    row_buckets: HostOnly[tuple[Length, ...]] = (4_096, 8_192, 16_384, 32_768, 74_752)
     weight_decay: WeightDecay = 0.01
-    checkpoint_every: Count = 10
-    keep_params: Count | None = 5
-    episodes_every: CountOrZero = 10
-    dump_batches: bool = False
-    seed: Seed = 0
-
-    of_the_host = (*TrainingConfig.of_the_host, "learning_rate", "warmup_fraction", "final_fraction", "group_size",
-                   "mini_batches", "delta", "surplus_max_age", "oversample", "concurrent_groups", "deadline_seconds",
-                   "max_groups_per_step", "solve_rates", "stored", "order", "row_buckets", "episodes_every",
-                   "seed")  # fmt: skip
+    checkpoint_every: HostOnly[Count] = 10
+    keep_params: HostOnly[Count | None] = 5
+    episodes_every: HostOnly[CountOrZero] = 10
+    dump_batches: HostOnly[bool] = False
+    seed: HostOnly[Seed] = 0
 
     @property
     def constant_rate(self) -> bool:

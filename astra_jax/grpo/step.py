@@ -34,6 +34,7 @@ from astra_jax.models.model import Model, Params
 from astra_jax.rollout.filling import Group
 from astra_jax.run.batch import context_size, in_mesh_order, same_document, shift, target_mask, to_device, unshift
 from astra_jax.run.compiler import program
+from astra_jax.run.config import JitKey
 from astra_jax.run.gradients import add, added, gradient_shapes, whole, zero_gradients
 from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 
@@ -187,7 +188,7 @@ def loss_sums(
     batch: PolicyBatch,
     *,
     model: Model,
-    config: GRPOConfig,
+    config: GRPOConfig | JitKey,
     base: Params | None = None,
     mesh: AnyMesh | None = None,
 ) -> tuple[Array, Sums]:
@@ -215,7 +216,7 @@ def loss_sums(
     return loss, (sums, entropy, router)
 
 
-def _terms(batch: PolicyBatch, config: GRPOConfig) -> PolicyTerms:
+def _terms(batch: PolicyBatch, config: GRPOConfig | JitKey) -> PolicyTerms:
     """What the objective needs, where each token is predicted; `logps` come from the head."""
     ratio = batch.episode_log_ratio_bt
     if config.objective.ratio == "sequence" and ratio is None:
@@ -232,14 +233,14 @@ def _terms(batch: PolicyBatch, config: GRPOConfig) -> PolicyTerms:
     return PolicyTerms(logps=None, mask=target_mask(batch), **shifted)
 
 
-@program(static_argnames=("model", "config", "mesh"), donate_argnames=("gradients",))
+@program(settings="config", static_argnames=("model", "config", "mesh"), donate_argnames=("gradients",))
 def accumulate(
     params: Params,
     gradients: Params,
     batch: PolicyBatch,
     *,
     model: Model,
-    config: GRPOConfig,
+    config: JitKey,
     base: Params | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Params, tuple[Array, Sums]]:
@@ -247,12 +248,12 @@ def accumulate(
     return added(partial(loss_sums, model=model, config=config), params, base, gradients, batch, mesh)
 
 
-def grpo_optimizer(config: GRPOConfig) -> optax.GradientTransformation:
+def grpo_optimizer(config: GRPOConfig | JitKey) -> optax.GradientTransformation:
     """The configured optimizer, whose state does not depend on the learning rate."""
     return make_optimizer(config, config.learning_rate)
 
 
-@program(static_argnames=("config", "mesh"), donate_argnames=("params", "opt_state"))
+@program(settings="config", static_argnames=("config", "mesh"), donate_argnames=("params", "opt_state"))
 def take_step(
     params: Params,
     opt_state: Any,
@@ -260,7 +261,7 @@ def take_step(
     total: Array,
     rate: Array,
     *,
-    config: GRPOConfig,
+    config: JitKey,
     mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, Array]]:
     """One optimizer step, at this learning rate, with what `accumulate` added up, see `optimizers.apply_gradients`."""
@@ -318,9 +319,9 @@ def with_episode_ratio(
     return replace(batch, episode_log_ratio_bt=mean)
 
 
-@program(static_argnames=("model", "config", "mesh"))
+@program(settings="config", static_argnames=("model", "config", "mesh"))
 def trainer_logprobs(
-    params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
+    params: Params, batch: PolicyBatch, *, model: Model, config: JitKey, mesh: Mesh | None = None
 ) -> Array:
     """Each token's logprob under `params` at the sampling temperature, float32 [B, T]; 0 on the first of a document,
     and on padding."""
@@ -344,7 +345,7 @@ def over_episodes(x_bt: Array, batch: PolicyBatch, *, mesh: Mesh | None = None) 
 
 
 def _hidden(
-    params: Params, batch: PolicyBatch, model: Model, config: GRPOConfig, mesh: AnyMesh | None
+    params: Params, batch: PolicyBatch, model: Model, config: GRPOConfig | JitKey, mesh: AnyMesh | None
 ) -> tuple[Array, RouterSums | None]:
     places = in_mesh_order((batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt), mesh)
     how: dict[str, Any] = {"remat": config.remat, "matmul": config.matmul, "mesh": mesh}

@@ -69,30 +69,44 @@ def check_options(own: Sequence[str], mesh: Mesh | None) -> None:
 
 
 class Program:
-    """A jitted function whose compiler options go by the devices that its first argument is on.
+    """A jitted function with the compiler options of the devices that hold its first argument.
 
-    `jax.jit` wants them where it is called, and knows the devices only when the function is. A keyword argument
-    `config` with `compiler_options` adds a run's own; the function gets it as `TrainingConfig.of_programs` gives it.
+    `jax.jit` takes compiler options where it is called, and learns the devices only when the function is called.
+
+    Args:
+        function: the function to compile.
+        settings: name of a static keyword argument whose value is a `TrainingConfig`. The function receives its
+            `as_jit_key()`, so that runs that differ only in `HostOnly` settings share a program; the compiler gets its
+            `compiler_options`. None: no argument is such a configuration.
+        own: compiler options, NAME=VALUE each, that replace the chip's.
+        jit_arguments: further arguments of `jax.jit`.
     """
 
-    def __init__(self, function: Callable[..., Any], *, own: Sequence[str] = (), **of_jit: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        settings: str | None = None,
+        own: Sequence[str] = (),
+        **jit_arguments: Any,
+    ) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._own, self._of_jit = function, tuple(own), of_jit
+        self._function, self._settings, self._own, self._of_jit = function, settings, tuple(own), jit_arguments
         self._jitted: dict[Options, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs = _bare(kwargs)
+        kwargs = self._with_jit_key(kwargs)
         return self._told(args, kwargs)(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Have it compiled for arguments like these, of which shapes, types and places are looked at: a call with such
         compiles nothing."""
-        kwargs = _bare(kwargs)
+        kwargs = self._with_jit_key(kwargs)
         self._told(args, kwargs).lower(*args, **kwargs).compile()
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As of `jax.jit`."""
-        kwargs = _bare(kwargs)
+        kwargs = self._with_jit_key(kwargs)
         return self._for(args, kwargs)[0].lower(*args, **kwargs)
 
     def cache_size(self) -> int:
@@ -108,22 +122,20 @@ class Program:
         return jitted
 
     def _for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Options]:
-        own = (*self._own, *getattr(kwargs.get("config"), "compiler_options", ()))
+        own = (*self._own, *(kwargs[self._settings].compiler_options if self._settings else ()))
         options = compiler_options(_device_kind(args), own)
         if options not in self._jitted:
             jitted = jax.jit(self._function, compiler_options=dict(options) or None, **self._of_jit)
             self._jitted.setdefault(options, jitted)  # two threads may be here at once
         return self._jitted[options], options
 
-
-def _bare(kwargs: dict[str, Any]) -> dict[str, Any]:
-    config = kwargs.get("config")
-    return kwargs if config is None else kwargs | {"config": config.of_programs()}
+    def _with_jit_key(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return kwargs if self._settings is None else kwargs | {self._settings: kwargs[self._settings].as_jit_key()}
 
 
-def program(**of_jit: Any) -> Callable[[Callable[..., Any]], Program]:
-    """A decorator: `Program` with these arguments of `jax.jit`."""
-    return functools.partial(Program, **of_jit)
+def program(**arguments: Any) -> Callable[[Callable[..., Any]], Program]:
+    """Return a decorator that makes a `Program` with these arguments."""
+    return functools.partial(Program, **arguments)
 
 
 class CompiledAhead:

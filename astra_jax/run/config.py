@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
+import functools
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
+from typing import Annotated, Any, Literal, TypeVar
 
 from astra_jax.models.lora import LoRA
 from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.remat import REMATS
-from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share
+from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share, declared
 
 TrackerName = Literal["wandb", "mlflow", "trackio"]
 """See `astra_jax.run.trackers`."""
@@ -40,18 +41,37 @@ def todays_name(setting: str) -> str:
     return setting
 
 
-class _OfTheHost:
-    """In place of a setting that no program may depend on; whoever looks at it is told so."""
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("a compiled program reads a setting that is in `of_the_host`: take it out there")
-
-    __bool__ = __eq__ = __lt__ = __gt__ = __le__ = __ge__ = __int__ = __float__ = __index__ = __iter__ = _refuse
-    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = _refuse
-    __hash__ = object.__hash__
+_T = TypeVar("_T")
+_HOST_ONLY = object()
+HostOnly = Annotated[_T, _HOST_ONLY]
+"""Annotation of a setting that no compiled program reads: runs that differ only in such settings share their compiled
+programs. `steps: HostOnly[Count] = 140`."""
 
 
-_OF_THE_HOST: Any = _OfTheHost()
+def host_only_fields(kind: type) -> frozenset[str]:
+    """Return the names of the settings that are annotated with `HostOnly`."""
+    fields = declared(kind).items()
+    return frozenset(name for name, annotation in fields if _HOST_ONLY in getattr(annotation, "__metadata__", ()))
+
+
+class JitKey:
+    """Settings that a compiled program may read: a hashable value of exactly those fields, equal by value.
+
+    `TrainingConfig.as_jit_key` makes it, a frozen dataclass with the names and values of the configuration.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        """Report a field that is missing here. Raises AttributeError."""
+        raise AttributeError(
+            f"a compiled program reads the setting {name!r}, which {type(self).__name__} does not have; if the setting "
+            "is annotated with `HostOnly`, remove that annotation or pass the value to the program as an array"
+        )
+
+
+@functools.cache
+def _key_type(kind: Any) -> Any:
+    names = [name for name in declared(kind) if name not in host_only_fields(kind)]
+    return dataclasses.make_dataclass(f"{kind.__name__}JitKey", names, bases=(JitKey,), frozen=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +116,12 @@ class TrainingConfig(Settings):
         log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`.
     """
 
-    steps: Count | None
-    batch_size: Count
+    steps: HostOnly[Count | None]
+    batch_size: HostOnly[Count]
     learning_rate: LearningRate
     warmup_fraction: Share = 0.0
     final_fraction: Share = 1.0
-    micro_batch_size: Count | None = None
+    micro_batch_size: HostOnly[Count | None] = None
     optimizer: OptimizerName = "adamw"
     b1: Decay = 0.9
     b2: Decay = 0.999
@@ -111,31 +131,23 @@ class TrainingConfig(Settings):
     rounding: Literal["nearest", "stochastic"] = "stochastic"
     moments: Literal["float32", "bfloat16"] = "float32"
     optimizer_memory: OptimizerMemory = "device"
-    on_nonfinite: Literal["stop", "skip"] = "stop"
+    on_nonfinite: HostOnly[Literal["stop", "skip"]] = "stop"
     remat: Annotated[str, OneOf(REMATS)] = "none"
     matmul: Annotated[str, OneOf(MATMULS)] = "none"
     lora: LoRA = LoRA()
     compiler_options: tuple[str, ...] = ()
-    checkpoint_every: Count = 100
-    keep_states: Count = 2
-    keep_params: Count | None = None
-    max_faults: CountOrZero = 10
-    log_to: tuple[TrackerName, ...] = ()
+    checkpoint_every: HostOnly[Count] = 100
+    keep_states: HostOnly[Count] = 2
+    keep_params: HostOnly[Count | None] = None
+    max_faults: HostOnly[CountOrZero] = 10
+    log_to: HostOnly[tuple[TrackerName, ...]] = ()
 
-    of_the_host: ClassVar[tuple[str, ...]] = ("batch_size", "micro_batch_size", "steps", "on_nonfinite",
-                                              "checkpoint_every", "keep_states", "keep_params", "max_faults",
-                                              "log_to")  # fmt: skip
-    """Settings that no compiled program depends on, but by its arguments."""
-
-    def of_programs(self) -> Self:
-        """These settings without `of_the_host`: runs that differ in nothing else share their compiled programs.
-
-        A program that reads one of those while it is traced raises `TypeError`.
-        """
-        bare = copy.copy(self)
-        for name in self.of_the_host:
-            object.__setattr__(bare, name, _OF_THE_HOST)
-        return bare
+    def as_jit_key(self) -> JitKey:
+        """Return the settings that a compiled program may read; equal for runs that differ only in `HostOnly` ones."""
+        own_type: Any = type(self)
+        key_type = _key_type(own_type)
+        key: JitKey = key_type(**{field.name: getattr(self, field.name) for field in dataclasses.fields(key_type)})
+        return key
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,14 +19,14 @@ from optax.contrib import MuonDimensionNumbers
 
 from astra_jax.axes import stacked_matrices
 from astra_jax.run import moments
-from astra_jax.run.config import OptimizerMemory, OptimizerName, TrainingConfig
+from astra_jax.run.config import JitKey, OptimizerMemory, OptimizerName, TrainingConfig
 from synthesis.core.refusals import InputError
 
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 
 def make_optimizer(
-    settings: TrainingConfig, learning_rate: optax.ScalarOrSchedule
+    settings: TrainingConfig | JitKey, learning_rate: optax.ScalarOrSchedule
 ) -> optax.GradientTransformationExtraArgs:
     """The chain clip → optimizer. No weight decay on norm scales and biases.
 
@@ -57,7 +57,7 @@ def make_optimizer(
     return moments.in_bfloat16(clipped) if settings.moments == "bfloat16" else clipped
 
 
-def learning_rate(settings: TrainingConfig, steps: int) -> optax.Schedule:
+def learning_rate(settings: TrainingConfig | JitKey, steps: int) -> optax.Schedule:
     """Linear warm-up that reaches the peak with its last step, then a cosine down to `final_fraction` of the peak."""
     warmup = max(1, round(settings.warmup_fraction * steps))
 

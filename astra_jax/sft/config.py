@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from astra_jax.run.config import ROW_BUCKET, Decay, LearningRate, TrainingConfig
+from astra_jax.run.config import ROW_BUCKET, Decay, HostOnly, LearningRate, TrainingConfig
 from astra_jax.sft.data import DataConfig
 from sandbox.settings import Bound, Count, CountOrZero, Length, SettingError, Share
 
@@ -37,24 +37,21 @@ class SFTConfig(TrainingConfig):
         sample_tokens: of a sample, at most.
     """
 
-    data: DataConfig = DataConfig(seq_len=20_480)
+    data: HostOnly[DataConfig] = DataConfig(seq_len=20_480)
     row_buckets: tuple[Length, ...] = ()
-    batch_size: Count = 32
-    epochs: Annotated[float, Bound(above=0, most=1e6)] = 2.0
-    steps: Count | None = None
+    batch_size: HostOnly[Count] = 32
+    epochs: HostOnly[Annotated[float, Bound(above=0, most=1e6)]] = 2.0
+    steps: HostOnly[Count | None] = None
     learning_rate: LearningRate = 5e-6
     warmup_fraction: Share = 0.05
     final_fraction: Share = 0.1
     b2: Decay = 0.95
-    log_every: Count = 1
-    eval_every: Count = 100
-    eval_batches: Count = 16
-    sample_every: CountOrZero = 100
-    samples: Count = 4
-    sample_tokens: Length = 256
-
-    of_the_host = (*TrainingConfig.of_the_host, "data", "epochs", "log_every", "eval_every", "eval_batches",
-                   "sample_every", "samples", "sample_tokens")  # fmt: skip
+    log_every: HostOnly[Count] = 1
+    eval_every: HostOnly[Count] = 100
+    eval_batches: HostOnly[Count] = 16
+    sample_every: HostOnly[CountOrZero] = 100
+    samples: HostOnly[Count] = 4
+    sample_tokens: HostOnly[Length] = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,6 +18,7 @@ from astra_jax.models.lora import FULL, LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, in_mesh_order, shift, target_mask
 from astra_jax.run.compiler import program
+from astra_jax.run.config import JitKey
 from astra_jax.run.gradients import accumulated
 from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 from astra_jax.sft.config import SFTConfig
@@ -53,19 +54,21 @@ def _objective(logps: jax.Array, entropies: jax.Array, mask: jax.Array) -> tuple
     return -jnp.sum(logps * mask), jnp.sum(mask)
 
 
-def sft_optimizer(config: SFTConfig, steps: int) -> optax.GradientTransformation:
+def sft_optimizer(config: SFTConfig | JitKey, steps: int) -> optax.GradientTransformation:
     """The configured optimizer on the schedule of a run of `steps` steps."""
     return make_optimizer(config, learning_rate(config, steps))
 
 
-@program(static_argnames=("model", "config", "steps", "mesh"), donate_argnames=("params", "opt_state"))
+@program(
+    settings="config", static_argnames=("model", "config", "steps", "mesh"), donate_argnames=("params", "opt_state")
+)
 def train_step(
     params: Params,
     opt_state: Any,
     batch: PackedBatch,
     *,
     model: Model,
-    config: SFTConfig,
+    config: JitKey,
     steps: int,
     base: Params | None = None,
     which_a: jax.Array | None = None,
@@ -74,6 +77,7 @@ def train_step(
     """One optimizer step on a batch whose arrays are [A, B / A, T]: A micro-batches.
 
     Args:
+        config: callers pass the `SFTConfig`.
         base: see `loss_sums`; not donated.
         which_a: int32, which of `config.row_lengths` each micro-batch's rows are cut to; None where there is but one.
 
@@ -82,7 +86,7 @@ def train_step(
     """
     loss_of = partial(loss_sums, model=model, lora=config.lora, remat=config.remat, matmul=config.matmul)
     gradients, (loss, (count, router)) = accumulated(
-        loss_of, params, base, batch, mesh, lengths=(*config.cut_lengths, None), which_a=which_a
+        loss_of, params, base, batch, mesh, lengths=(*sorted({*config.row_buckets}), None), which_a=which_a
     )
     optimizer = sft_optimizer(config, steps)
     params, opt_state, taken = apply_gradients(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import threading
 from typing import Any
 
@@ -16,6 +18,7 @@ from astra_jax.mesh import make_mesh
 from astra_jax.planner.hardware import Slice
 from astra_jax.run.chips import CHIPS
 from astra_jax.run.compiler import CompiledAhead, Program, check_options, compiler_options
+from astra_jax.run.config import host_only_fields
 from astra_jax.sft.config import SFTConfig
 from configs.training import PRESETS
 from launch.flags.cli import overridden
@@ -71,7 +74,7 @@ def test_a_program_has_the_options_of_its_arguments_devices_and_of_its_config() 
     def double(x, *, config):
         return 2 * x
 
-    program = Program(double, static_argnames=("config",))
+    program = Program(double, settings="config", static_argnames=("config",))
     config = SFTConfig()
     own = dataclasses.replace(config, compiler_options=("xla_cpu_enable_fast_math=True",))
     for one in (config, own, own):
@@ -88,17 +91,31 @@ def test_runs_that_differ_in_what_the_host_does_share_their_programs() -> None:
     def scaled(x, *, config):
         return config.max_grad_norm * x
 
-    program, config = Program(scaled, static_argnames=("config",)), GRPOConfig(max_grad_norm=0.5)
-    of_the_host: list[dict[str, Any]] = [{}, {"steps": 3, "checkpoint_every": 7}, {"seed": 1, "delta": 0.2}]
-    for changes in (*of_the_host, {"learning_rate": 0.25}, {"max_grad_norm": 0.25}):
+    program, config = Program(scaled, settings="config", static_argnames=("config",)), GRPOConfig(max_grad_norm=0.5)
+    host_only: list[dict[str, Any]] = [{}, {"steps": 3, "checkpoint_every": 7}, {"seed": 1, "delta": 0.2}]
+    for changes in (*host_only, {"learning_rate": 0.25}, {"dump_batches": True}, {"max_grad_norm": 0.25}):
         most = changes.get("max_grad_norm", 0.5)
         assert program(jnp.ones(2), config=dataclasses.replace(config, **changes)).sum() == 2 * most
     assert program.cache_size() == 2
     for read in (lambda x, config: x * config.seed, lambda x, config: x if config.mini_batches > 1 else -x):
-        with pytest.raises(TypeError, match="take it out there"):
-            Program(read, static_argnames=("config",))(jnp.ones(2), config=config)
-    for config in (GRPOConfig(), SFTConfig()):
-        assert {field.name for field in dataclasses.fields(config)} >= set(config.of_the_host)
+        with pytest.raises(AttributeError, match="annotated with `HostOnly`"):
+            Program(read, settings="config", static_argnames=("config",))(jnp.ones(2), config=config)
+
+
+@pytest.mark.parametrize("config", [GRPOConfig(), SFTConfig()], ids=["grpo", "sft"])
+def test_a_jit_key_is_a_plain_value_of_the_fields_that_a_program_may_read(config: GRPOConfig | SFTConfig) -> None:
+    """It compares by value with itself and any other, as Python 3.13 compares dataclasses: field by field."""
+    key, hidden = config.as_jit_key(), host_only_fields(type(config))
+    fields = {field.name for field in dataclasses.fields(config)}
+    assert {*vars(key)} == fields - hidden and hidden < fields and {"steps", "batch_size"} <= hidden
+    assert key == key == dataclasses.replace(config, steps=3).as_jit_key()
+    assert hash(key) == hash(dataclasses.replace(config, steps=3).as_jit_key())
+    other = dataclasses.replace(config, max_grad_norm=0.25).as_jit_key()
+    assert key != other and [getattr(key, name) for name in vars(key)] == [getattr(config, name) for name in vars(key)]
+    assert GRPOConfig().as_jit_key() != SFTConfig().as_jit_key()
+    for name in hidden:
+        assert not hasattr(key, name)
+    assert pickle.loads(pickle.dumps(copy.deepcopy(config))) == config
 
 
 @needs_libtpu
