@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import sys
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorstore as ts
+from peak_memory import peak_memory
 from processor_time import at_most
 from vllm_world import KEY, PLUGIN, SYNC_KEY, model, sync_settings, weights
 
@@ -73,15 +73,11 @@ def crafted(root: Path, version: int, leaves: dict[str, dict], **metadata) -> Pa
 
 def refused(item: Path, root: Path, shapes: dict, dtype: str = "float32") -> str:
     """Why a checkpoint is not taken; no step of which may cost what it claims to hold."""
-    tracemalloc.start()
-    try:
-        with at_most(5), pytest.raises((NotTaken, PolicyCheckpointError)) as why:
-            checkpoint = PolicyCheckpoint(str(item), SyncRoot(str(root)))
-            checkpoint.compare(shapes, {}, dtype)
-            checkpoint.read(memoryview(bytearray(checkpoint.bytes)), {})
-        assert tracemalloc.get_traced_memory()[1] < 32 << 20
-    finally:
-        tracemalloc.stop()
+    with peak_memory() as peak, at_most(5), pytest.raises((NotTaken, PolicyCheckpointError)) as why:
+        checkpoint = PolicyCheckpoint(str(item), SyncRoot(str(root)))
+        checkpoint.compare(shapes, {}, dtype)
+        checkpoint.read(memoryview(bytearray(checkpoint.bytes)), {})
+    assert peak.bytes < 32 << 20
     return str(why.value)
 
 

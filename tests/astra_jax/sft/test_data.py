@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from absl import flags
 from msgspec.structs import replace as replaced
+from peak_memory import peak_memory
 from sft_world import TOOL, make_dataset, make_tokenizer, trajectories, trajectory
 
 from astra_jax.run.batch import PackedBatch
@@ -205,12 +205,9 @@ def test_steps_are_counted_without_the_datasets_tokens_in_memory():
     """Of 16 million tokens and masks those of the open rows are there."""
     stats = DataStats(lengths=(4_096,) * 4_000, trainable=0, dropped={}, cut=0)
     config = replace(CONFIG, seq_len=4_096)
-    tracemalloc.start()
-    try:
+    with peak_memory() as peak:
         assert steps_for_epochs(stats, config, 32, 1) == 4_000 // 32
-        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20 < 8 * stats.tokens / 4
-    finally:
-        tracemalloc.stop()
+    assert peak.bytes < 16 * 2**20 < 8 * stats.tokens / 4
 
 
 def drawn(batches: BatchIterator, count: int) -> list[bytes]:
