@@ -8,7 +8,6 @@ GIL at that moment, as TensorStore's threads do (https://github.com/python/cpyth
 from __future__ import annotations
 
 import ctypes
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ class PeakMemory:
 @contextmanager
 def peak_memory() -> Iterator[PeakMemory]:
     """Measure how much the resident memory of this process grows within the block, at most, in bytes."""
-    gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # memory that is free but resident would hide growth
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     before, peak = _status("VmRSS"), PeakMemory()
