@@ -24,10 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
 COMMANDS = ("quickstart", "test")
 
-BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
-"""What a file's tests share is made once. Files come in the order of tests/conftest.py, the longest first. A worker
-that dies is not replaced, and the test that it was at is named: one in its place waits for ever if it is given a file
-of a single test."""
+BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=20")
+"""One worker runs a whole file, since its tests share fixtures. tests/conftest.py decides the order of the files, the
+longest first. A worker that dies fails the test that it was running; another worker runs the remaining tests."""
 AT_ONCE, GIB_EACH = 3, 5
 """Test files on two cores, as memory allows: they wait for servers, hosts and sandboxes a part of their time. A fourth
 gained nothing."""

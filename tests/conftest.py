@@ -22,6 +22,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import scheduling
 from selection import EXOTIC, QUICK, begun, is_quick, unlisted
 
 # Its deadline of 200 ms for an example is by the clock: a busy machine would fail it.
@@ -69,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background, and all programs under test
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_errors] = os.dup(2)  # before tests' output is captured
+    config.pluginmanager.register(scheduling, "scheduling")
     if not hasattr(config, "workerinput"):
         config.stash[_compiled] = tempfile.mkdtemp(prefix="astra-compiled-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = config.stash[_compiled]
