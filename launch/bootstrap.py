@@ -21,7 +21,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OLDEST = (3, 11)
+OLDEST, NEWEST = (3, 11), (3, 13)
+"""The Python versions that CI runs; as in setup.py."""
 COMMANDS = ("quickstart", "test")
 
 BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=20")
@@ -34,8 +35,10 @@ gained nothing."""
 
 def main(arguments: list[str]) -> int:
     """The exit code, where the program is not started; else this process becomes it."""
-    if sys.version_info < OLDEST:
-        return fail(f"this is Python {sys.version.split()[0]}; run it with Python 3.11 or newer")
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+        this = " ".join([f"python{newest}", "launch/bootstrap.py", *arguments])
+        return fail(f"this is Python {sys.version.split()[0]}; use Python {oldest} to {newest}, for example: {this}")
     if arguments in (["-h"], ["--help"]):
         print(__doc__)
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,26 @@ def test_bootstrap_says_what_it_is_before_it_installs(argument: str, code: int, 
     command = [sys.executable, "-S", str(ROOT / "launch" / "bootstrap.py"), argument]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == code and (result.stdout or result.stderr).startswith(said)
+
+
+def test_setup_readme_and_bootstrap_promise_the_same_pythons() -> None:
+    setup = (ROOT / "setup.py").read_text()
+    promised = [tuple(map(int, found.split("."))) for found in re.findall(r"Python :: (3\.\d+)", setup)]
+    oldest, newest = bootstrap.OLDEST, bootstrap.NEWEST
+    assert promised == [(3, minor) for minor in range(oldest[1], newest[1] + 1)]
+    assert f'python_requires=">=3.{oldest[1]},<3.{newest[1] + 1}"' in setup
+    first, last = (", ".join(f"3.{minor}" for _, minor in promised[:-1]), f"3.{newest[1]}")
+    for page in ("README.md", "docs/index.md"):
+        assert f"Python {first} or {last}" in (ROOT / page).read_text()
+
+
+@pytest.mark.parametrize("version", [(3, 10, 13), (3, 14, 0)])
+def test_bootstrap_names_the_pythons_to_use(version: tuple[int, ...], monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    assert bootstrap.main(["test", "--quick"]) == 2
+    assert (
+        "use Python 3.11 to 3.13, for example: python3.13 launch/bootstrap.py test --quick" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
