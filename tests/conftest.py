@@ -4,16 +4,13 @@ With JAX_PLATFORMS=cuda,cpu those that can be run on a GPU are, compiled as user
 Most of a short run's time is XLA's, and many tests, and the processes that they start, compile the same.
 """
 
-import contextlib
 import faulthandler
 import gc
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -23,7 +20,7 @@ from typing import Any
 import hypothesis
 import pytest
 import scheduling
-from selection import EXOTIC, QUICK, begun, is_quick, unlisted
+from selection import NIGHTLY, QUICK, SECONDS, is_quick, unlisted
 
 # Its deadline of 200 ms for an example is by the clock: a busy machine would fail it.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -48,18 +45,12 @@ change as they start: what one process compiled would be of no use to another.""
 
 _compiled = pytest.StashKey[str]()
 _errors = pytest.StashKey[int]()
-_exotic = pytest.StashKey[float]()
-"""When this process met the first exotic test."""
 _TESTS = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="Only the tests that tests/selection.py names.")
-    parser.addoption(
-        "--exotic_minutes",
-        type=float,
-        help="How long tests marked `exotic`, which come last then, may take: what would begin later is left out.",
-    )
+    parser.addoption("--nightly", action="store_true", help="Also the files in NIGHTLY of tests/selection.py.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,11 +75,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """What kills the process is said where it is seen: absl's programs, which tests run here, have it said to what is
     standard error then, which is captured, and lost with the process."""
     faulthandler.enable(file=item.config.stash[_errors])
-    minutes = item.config.getoption("--exotic_minutes")
-    if minutes is not None and item.get_closest_marker("exotic"):
-        began = item.config.stash.setdefault(_exotic, time.monotonic())
-        if time.monotonic() - began >= 60 * minutes:
-            pytest.skip(f"exotic, and {minutes:g} minutes of such are over (--exotic_minutes)")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,35 +104,23 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files of which `--quick` runs nothing are not imported."""
-    if config.getoption("--quick") and collection_path.name.startswith("test_"):
+    """Do not import files of which nothing is run: with `--quick` those outside `QUICK`, without `--nightly` those in
+    `NIGHTLY`. A file that the command names is run."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    if config.getoption("--quick"):
         return True if _name(collection_path) not in QUICK else None
-    return None
+    return True if _name(collection_path) in NIGHTLY and not config.getoption("--nightly") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--quick` the others are left out. What takes longest comes first, so that the workers end together; but
-    where not all that is exotic may fit, this comes last."""
+    """Select the tests of `--quick`, and start the longest files first, so that all workers finish together."""
     if config.getoption("--quick"):
         slow = {item for item in items if item.get_closest_marker("slow")}
         chosen = [item for item in items if is_quick(f"{_name(item.path)}::{item.name}", item in slow)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
-    for item in items:
-        if _name(item.path) in EXOTIC:
-            item.add_marker("exotic")
-    turn = _turn(config) if config.getoption("--exotic_minutes") is not None else ""
-    items.sort(key=lambda item: begun(_name(item.path), turn))
-
-
-def _turn(config: pytest.Config) -> str:
-    """What decides which exotic files come first, for all of a run's processes: the commit, so that over some all have
-    been run."""
-    command = ["git", "-C", str(config.rootpath), "rev-parse", "HEAD"]
-    with contextlib.suppress(OSError):
-        if commit := subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip():
-            return commit
-    return "no commit"
+    items.sort(key=lambda item: -SECONDS.get(_name(item.path), 0.0))
 
 
 def _name(path: Path) -> str:
@@ -154,7 +128,9 @@ def _name(path: Path) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Of several workers, which alone are told by `SECONDS` what to begin with."""
+    """Print which files were left out, and, for a run with several workers, what `SECONDS` lacks."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption("--nightly"):
+        terminalreporter.write_line(f"{len(NIGHTLY)} files of nightly tests were left out; --nightly runs them, too")
     seconds: Counter[str] = Counter()
     for report in [one for reports in terminalreporter.stats.values() for one in reports if hasattr(one, "duration")]:
         seconds[_name(config.rootpath / report.nodeid.partition("::")[0])] += report.duration

@@ -1,8 +1,7 @@
-"""Which tests `--quick` runs, which files are begun first, and which are exotic."""
+"""Which tests `--quick` runs, which files start first, and which files only `--nightly` runs."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 QUICK: dict[str, tuple[str, ...]] = {
@@ -203,7 +202,7 @@ LONG = 20.0
 """Seconds from which a file belongs there."""
 
 
-EXOTIC: frozenset[str] = frozenset(
+NIGHTLY: frozenset[str] = frozenset(
     {
         # Synthesis over machines, and over hours.
         "synthesis/pipeline/test_ray_executor.py",
@@ -258,19 +257,8 @@ EXOTIC: frozenset[str] = frozenset(
         "astra_jax/evaluation/test_evaluation_equality.py",
     }
 )
-"""Files below `tests/` whose tests have the marker `exotic`: a twentieth of all, which take four tenths of a run and
-test what few changes touch."""
-
-
-def begun(file: str, turn: str) -> tuple[bool, str, float]:
-    """Where a file stands in the order in which files are begun: the longest first.
-
-    Args:
-        file: below `tests/`.
-        turn: where only a part of the exotic files is run, which come last then, what decides which; "" where all are.
-    """
-    last = file in EXOTIC and turn != ""
-    return last, hashlib.sha256(f"{turn} {file}".encode()).hexdigest() if last else "", -SECONDS.get(file, 0.0)
+"""Files below `tests/` that cost much, find little and test what few changes touch: a twentieth of the tests, and four
+tenths of a complete run's time."""
 
 
 def unlisted(seconds: Mapping[str, float]) -> list[str]:

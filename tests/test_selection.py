@@ -1,4 +1,4 @@
-"""What `--quick` runs and what is begun first exists, and of each floor something is run."""
+"""What `--quick` and `--nightly` run and what starts first exists, and something of each layer is quick."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from selection import EXOTIC, QUICK, SECONDS, begun, is_quick, unlisted
+from selection import NIGHTLY, QUICK, SECONDS, is_quick, unlisted
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -30,26 +30,26 @@ def test_what_is_begun_first_exists() -> None:
     assert list(SECONDS.values()) == sorted(SECONDS.values(), reverse=True)
 
 
-def test_exotic_files_come_last_where_not_all_are_run_each_commit_with_others_first() -> None:
-    assert [file for file in EXOTIC if not (TESTS / file).is_file()] == []
-    longest = next(iter(SECONDS))
-    assert longest in EXOTIC and "test_floors.py" not in EXOTIC
-    files = sorted([*EXOTIC, "test_floors.py", "launch/test_sft_program.py"])
-    assert min(files, key=lambda file: begun(file, "")) == longest
-    first, second = (sorted(files, key=lambda file: begun(file, commit)) for commit in ("a" * 40, "b" * 40))
-    assert first[:2] == second[:2] == ["launch/test_sft_program.py", "test_floors.py"]
-    assert first != second and sorted(first) == sorted(second) == files
+def test_nightly_files_exist_and_none_is_quick() -> None:
+    assert [file for file in NIGHTLY if not (TESTS / file).is_file()] == []
+    assert NIGHTLY.isdisjoint(QUICK)
 
 
-@pytest.mark.parametrize(("minutes", "passed"), [("0", 1), ("5", 2)])
-def test_exotic_tests_that_would_begin_too_late_are_left_out_and_say_so(minutes: str, passed: int) -> None:
-    slices = "tests/astra_jax/planner/test_slices.py::test_slices_are_named_with_their_number"
-    chosen = [slices, "tests/test_selection.py::test_what_is_begun_first_exists"]
-    command = [sys.executable, "-m", "pytest", f"--exotic_minutes={minutes}", "-n0", "-rs", "-p", "no:cacheprovider"]
-    result = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert f"{passed} passed" in result.stdout, result.stdout + result.stderr
-    left_out = "exotic, and 0 minutes of such are over (--exotic_minutes)"
-    assert (left_out in result.stdout) == ("1 skipped" in result.stdout) == (minutes == "0")
+@pytest.mark.parametrize(
+    ("arguments", "is_run"), [(["tests/astra_jax/planner"], False), (["--nightly", "tests/astra_jax/planner"], True)]
+)
+def test_a_folder_is_run_without_its_nightly_files_and_a_file_that_is_named_is_run(
+    arguments: list[str], is_run: bool
+) -> None:
+    file = "tests/astra_jax/planner/test_slices.py"
+    command = [sys.executable, "-m", "pytest", "-n0", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    for given, expected in (
+        (arguments, is_run),
+        ([file], True),
+        ([f"{file}::test_slices_are_named_with_their_number"], True),
+    ):
+        result = subprocess.run([*command, *given], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert (file in result.stdout) == expected, result.stdout + result.stderr
 
 
 def test_a_run_says_which_long_files_are_not_begun_first() -> None:
