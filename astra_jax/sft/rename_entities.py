@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sandbox.protocol import check_nesting
 from synthesis.core.records import Message, Trajectory
 from synthesis.core.tool_results import value_text
 
@@ -103,7 +104,7 @@ def _names(value: Any) -> Iterator[str]:
 def _json(text: str) -> Any:
     """The document, or None: not every tool answers in JSON."""
     try:
-        document = json.loads(text)
+        document = check_nesting(json.loads(text))
     except (ValueError, RecursionError):  # the latter: of a text that is nested too deep
         return None
     return document if isinstance(document, dict | list) else None

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sandbox.protocol import check_nesting
 from synthesis.core.dates import dates_in, whole_date
 from synthesis.core.matching import fold
 from synthesis.core.normal_text import normalized
@@ -152,7 +153,7 @@ def leaves(value: Any, *, sentences: bool = False) -> Iterator[Any]:
             yield from leaves(one, sentences=sentences)
     elif isinstance(value, str):
         try:
-            opened = json.loads(value) if value.lstrip().startswith(("{", "[")) else None
+            opened = check_nesting(json.loads(value)) if value.lstrip().startswith(("{", "[")) else None
         except (ValueError, RecursionError):  # the latter: of what is nested too deep
             opened = None
         if isinstance(opened, dict | list):
@@ -183,7 +184,7 @@ def literals(code: str) -> tuple[list[Any], list[Any]]:
     def put(value: Any, into: list[Any]) -> None:
         if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
             try:
-                opened = json.loads(value)
+                opened = check_nesting(json.loads(value))
             except (ValueError, RecursionError):
                 return
             keys.extend(_keys(opened))

@@ -20,7 +20,7 @@ import msgspec
 
 from synthesis.core.openai_messages import text_of
 from synthesis.core.stages import Rejected
-from synthesis.core.typed import value_or_json
+from synthesis.core.typed import decode_any_json, value_or_json
 
 FORMS = (
     "messages with tools (OpenAI, TRL, Qwen-Agent)",
@@ -166,7 +166,7 @@ def _enclosed(text: str, tags: tuple[str, str], where: str) -> tuple[str, list[s
 def _calls(text: str, where: str) -> Iterator[dict[str, Any]]:
     """The calls of a JSON object {"name", "arguments"}, or of a list of them. Raises `Rejected`."""
     try:
-        given = msgspec.json.decode(text)
+        given = decode_any_json(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise Rejected("bad_record", f"{where}: a call that is no JSON ({error}): {text!r:.80}") from None
     for one in given if isinstance(given, list) else [given]:
@@ -178,7 +178,7 @@ def _calls(text: str, where: str) -> Iterator[dict[str, Any]]:
 def _result(text: str) -> dict[str, Any]:
     """A result's message: Hermes names the tool in it, with the result as `content`."""
     try:
-        given = msgspec.json.decode(text)
+        given = decode_any_json(text)
     except (msgspec.DecodeError, RecursionError):
         return {"content": text}
     if not isinstance(given, dict) or set(given) != {"name", "content"} or not isinstance(given["name"], str):

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
+from sandbox.protocol import check_nesting
 from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.refusals import InputError
 
@@ -353,7 +354,7 @@ def parse_json(text: str, *, unique_names: bool = False) -> Any:
         ValueError: it is no JSON that could be sent on, such as NaN, or a number beyond a float's range.
         RecursionError: it is nested too deeply.
     """
-    return (_STRICT_DECODER if unique_names else _DECODER).decode(text)
+    return check_nesting((_STRICT_DECODER if unique_names else _DECODER).decode(text))
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
@@ -389,7 +390,7 @@ def decoded(text: str, start: int) -> tuple[Any, int]:
         try:
             value, end = _DECODER.raw_decode(piece)
             if is_rest or end < len(piece):
-                return value, start + end
+                return check_nesting(value), start + end
         except json.JSONDecodeError as error:
             if is_rest or not may_be_cut(error):
                 raise

@@ -10,7 +10,7 @@ import msgspec
 from synthesis.core.endpoint_limits import BYTES_PER_TOKEN
 from synthesis.core.openai_messages import text_of
 from synthesis.core.rate_limits import Usage
-from synthesis.core.typed import decode_json, json_decoder
+from synthesis.core.typed import decode_any_json, decode_json, json_decoder
 
 _WHOLE = frozenset(
     {"", "stop", "tool_calls", "function_call"}  # OpenAI's
@@ -145,7 +145,7 @@ def too_many(data: bytes) -> Literal["busy", "account", "request"]:
     """What a 429 with this body is about: the moment, an account that is empty, or a request that is too large for any
     moment."""
     try:
-        given = msgspec.json.decode(data)
+        given = decode_any_json(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "busy"
     given = given[0] if isinstance(given, list) and given else given

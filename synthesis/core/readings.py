@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from itertools import islice, repeat
 from typing import Any, Final, NamedTuple
 
+from sandbox.protocol import check_nesting
 from synthesis.core import dates
 from synthesis.core.normal_text import fold, normalized
 from synthesis.core.quantities import (
@@ -427,7 +428,7 @@ def _opened(text: str) -> Any:
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
-        value = json.loads(text)
+        value = check_nesting(json.loads(text))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict | list) else None

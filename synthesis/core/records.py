@@ -23,7 +23,7 @@ from synthesis.core.executions import ServedPrompt as ServedPrompt
 from synthesis.core.executions import ServedResource as ServedResource
 from synthesis.core.executions import StdioExecution as StdioExecution
 from synthesis.core.executions import ToolOrigin as ToolOrigin
-from synthesis.core.typed import decode_json
+from synthesis.core.typed import json_decoder
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a record changes in a way that old readers would misread."""
@@ -497,4 +497,4 @@ def decode(data: bytes, kind: type[Record]) -> Record:
         msgspec.ValidationError: the bytes are JSON but not a `kind`; the message names the field.
         msgspec.DecodeError: the bytes are not JSON.
     """
-    return decode_json(data, kind)
+    return json_decoder(kind).decode(data)

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from sandbox.protocol import MOST_NESTING, check_nesting
+
 T = TypeVar("T")
 
 _looking = threading.RLock()
@@ -45,14 +47,29 @@ def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     return _msgpack(kind)
 
 
-def decode_json(data: bytes | bytearray | memoryview | str, kind: type[T]) -> T:
-    """The value that is written in JSON.
+def decode_json(data: bytes | msgspec.Raw | str, kind: type[T]) -> T:
+    """Return the value that a JSON text holds, which a stranger may have written.
 
     Raises:
-        msgspec.ValidationError: it is JSON but no `kind`; the message names the field.
-        msgspec.DecodeError: it is not JSON.
+        msgspec.ValidationError: it is JSON but not a `kind`; the message names the field.
+        msgspec.DecodeError: it is not JSON, or nests deeper than `sandbox.protocol.MOST_NESTING`.
     """
+    if isinstance(data, str):
+        brackets = data.count("[") + data.count("{")
+    else:
+        data = bytes(data)
+        brackets = data.count(b"[") + data.count(b"{")
+    if brackets > MOST_NESTING:
+        decode_any_json(data)
     return json_decoder(kind).decode(data)
+
+
+def decode_any_json(data: bytes | str) -> Any:
+    """Return the plain value that a JSON text holds. Raises as `decode_json` does."""
+    try:
+        return check_nesting(msgspec.json.decode(data))
+    except RecursionError:
+        raise msgspec.DecodeError(f"it is nested too deeply, more than {MOST_NESTING} levels") from None
 
 
 @overload

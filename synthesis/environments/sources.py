@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from sandbox.protocol import check_nesting
 from synthesis.core.files import unpacked_lines
 from synthesis.core.mirror import fetched
 from synthesis.core.records import Language
@@ -108,7 +109,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _taxonomy(path: Path) -> Iterator[Source]:
     try:
-        root = json.loads("".join(_lines(path)))
+        root = check_nesting(json.loads("".join(_lines(path))))
     except (json.JSONDecodeError, RecursionError) as error:
         raise SourceError(f"{path} is not JSON: {error}") from None
     if not isinstance(root, dict) or not root:

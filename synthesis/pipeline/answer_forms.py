@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from synthesis.core.typed import decode_json
+from synthesis.core.typed import decode_any_json, decode_json
 
 Form = Literal["json_schema", "json_object", "text"]
 
@@ -199,7 +199,7 @@ def _fitting(text: str, answer: type[T]) -> T:
     try:
         return decode_json(text, answer)
     except msgspec.ValidationError:
-        given = msgspec.json.decode(text)
+        given = decode_any_json(text)
         if (kept := _without_nulls(given)) == given:
             raise
     return decode_json(msgspec.json.encode(kept), answer)

@@ -20,6 +20,7 @@ from synthesis.core.mirror import fetched
 from synthesis.core.records import HttpExecution, McpExecution, StdioExecution
 from synthesis.core.refusals import InputError
 from synthesis.core.tool_schemas import brief
+from synthesis.core.typed import decode_any_json
 from synthesis.pipeline.languages import language_of
 from synthesis.servers.collect import ServerSource
 
@@ -39,7 +40,7 @@ def read_sources(paths: Iterable[Path | str]) -> list[ServerSource]:
     found: list[ServerSource] = []
     for path in map(fetched, paths):
         try:
-            value = msgspec.json.decode(read_unpacked(path))
+            value = decode_any_json(read_unpacked(path))
         except OSError as error:
             raise InputError(f"servers: {path}: {error.strerror}") from None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

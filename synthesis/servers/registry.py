@@ -26,11 +26,13 @@ from typing import Any
 import msgspec
 import yaml
 
+from sandbox.protocol import check_nesting
 from synthesis.core.files import read_unpacked, unpacked_lines
 from synthesis.core.mirror import fetched
 from synthesis.core.records import EmulatedExecution, Language
 from synthesis.core.refusals import InputError
 from synthesis.core.tool_schemas import brief
+from synthesis.core.typed import decode_any_json
 from synthesis.pipeline.languages import NAMES, language_of
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.openapi import openapi_tools
@@ -124,9 +126,9 @@ def _file(path: Path) -> Iterator[tuple[Path, str, Any]]:
     if suffix in (".jsonl", ".ndjson"):
         for number, line in enumerate(unpacked_lines(path), 1):
             if line.strip():
-                yield path, f"{path.name}:{number}", _parsed(line, msgspec.json.decode)
+                yield path, f"{path.name}:{number}", _parsed(line, decode_any_json)
         return
-    value = _parsed(read_unpacked(path), _from_yaml if suffix in (".yaml", ".yml") else msgspec.json.decode)
+    value = _parsed(read_unpacked(path), _from_yaml if suffix in (".yaml", ".yml") else decode_any_json)
     if isinstance(value, list) and value and not any(_is_tool(one) for one in value):
         for number, record in enumerate(value, 1):
             yield path, f"{path.name}:{number}", record
@@ -136,7 +138,7 @@ def _file(path: Path) -> Iterator[tuple[Path, str, Any]]:
 
 def _parsed(data: bytes, read: Callable[[bytes], Any]) -> Any:
     try:
-        return read(data.removeprefix(codecs.BOM_UTF8))
+        return check_nesting(read(data.removeprefix(codecs.BOM_UTF8)))
     except (msgspec.MsgspecError, yaml.YAMLError, ValueError, RecursionError) as error:
         return Unmappable("not_json", f"{type(error).__name__}: {error}")
 
