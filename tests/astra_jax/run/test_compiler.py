@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from tpu_world import needs_libtpu
 
 from astra_jax.grpo.config import GRPOConfig
@@ -66,8 +67,13 @@ def test_an_option_that_this_compiler_does_not_take_is_refused_by_name() -> None
 @needs_libtpu
 @pytest.mark.parametrize("chip", TPUS, ids=[chip.name for chip in TPUS])
 def test_the_table_is_what_the_compiler_of_each_chip_takes(chip) -> None:
-    mesh = make_mesh(data=-1, devices=Slice(chip, chip.slices[0]).devices())
+    """Some options are refused for a program that gathers weights, others for any."""
+    mesh = make_mesh(fsdp=-1, devices=Slice(chip, chip.slices[0]).devices())
     check_options(["=".join(option) for option in chip.compiler_options], mesh)
+    weights = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec("fsdp")))
+    rows = jax.ShapeDtypeStruct((1_024, 256), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec("fsdp")))
+    loss = jax.value_and_grad(lambda w, x: jnp.sum(jnp.tanh(x @ w).astype(jnp.float32)))
+    jax.jit(loss).lower(weights, rows).compile(dict(chip.compiler_options))
 
 
 def test_a_program_has_the_options_of_its_arguments_devices_and_of_its_config() -> None:
@@ -121,7 +127,7 @@ def test_a_jit_key_is_a_plain_value_of_the_fields_that_a_program_may_read(config
 @needs_libtpu
 def test_for_a_chip_that_is_not_here_it_has_the_chips(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = make_mesh(fsdp=-1, devices=Slice.parse("v6e:2x2").devices())
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
+    rows = NamedSharding(mesh, PartitionSpec("fsdp"))
     x = jax.ShapeDtypeStruct((8, 128), jnp.float32, sharding=rows)
     Program(jnp.sin).lower(x).compile()
     unknown = dataclasses.replace(CHIPS["v6e"], compiler_options=(("xla_nonsense", "1"),))

@@ -9,6 +9,7 @@ trainer that has the same; where that is all it is to take, it has no root.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import re
@@ -72,6 +73,8 @@ class SyncRoot:
             raise NotTaken(problem)
         try:
             path, root = Path(item).resolve(), Path(self._text).resolve()
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                path.stat()  # Python 3.13's `resolve` does not report links in a circle
         except (OSError, RuntimeError) as error:  # links in a circle, a name that is too long
             raise NotTaken(f"{item[:_SHOWN]!r} cannot be followed: {error}") from None
         if path == root or not path.is_relative_to(root):
