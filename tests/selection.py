@@ -239,6 +239,7 @@ NIGHTLY: frozenset[str] = frozenset(
         "astra_jax/rollout/test_engine_families.py",
         "astra_jax/rollout/test_engine_options.py",
         "astra_jax/rollout/test_engine_stored.py",
+        "astra_jax/rollout/test_vllm.py",
         "astra_jax/rollout/test_vllm_families.py",
         "astra_jax/rollout/test_vllm_plain.py",
         "astra_jax/run/test_moments.py",
