@@ -27,7 +27,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     if len(body) > MOST_VALUES // 4:  # less cannot hold more
         _check_count(body)
     try:
-        value = parse_json(body.decode("utf-8"), unique_names=True)
+        value = parse_json(body.decode("utf-8"), unique_names=True, any_depth=True)
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:

@@ -344,17 +344,19 @@ def _escaped(text: str, first: str, pattern: re.Pattern[str]) -> str:
 # JSON
 
 
-def parse_json(text: str, *, unique_names: bool = False) -> Any:
+def parse_json(text: str, *, unique_names: bool = False, any_depth: bool = False) -> Any:
     """A JSON value.
 
     Args:
         unique_names: refuse an object that has a name twice, of which otherwise the last counts.
+        any_depth: leave the check of nesting to the caller.
 
     Raises:
         ValueError: it is no JSON that could be sent on, such as NaN, or a number beyond a float's range.
         RecursionError: it is nested too deeply.
     """
-    return check_nesting((_STRICT_DECODER if unique_names else _DECODER).decode(text))
+    value = (_STRICT_DECODER if unique_names else _DECODER).decode(text)
+    return value if any_depth else check_nesting(value)
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
