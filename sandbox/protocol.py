@@ -112,19 +112,15 @@ def digest(result: str) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def check_nesting(value: Any, written: bytes | None = None) -> Any:
+def check_nesting(value: Any) -> Any:
     """Return JSON data that was read from a stranger's text.
 
     A JSON parser of Python 3.12 and later reads thousands of levels, at which recursive code fails.
 
-    Args:
-        value: JSON data.
-        written: see `nests_too_deeply`.
-
     Raises:
         RecursionError: `value` has more than `MOST_NESTING` levels.
     """
-    if nests_too_deeply(value, written):
+    if nests_too_deeply(value):
         raise RecursionError(f"it is nested too deeply, more than {MOST_NESTING} levels")
     return value
 

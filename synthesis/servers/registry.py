@@ -32,7 +32,6 @@ from synthesis.core.mirror import fetched
 from synthesis.core.records import EmulatedExecution, Language
 from synthesis.core.refusals import InputError
 from synthesis.core.tool_schemas import brief
-from synthesis.core.typed import decode_any_json
 from synthesis.pipeline.languages import NAMES, language_of
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.openapi import openapi_tools
@@ -126,9 +125,9 @@ def _file(path: Path) -> Iterator[tuple[Path, str, Any]]:
     if suffix in (".jsonl", ".ndjson"):
         for number, line in enumerate(unpacked_lines(path), 1):
             if line.strip():
-                yield path, f"{path.name}:{number}", _parsed(line, decode_any_json)
+                yield path, f"{path.name}:{number}", _parsed(line, msgspec.json.decode)
         return
-    value = _parsed(read_unpacked(path), _from_yaml if suffix in (".yaml", ".yml") else decode_any_json)
+    value = _parsed(read_unpacked(path), _from_yaml if suffix in (".yaml", ".yml") else msgspec.json.decode)
     if isinstance(value, list) and value and not any(_is_tool(one) for one in value):
         for number, record in enumerate(value, 1):
             yield path, f"{path.name}:{number}", record
