@@ -126,7 +126,9 @@ def check_nesting(value: Any) -> Any:
 
 
 def nests_too_deeply(value: Any, written: bytes | None = None) -> bool:
-    """Whether JSON data, which has no cycles, has more than `MOST_NESTING` arrays and objects inside each other.
+    """Whether data has more than `MOST_NESTING` arrays and objects inside each other, or holds itself.
+
+    An object that is met many times, as YAML's aliases make them, is looked into once a level.
 
     Args:
         written: the same as JSON, or more around it; where that has few enough brackets, nothing need be looked at.
@@ -135,8 +137,8 @@ def nests_too_deeply(value: Any, written: bytes | None = None) -> bool:
         return False
     level = [value]
     for _ in range(MOST_NESTING + 1):
-        holders = [one for one in level if isinstance(one, dict | list | tuple)]
+        holders = {id(one): one for one in level if isinstance(one, dict | list | tuple)}
         if not holders:
             return False
-        level = [part for one in holders for part in (one.values() if isinstance(one, dict) else one)]
+        level = [part for one in holders.values() for part in (one.values() if isinstance(one, dict) else one)]
     return True

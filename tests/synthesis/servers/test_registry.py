@@ -422,6 +422,13 @@ def test_aliases_of_aliases_are_rejected_in_bounded_work(tmp_path):
     assert rejection.reason == "unknown_form" and "`tools` is a list, found {'a': [" in rejection.detail
 
 
+def test_yaml_that_holds_itself_is_rejected(tmp_path):
+    file = tmp_path / "loop.yaml"
+    file.write_text("tools: &tools\n- name: add\n  parameters: *tools\n")
+    (rejection,) = read_registries([file]).rejected
+    assert rejection.reason == "not_json" and "nested too deeply" in rejection.detail
+
+
 def test_required_parameters_that_are_no_names(tmp_path):
     body = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", {"b": 1}]}
     content = {"required": True, "content": {"application/json": {"schema": body}}}
