@@ -68,10 +68,9 @@ QUICK: dict[str, tuple[str, ...]] = {
     "astra_jax/test_head.py": (),
     "astra_jax/test_tokenizer.py": (),
     "astra_jax/models/test_parity.py": (
-        "test_logits_equal_hugging_face[qwen3, untied]",
-        "test_logits_equal_hugging_face[llama]",
-        "test_logits_equal_hugging_face[qwen2]",
-        "test_gradients_equal_hugging_face[qwen2]",
+        "test_logits_and_gradients_equal_hugging_face[qwen3, untied]",
+        "test_logits_and_gradients_equal_hugging_face[llama]",
+        "test_logits_and_gradients_equal_hugging_face[qwen2]",
         "test_decoding_with_the_cache_equals_the_whole_sequence",
         "test_presets_have_the_released_number_of_parameters",
         "test_configs_that_the_port_does_not_compute_are_refused",

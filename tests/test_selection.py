@@ -66,8 +66,12 @@ def test_each_room_with_tests_of_its_own_is_touched(floor: str) -> None:
 def test_quick_leaves_out_what_is_slow_unless_it_is_named() -> None:
     assert is_quick("synthesis/core/test_stages.py::test_keys_must_be_unique", slow=False)
     assert not is_quick("synthesis/core/test_stages.py::test_memory_stays_flat_over_many_records[True]", slow=True)
-    assert is_quick("astra_jax/models/test_parity.py::test_logits_equal_hugging_face[qwen3, untied]", slow=False)
-    assert not is_quick("astra_jax/models/test_parity.py::test_logits_equal_hugging_face[qwen3]", slow=False)
+    assert is_quick(
+        "astra_jax/models/test_parity.py::test_logits_and_gradients_equal_hugging_face[qwen3, untied]", slow=False
+    )
+    assert not is_quick(
+        "astra_jax/models/test_parity.py::test_logits_and_gradients_equal_hugging_face[qwen3]", slow=False
+    )
     assert not is_quick("launch/test_quickstart.py::test_a_finished_run_only_writes_its_report_again", slow=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +85,18 @@ def test_biases_lie_where_their_heads_do() -> None:
     assert with_output["layers"]["attention"]["o_bias_d"].is_fully_replicated
 
 
+@cache
+def whole_step(model, accumulation: int, mesh):
+    """Parameters and metrics after a training step in `accumulation` micro-batches."""
+    shardings = None if mesh is None else model.param_shardings(mesh)
+    data, rows = DataConfig(seq_len=LENGTH), {"batch_size": ROWS, "micro_batch_size": ROWS // accumulation}
+    config = SFTConfig(data=data, **rows, learning_rate=1e-2, max_grad_norm=1e9, eps=1e-3)
+    params, opt_state = initial_state(model.init(jax.random.key(0)), sft_optimizer(config, steps=10), shardings)
+    batch = jax.tree.map(lambda x: jnp.asarray(x.reshape(accumulation, -1, LENGTH)), packed_batch())
+    params, _, metrics = train_step(params, opt_state, batch, model=model, config=config, steps=10, mesh=mesh)
+    return jax.device_get((params, metrics))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "axes"),
@@ -98,19 +110,8 @@ def test_biases_lie_where_their_heads_do() -> None:
 )
 def test_a_training_step_equals_one_device_and_accumulation(model, axes) -> None:
     """Parameters after one whole step: on a mesh and in two micro-batches, against one device and one."""
-    mesh = make_mesh(**axes) if axes else None
-    shardings = None if mesh is None else model.param_shardings(mesh)
-
-    def step(accumulation: int, mesh, shardings):
-        data, rows = DataConfig(seq_len=LENGTH), {"batch_size": ROWS, "micro_batch_size": ROWS // accumulation}
-        config = SFTConfig(data=data, **rows, learning_rate=1e-2, max_grad_norm=1e9, eps=1e-3)
-        params, opt_state = initial_state(model.init(jax.random.key(0)), sft_optimizer(config, steps=10), shardings)
-        batch = jax.tree.map(lambda x: jnp.asarray(x.reshape(accumulation, -1, LENGTH)), packed_batch())
-        params, _, metrics = train_step(params, opt_state, batch, model=model, config=config, steps=10, mesh=mesh)
-        return jax.device_get((params, metrics))
-
-    expected, expected_metrics = step(1, None, None)
-    params, metrics = step(2, mesh, shardings)
+    expected, expected_metrics = whole_step(model, 1, None)
+    params, metrics = whole_step(model, 2, make_mesh(**axes) if axes else None)
     jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, atol=2e-5), params, expected)
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], abs=1e-5)
     assert metrics["gradient_norm"] == pytest.approx(expected_metrics["gradient_norm"], rel=1e-5)
