@@ -1,8 +1,10 @@
-"""Trajectories from an endpoint that answers imperfectly on purpose: what is stored, what is wrong with it, its cost.
+"""Trajectories from an endpoint that errs on purpose: yield, faults in the stored records, and cost.
 
-The model is the tests' (`tests/worlds/emulated_model.py`), spoilt in seeded shares: bodies that cannot be read,
-refusals, questions in Chinese, questions that name a tool, results in Chinese, and an agent that answers from memory.
-What is wrong with the stored records is found again from the records alone. Prints a row; `--save` appends it.
+The model is the tests' (`tests/worlds/emulated_model.py`) with seeded errors: unreadable bodies, refusals, questions or
+results in Chinese, questions that name a tool, an agent that answers from memory, markup and unfinished thoughts in the
+agent's answers, and half answers with an error inside HTTP 200. It also makes right results that hold names from many
+countries, which no check may reject. The audit finds the faults again from the stored records alone. Prints a row;
+`--save` appends it.
 
     python -m benchmarks.imperfect_endpoint --workdir=DIR
     python -m benchmarks.imperfect_endpoint --workdir=DIR --checkout=FOLDER     # the program of another commit
@@ -43,6 +45,18 @@ _SAVE = flags.DEFINE_bool("save", False, "Append the row to benchmarks/results/i
 
 _BODIES, _REFUSALS, _CHINESE, _NAMED, _MEMORY = 0.15, 0.03, 0.15, 0.1, 0.3
 """Shares: of all answers, of all answers, of questions and results, of questions, of tasks."""
+_MARKUP, _HALVES, _PEOPLE = 0.1, 0.05, 0.5
+"""Shares: of the agent's final answers, of the agent's final answers, of right results."""
+_LEAKS = (
+    "<think>I look once more at {}", "{}</think>", "{}<|im_end|>", "[TOOL_CALLS]{}", "<tool_call>{}</tool_call>",
+    "<｜DSML｜function_calls>{}", "<|channel|>analysis{}", "[THINK]{}", "<|python_tag|>{}", "{}<|eot_id|>",
+)  # fmt: skip
+_TAGS = ("think>", "<|", "|>", "[TOOL_CALLS]", "tool_call>", "｜", "[THINK]")
+_CUSTOMERS = (
+    "Katarzyna Nowak", "Jürgen Müller", "João da Conceição", "Zoë van der Merwe", "Siobhán Ní Bhriain",
+    "Nguyễn Thị Hoa", "Çağla Öztürk", "Søren Østergård", "Björn Þorvaldsson", "Giuseppe Dell'Acqua",
+    "María José Núñez", "Ştefan Ionescu",
+)  # fmt: skip
 _HAN = "请在月底之前告诉我这件物品的记录，分公司的同事正在等它的编号："
 
 
@@ -55,14 +69,15 @@ class ImperfectModel(EmulatedModel):
 
     def message(self, kind: str, body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         message = super().message(kind, body, rng)
+        if kind == "agent" and not message.get("tool_calls"):
+            return self._final(message, rng)
         if kind in ("agent", "probe"):
             return message
         text, drawn = str(message["content"]), rng.random()
         if kind in ("chain_task", "server_task", "task_variation"):
             text = self._question(text, rng)
-        if kind == "emulated_result" and rng.random() < _CHINESE:
-            self.spoilt["chinese"] += 1
-            text = json.dumps({**json.loads(text), "result": json.dumps({"record": _HAN}, ensure_ascii=False)})
+        if kind == "emulated_result":
+            text = self._result(text, rng)
         if drawn < _BODIES:
             self.spoilt["body"] += 1
             text = rng.choice((text[: len(text) // 2], f"Of course! Here it is: {text[:-2]}", "I would say yes."))
@@ -70,6 +85,28 @@ class ImperfectModel(EmulatedModel):
             self.spoilt["refusal"] += 1
             text = "I am sorry, but I cannot help with that."
         return {**message, "content": text}
+
+    def _final(self, message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+        drawn = rng.random()
+        if drawn < _MARKUP:
+            self.spoilt["markup"] += 1
+            return {**message, "content": rng.choice(_LEAKS).format(message["content"])}
+        if drawn < _MARKUP + _HALVES:
+            self.spoilt["half"] += 1
+            half = message["content"][: len(message["content"]) // 2]
+            return {**message, "content": half, "error": {"code": 502, "message": "provider disconnected"}}
+        return message
+
+    def _result(self, text: str, rng: random.Random) -> str:
+        drawn = rng.random()
+        if drawn >= _CHINESE + _PEOPLE:
+            return text
+        self.spoilt["chinese" if drawn < _CHINESE else "names"] += 1
+        answer = json.loads(text)
+        value: dict[str, Any] = {"record": _HAN}
+        if drawn >= _CHINESE:
+            value = {**json.loads(answer["result"]), "customer": rng.choice(_CUSTOMERS), "status": "shipped"}
+        return json.dumps({**answer, "result": json.dumps(value, ensure_ascii=False)})
 
     def _question(self, text: str, rng: random.Random) -> str:
         answer, drawn = json.loads(text), rng.random()
@@ -102,6 +139,10 @@ def faults(trajectory: Trajectory) -> list[str]:
         found.append("question in another language")
     if any(strays(text, trajectory.language) is not None for text in (*said, *results)):
         found.append("answer or result in another language")
+    if any(tag in text for text in said for tag in _TAGS):
+        found.append("markup in an answer")
+    if not said or said[-1].rstrip()[-1:] not in (".", "!", "?", "。"):
+        found.append("half an answer")
     if any(named_tool(text, name) for text in users for name in offered):
         found.append("question names a tool")
     if not calls and trajectory.needs != []:

@@ -41,6 +41,9 @@ def with_message(index: int, message: Message) -> Trajectory:
         (with_message(0, Message("user", "Use find_amber for the item 12 of Arles.")), ["question names a tool"]),
         (with_message(1, Message("assistant", "", "", [ToolCall("call_1", "find_birch", {})])),
          ["call of a tool that is not there", "a needed tool was not called"]),
+        (with_message(3, Message("assistant", "<think>The record is 7.")), ["markup in an answer"]),
+        (with_message(3, Message("assistant", "It is 7.<|im_end|>")), ["markup in an answer", "half an answer"]),
+        (with_message(3, Message("assistant", "The rec")), ["half an answer"]),
         (msgspec.structs.replace(GOOD, messages=[GOOD.messages[0], GOOD.messages[3]], needs=None), ["no call"]),
         (msgspec.structs.replace(GOOD, messages=[GOOD.messages[0], GOOD.messages[3]], needs=[]), []),
     ],
@@ -57,3 +60,15 @@ def test_the_model_spoils_what_it_says_in_its_shares() -> None:
         model.message("chain_task", body, random.Random(seed))
     for name, share in (("body", 0.15), ("refusal", 0.03), ("chinese", 0.15), ("names a tool", 0.1)):
         assert abs(model.spoilt[name] / 2_000 - share) < 0.03, name
+
+
+def test_the_agents_errors_are_those_that_the_audit_finds() -> None:
+    """Every spoilt final answer has a fault, and no other one has."""
+    model = audit.ImperfectModel()
+    question = {"role": "user", "content": "I need the amber of item 12."}
+    body = {"messages": [question, {"role": "tool", "content": '{"record":7}'}]}
+    for seed in range(1_000):
+        before = model.spoilt.total()
+        said = Message("assistant", model.message("agent", body, random.Random(seed))["content"])
+        assert bool(audit.faults(with_message(3, said))) == (model.spoilt.total() > before), said.content
+    assert abs(model.spoilt["markup"] / 1_000 - 0.1) < 0.03 and abs(model.spoilt["half"] / 1_000 - 0.05) < 0.03
