@@ -79,7 +79,7 @@ setup(
     entry_points={"console_scripts": ["astra = astra_floors:main"]},
     install_requires=[
         "absl-py>=2.1,<3",
-        "aiohttp>=3.10,<4",
+        "aiohttp>=3.14,<4",
         "anyio>=4.9,<5",
         "array-record>=0.8,<0.9",
         "datasketch>=1.6,<3",
@@ -94,7 +94,7 @@ setup(
         "llguidance>=1.9,<2",
         "markupsafe>=2.1.5,<4",
         "mcp>=2,<3",
-        "msgspec>=0.19,<0.24",
+        "msgspec>=0.22,<0.24",
         "networkx>=3.3,<4",
         "numpy>=2.1,<3",
         "openai>=2,<4",

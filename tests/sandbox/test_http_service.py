@@ -240,7 +240,7 @@ async def test_half_open_requests_are_cut_off(begun: bytes) -> None:
 
 async def test_a_body_that_drips_is_refused() -> None:
     async with (
-        echoing(body_seconds=0.5, header_seconds=2) as (service, _),
+        echoing(body_seconds=0.5, header_seconds=20) as (service, _),
         dripping(service.port, 3, HEAD + b"Content-Length: 60000\r\n\r\n{") as slow,
     ):
         await asyncio.wait(slow, timeout=20)
