@@ -1,9 +1,9 @@
 """Which language a text is in, and whether it is in the one that was asked for.
 
 Scripts that one language writes tell it by themselves: kana, Hangul, Thai. Of those that share a script
-`py3langid` (BSD-3-Clause, a naive Bayes over bytes, 4.6 MB in its package) tells which. It is deterministic, takes
-0.1 ms a text, and says of names, codes and numbers that they are in no language. What a text quotes, code and addresses
-do not count: an English question may ask about 北京大学.
+`py3langid` (BSD-3-Clause, a naive Bayes over bytes, 4.6 MB in its package) tells which, deterministically, in 0.1 ms a
+text. Only sentences are judged, by words that sentences have and names do not, or by the mark at their end: names,
+titles, addresses and short values are in no language, and neither is a quotation or code.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
+from synthesis.core.chat_format import parse_json
 from synthesis.core.records import Language
 from synthesis.core.stages import Rejected
+from synthesis.pipeline.clause_words import clause_words_in, own_words_in
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
@@ -89,8 +92,9 @@ _WRITES: Final[Mapping[Script, tuple[Language, ...]]] = {
 }
 """Languages by the script that writes them; all others, and Serbian too, are written in Latin letters."""
 _LATIN: Final = tuple(code for code in get_args(Language) if not any(code in of for of in _WRITES.values())) + ("sr",)
-_UNSPACED: Final = frozenset({"han", "kana", "thai", "lao", "burmese", "khmer"})
-"""Written without spaces: each character counts as a word."""
+_CHARACTERS_OF_A_WORD: Final = {"han": 2, "kana": 2, "thai": 5, "lao": 5, "burmese": 5, "khmer": 5}
+"""About how many characters a word has in scripts that are written without spaces."""
+_UNSPACED: Final = frozenset(_CHARACTERS_OF_A_WORD)
 _ALIKE: Final[tuple[frozenset[Language], ...]] = (
     frozenset({"da", "no", "sv"}),
     frozenset({"id", "ms"}),
@@ -104,7 +108,7 @@ _ALIKE: Final[tuple[frozenset[Language], ...]] = (
     frozenset({"hi", "mr", "ne"}),
     frozenset({"az", "tr", "uz"}),
     frozenset({"kk", "ky"}),
-    frozenset({"fa", "ps", "ur", "ar"}),
+    frozenset({"fa", "ps", "ur"}),
     frozenset({"af", "nl"}),
 )
 """Languages that a short text does not tell apart."""
@@ -119,10 +123,20 @@ _FEWEST_WORDS: Final = 3
 """Of a text whose language counts."""
 _FEWEST_OF_A_SENTENCE: Final = 7
 """Of one sentence among others: what lists and names it has may be all it has."""
-_FEWEST_LATIN: Final = 4
-"""Of one in Latin letters where another script is wanted: three may be a name."""
-_FEWEST_CHARACTERS: Final = 3
-"""Of one in Chinese or Japanese characters, likewise."""
+_FEWEST_CHARACTERS: Final = {True: 4, False: 8}
+"""Of a sentence with a mark at its end in Chinese characters, and in other scripts without spaces."""
+_FEWEST_UNENDED: Final = {1: 4, 2: 5, 3: 6}
+"""Words of a sentence without such a mark: with two words of clauses, with one long one, with one."""
+_FEWEST_EMBEDDED: Final = 7
+"""Words of a sentence in another script within a sentence of the wanted language."""
+_LONG_WORD: Final = 4
+"""Letters. Titles have short words of clauses: "ne", "que", "som"."""
+_MOST_FOR_A_CLAUSE_WORD: Final = 7
+"""Words without such a mark for each word of a clause: a list of names has one at times."""
+_FEWEST_SMALL: Final = 4
+"""Words without a capital of a sentence that only the mark at its end shows; its first word counts as one."""
+_SMALL_SHARE: Final = 0.6
+"""Share of such words in it: names of companies may end in a period too."""
 _FEWEST_ALIKE: Final = 12
 """Of a text that is told from one in a language alike."""
 _DOUBT: Final = 0.05
@@ -141,7 +155,11 @@ _NAMELIKE: Final = re.compile(
     r"[A-Za-z0-9]{0,60}[_/\\$#=<>{}\[\]][^\s]{0,200}|[A-Za-z]{0,30}[0-9][A-Za-z0-9]{0,60}|[A-Z]{2,30}\b"
 )
 """Identifiers, paths, codes."""
-_SENTENCES: Final = re.compile(r"[.!?](?=\s)|[。！？;；\n]")
+_JSON_STARTS: Final = ("{", "[", '"')
+_SENTENCES: Final = re.compile(r"[.!?؟](?=\s)|[。！？;；।۔։။។\n]")
+_ENDS: Final = (".", "!", "?", "。", "！", "？", "؟", "।", "۔", "։", "။", "។", "…")
+_ABBREVIATED: Final = re.compile(r"(?:[.(]\w{1,3}|\b[A-Za-zА-Яа-я])\.$")
+"""The end of a name or a number in place of a sentence: S.A., (ca. 1050)."""
 
 
 def named(language: Language) -> str:
@@ -152,20 +170,67 @@ def named(language: Language) -> str:
 def language_of(text: str, likely: Sequence[Language] = ("en", "zh")) -> Language:
     """The language of a text; where it cannot be told, as of a few words, the first of the likely ones that it may be
     in."""
-    script, _ = _script(text[:_MOST])
-    found = _most_probable(text[:_MOST], script)[0] if script else "en"
-    return found if found in likely else next((one for one in likely if strays(text, one) is None), found)
+    script, words = _script(text := text[:_MOST])
+    found = _most_probable(text, script)[0] if script else "en"
+    if found in likely:
+        return found
+    may_be = (one for one in likely if words < _FEWEST_WORDS or one in _WRITES.get(script, _LATIN))
+    return next((one for one in may_be if strays(text, one) is None), found)
 
 
 def strays(text: str, language: Language) -> Language | None:
-    """The other language that a text, or a sentence of it, is clearly in; None where it is in `language`, or cannot be
-    told: names, codes, a few words."""
+    """Return the other language that a sentence of a text is clearly written in; see `stray_text`."""
+    found = stray_text(text, language)
+    return found[1] if found else None
+
+
+def stray_text(text: str, language: Language, *others: Language) -> tuple[str, Language] | None:
+    """Find a text that has a sentence in none of some languages.
+
+    Only running text is judged. Names, titles, addresses, codes and short values are in no language, so that
+    "Katarzyna Nowak" and "Calle de Alcalá 45, Madrid" are fine in an English text. Of JSON each string is judged by
+    itself: a list of names is no text.
+
+    Returns:
+        The text, of JSON the string, and its language; None where there is none.
+    """
+    for one in _strings(text):
+        found = _strays(one, language)
+        if found and found not in others and all(_strays(one, other) for other in others):
+            return one, found
+    return None
+
+
+def _strings(text: str) -> Iterator[str]:
+    """Yield the strings of a JSON text, those opened that hold JSON too; any other text as it is."""
+    waiting: list[Any] = [text]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
+        elif isinstance(value, str):
+            opened: Any = None
+            if value.lstrip()[:1] in _JSON_STARTS:
+                with suppress(ValueError, RecursionError):
+                    opened = parse_json(value)
+            if opened is None:
+                yield value
+            else:
+                waiting.append(opened)
+
+
+def _strays(text: str, language: Language) -> Language | None:
     said = _NOT_SAID.sub(" ", text[: 4 * _MOST])
-    if (found := _strays(said, language, _FEWEST_WORDS)) is not None:
-        return found
-    sentences = _SENTENCES.split(said)
-    of_each = (_strays(one, language, _FEWEST_OF_A_SENTENCE) for one in sentences if len(sentences) > 1)
-    return next((found for found in of_each if found is not None), None)
+    whole = _other_language(said, language)
+    for sentence in _sentences(said):
+        found = _other_language(sentence, language)
+        if found is None or not _is_running_text(sentence, found, language):
+            continue
+        script, words = _script(sentence)
+        # A short sentence counts where the rest of the text is not in the wanted language either.
+        if whole is not None or words >= _FEWEST_OF_A_SENTENCE or language not in _WRITES.get(script, _LATIN):
+            return found
+    return None
 
 
 def check_language(texts: Iterable[str], language: Language, what: str) -> None:
@@ -178,26 +243,98 @@ def check_language(texts: Iterable[str], language: Language, what: str) -> None:
         Rejected: `wrong_language`; the detail names the language and the text.
     """
     for text in texts:
-        if (found := strays(text, language)) is not None:
+        if found := stray_text(text, language):
+            stray, other = found
             raise Rejected(
                 "wrong_language",
-                f"{what} is in {NAMES[found]}, not in {NAMES[language]}: {text[:200]!r}; write it in {NAMES[language]}",
+                f"{what} is in {NAMES[other]}, not in {NAMES[language]}: {stray!r:.200}; write it in {NAMES[language]}",
             )
 
 
-def _strays(text: str, language: Language, fewest: int) -> Language | None:
-    script, words = _script(text := _NAMELIKE.sub(" ", text[:_MOST]))
+def _sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a text, each with the mark that ends it, and its lines."""
+    start = 0
+    for mark in _SENTENCES.finditer(text):
+        yield text[start : mark.end()]
+        start = mark.end()
+    yield text[start:]
+
+
+def _is_running_text(sentence: str, found: Language, wanted: Language) -> bool:
+    """Return whether a text is a sentence of the language that it was found to be in.
+
+    A name, a title or an address may be long, but it has no verbs, pronouns or conjunctions, or it does not end as a
+    sentence does. Names in a sentence of the wanted language do not make it one of theirs.
+    """
+    sentence = _NAMELIKE.sub(" ", sentence[:_MOST]).strip()
+    script, number = _script(sentence)
     if not script:
+        return False
+    words = _WORDS[script].findall(sentence)
+    size = _size(script, number)
+    spaced = [] if script in _UNSPACED else words
+    clause_words, own, around = clause_words_in(sentence, spaced, _like(found)), set(), 0
+    if wanted in _WRITES.get(script, _LATIN):
+        own = own_words_in(sentence, spaced, _like(wanted))
+    else:
+        around, is_sentence = _around(sentence, wanted)
+        if 2 * around >= size and (is_sentence or around >= size) and size < _FEWEST_EMBEDDED:
+            return False
+    ends = sentence.endswith(_ENDS) or (script == "greek" and sentence.endswith(";"))
+    ends = ends and not _ABBREVIATED.search(sentence) and 2 * around < size
+    if len(clause_words) < len(own):
+        return False
+    if clause_words and ends:
+        return number >= (_FEWEST_CHARACTERS[script == "han"] if script in _UNSPACED else _FEWEST_WORDS)
+    if clause_words:
+        longest = max(map(len, clause_words))
+        fewest = _FEWEST_UNENDED[1 if len(clause_words) > 1 else 2 if longest >= _LONG_WORD else 3]
+        dense = fewest <= size <= _MOST_FOR_A_CLAUSE_WORD * len(clause_words)
+        return dense and len(clause_words) > len(own - clause_words)
+    if not ends or own or 4 * around >= size:
+        return False
+    if script in _UNSPACED:
+        return script == "han" and number >= _FEWEST_CHARACTERS[True]
+    fewest = _FEWEST_SMALL if words[0].lower() != words[0].upper() else _FEWEST_WORDS
+    return len(_small(words)) >= max(fewest, _SMALL_SHARE * number)
+
+
+def _around(sentence: str, language: Language) -> tuple[int, bool]:
+    """Return about how many words of a sentence are in the scripts of a language, and whether some are of clauses.
+
+    Words with a capital are names, which sentences of every language have.
+    """
+    scripts = [one for one, languages in _WRITES.items() if language in languages] or ["latin"]
+    found = [word for one in scripts for word in _WORDS[one].findall(sentence) if not word[0].isupper()]
+    spaced = [] if _UNSPACED.intersection(scripts) else found
+    is_sentence = bool(found and own_words_in(" ".join(found), spaced, [language]))
+    return (len(found) if spaced else _size(scripts[0], sum(map(len, found)))), is_sentence
+
+
+def _size(script: Script, number: int) -> int:
+    """Return about how many words a number of words, or of characters of a script without spaces, is."""
+    return number // _CHARACTERS_OF_A_WORD.get(script, 1)
+
+
+def _small(words: Sequence[str]) -> list[str]:
+    """Return the words without a capital. The first word of a sentence has one anyway."""
+    return [word for word in (*(word.lower() for word in words[:1]), *words[1:]) if not word[0].isupper()]
+
+
+def _like(language: Language) -> set[Language]:
+    """Return a language and those that a short text does not tell from it."""
+    return {language}.union(*(group for group in _ALIKE if language in group))
+
+
+def _other_language(text: str, language: Language) -> Language | None:
+    """Return the language that the words of a text are in, where that is clearly not `language`."""
+    script, words = _script(text := _NAMELIKE.sub(" ", text[:_MOST]))
+    if not script or words < _FEWEST_WORDS:
         return None
     candidates = _WRITES.get(script, _LATIN)
     if language not in candidates:
-        # Another script says it alone; but names in Latin letters stand in texts of every language.
-        if words < (_FEWEST_LATIN if script == "latin" else _FEWEST_CHARACTERS if script in _UNSPACED else 2):
-            return None
         return _most_probable(text, script)[0]
-    if words < fewest:
-        return None
-    alike = {language}.union(*(group for group in _ALIKE if language in group and words < _FEWEST_ALIKE))
+    alike = _like(language) if words < _FEWEST_ALIKE else {language}
     found, shares = _most_probable(text, script)
     own = sum(shares.get(one, 0.0) for one in (*alike, *_NO_LANGUAGE))
     doubt = _DOUBT if words >= _FEWEST_OF_A_SENTENCE else _DOUBT_OF_FEW

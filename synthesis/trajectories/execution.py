@@ -7,9 +7,9 @@ Every path ends in the same `ToolResult`. A failure of the infrastructure is nev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -20,7 +20,7 @@ from synthesis.core.records import CodeExecution, McpExecution, Task, ToolCall, 
 from synthesis.core.stages import Rejected, Transient, rng_for
 from synthesis.core.tool_schemas import UncheckableSchema
 from synthesis.pipeline.context import ask_until
-from synthesis.pipeline.languages import NAMES, strays
+from synthesis.pipeline.languages import NAMES, stray_text
 from synthesis.pipeline.teacher import Teacher, cast
 from synthesis.servers.collect import connected
 from synthesis.servers.made_once import Shared
@@ -136,8 +136,8 @@ class ToolExecutor:
     ) -> ToolResult:  # fmt: skip
         """By the teacher, which sees the tool's document, the session's last calls and the user's question.
 
-        What it returns is JSON without words in a language that neither the user nor the tool's document is in; it is
-        asked again, with what was wrong, where it is not.
+        The result must be JSON without a sentence in a language that neither the user nor the tool's document is in.
+        Otherwise the teacher is asked again, with the reason.
 
         Raises:
             Rejected: `emulator_failed`: no answer, or none that is such.
@@ -155,11 +155,11 @@ class ToolExecutor:
                 value = parse_json(given.result)
             except (ValueError, RecursionError) as error:
                 raise Rejected("emulator_failed", f"{call.name}: the emulated result is not JSON: {error}") from error
-            text = " ".join(_words(value))
-            if (found := strays(text, server.language)) not in (None, task.language):
+            if found := stray_text(given.result, server.language, task.language):
                 raise Rejected(
                     "emulator_failed",
-                    f"{call.name}: the result is in {NAMES[found]}, not in {NAMES[server.language]}: {text:.200}",
+                    f"{call.name}: the result has text in {NAMES[found[1]]}, not in {NAMES[server.language]}: "
+                    f"{found[0]!r:.200}",
                 )
             return ToolResult(
                 tool_results.value_text(value), not given.is_error, error="tool_error" if given.is_error else ""
@@ -218,15 +218,6 @@ class Session:
             return await self.executor.mcp(server, server.execution, own)
         # The emulator sees the session's other calls, and each tool by the name that it was offered under.
         return await self.executor.emulate(server, specs[call.name], self.task, call, history, number)
-
-
-def _words(value: Any) -> Iterator[str]:
-    """The texts of a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _words(one)
 
 
 async def _original_names(server_id: str, connection: McpConnection) -> dict[str, str]:

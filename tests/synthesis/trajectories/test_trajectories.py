@@ -347,6 +347,17 @@ async def test_the_emulator_sees_earlier_calls_but_not_those_of_the_same_turn(tm
         await play(Agent(calling(one), emulated="Tokyo, I think"), tmp_path, server=server)
 
 
+async def test_emulated_results_may_have_foreign_names_and_no_foreign_sentences(tmp_path):
+    server = msgspec.structs.replace(COUNTRIES, execution=EmulatedExecution())
+    one = ("capital_of_country", {"country": "Japan"})
+    names = '{"mayor":"Katarzyna Nowak","seat":"ul. Długa 5, Łódź","twins":["São Paulo","Freiburg im Breisgau"]}'
+    done = await play(Agent(calling(one), AssistantTurn("", "ok"), emulated=names), tmp_path, server=server)
+    assert done.messages[2].content == names and done.calls[0].ok
+    wrong = '{"city":"Tokyo","note":"Nie znaleziono żadnej rezerwacji."}'
+    with pytest.raises(Rejected, match="emulator_failed.*has text in Polish, not in English: 'Nie znaleziono"):
+        await play(Agent(calling(one), emulated=wrong), tmp_path, server=server)
+
+
 @pytest.mark.parametrize(
     ("turn", "reason"),
     [
