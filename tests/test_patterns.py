@@ -33,6 +33,7 @@ ENDS = ("\0", "é", "!", "")
 MADE_AT_RUN_TIME = {
     "synthesis/astra_format/candidates.py": "words, escaped, with spaces between",
     "synthesis/core/chat_format.py": "a format's tags and a tokenizer's control tokens, escaped",
+    "synthesis/core/markup.py": "tools' names, escaped",
     "synthesis/offline/grammar.py": "our own wordings",
     "synthesis/offline/intents.py": "our own wordings",
     "synthesis/offline/templates.py": "our own wordings",

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sandbox.protocol import check_nesting
 from synthesis.core.records import Message, ToolCall, ToolSpec
@@ -53,13 +53,27 @@ class MalformedCall:
 Call = ToolCall | MalformedCall
 
 
+class TurnProblem(NamedTuple):
+    """Why a turn cannot be used: a reason that is counted, and one line for a person."""
+
+    reason: Literal["leaked_markup", "model_refused"]
+    detail: str
+
+
 @dataclass(frozen=True)
 class AssistantTurn:
-    """A parsed assistant turn. `calls` keeps the order in which the model wrote them."""
+    """A parsed assistant turn. `calls` keeps the order in which the model wrote them.
+
+    Attributes:
+        problem: why the turn cannot be used although it could be read; None where it can.
+        repairs: names of the repairs that were needed to read a call, by its index in `calls`.
+    """
 
     reasoning: str
     content: str
     calls: list[Call] = field(default_factory=list)
+    problem: TurnProblem | None = None
+    repairs: dict[int, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

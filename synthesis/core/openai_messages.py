@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from synthesis.core.chat_format import AssistantTurn, Call, MalformedCall, parse_arguments
+from synthesis.core.chat_format import AssistantTurn, Call, MalformedCall, TurnProblem
+from synthesis.core.loose_json import read_arguments
+from synthesis.core.markup import THINK_END, THINK_START, markup_in, split_thought
 from synthesis.core.records import Message, ToolCall
 
-_CALL_TAG = "<tool_call>"
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "reasoning_details", "thinking_blocks")
+"""Fields of a message that hold its thinking: DeepSeek's and vLLM's, Groq's and OpenRouter's, Ollama's, LiteLLM's."""
+_OF_THOUGHTS = ("thinking", "reasoning", "text", "summary", "content")
+_THINKING_PART = re.compile(r"(?:redacted_)?thinking|reasoning|thought")
+_AROUND_NAME = re.compile(
+    r"""[\s"'`]{0,9}(?:(?:functions?|tools?|default_api|api)(?:[.:/]|::))?([a-zA-Z0-9_.-]+?)(?::\d{1,4}|\(\))?[\s"'`]{0,9}"""
+)
+"""A tool's name within a namespace (OpenAI, Gemini), with a number behind it (Kimi), quoted, or as an empty call."""
+_PARSERS = "serve the model with the parsers of its calls and its thinking"
 
 
 def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -30,46 +41,131 @@ def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return every
 
 
-def read_reply(message: Mapping[str, Any]) -> AssistantTurn:
-    """What a model wrote: its thinking, what it says, and its calls in order, readable or not.
+def read_reply(message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
+    """Read what a model wrote: its thinking, what it says, and its calls in order, readable or not.
 
-    Thinking is the field `reasoning_content` (vLLM also: `reasoning`), or what stands before `</think>` where the
-    server does not parse it. A call that stands in the text, as of a server that does not parse calls, cannot be read.
+    Thinking is a field of the message (`_THOUGHTS`), a part of its content, or what stands before `</think>` where the
+    server does not parse it. Calls are `tool_calls`, the older `function_call`, or parts of the content as Anthropic
+    and Gemini write them. Markup that stands in the text, the thinking, or a call is the turn's `problem`: the server
+    has not parsed its model's output.
+
+    Args:
+        tools: names of the tools that the model was offered. A prefix of a name is dropped where they have the rest.
     """
-    content, reasoning = (text_of(message.get(name)) for name in ("content", "reasoning_content"))
-    reasoning = reasoning or text_of(message.get("reasoning"))
-    before, thought, after = content.partition("</think>")
-    if thought:
-        reasoning = "\n\n".join(filter(None, (reasoning, before.strip().removeprefix("<think>").strip())))
-        content = after
-    written = message.get("tool_calls") or []
-    calls = [_call(one, number) for number, one in enumerate(written if isinstance(written, list) else [written])]
-    if _CALL_TAG in content and not calls:
-        calls = [MalformedCall(content, f"{_CALL_TAG} stands in the text: serve the model with a parser of its calls")]
-    return AssistantTurn(reasoning.strip(), content.strip(), calls)
+    content, inline = split_thought(text_of(message.get("content")))[::-1]
+    thoughts = [_thinking(message.get("content")), inline]
+    named = next((thought for name in _THOUGHTS if (thought := thought_of(message.get(name)))), "")
+    reasoning = "\n\n".join(filter(None, (_untagged(thought) for thought in (named, *thoughts))))
+    calls: list[Call] = []
+    repairs: dict[int, list[str]] = {}
+    for number, one in enumerate(_written_calls(message)):
+        call, needed = _call(one, number, tools)
+        calls.append(call)
+        if needed:
+            repairs[number] = needed
+    content = content.strip()
+    return AssistantTurn(reasoning, content, calls, _problem(message, reasoning, content, calls, tools), repairs)
+
+
+def _problem(
+    message: Mapping[str, Any], reasoning: str, content: str, calls: Sequence[Call], tools: Collection[str]
+) -> TurnProblem | None:
+    if found := markup_in(content, tools, turn=True):
+        return TurnProblem("leaked_markup", f"the text holds {found}; {_PARSERS}")
+    if found := markup_in(reasoning):
+        return TurnProblem("leaked_markup", f"the thinking holds {found}; {_PARSERS}")
+    for call in calls:
+        for text in (call.name, *texts_of(call.arguments)) if isinstance(call, ToolCall) else ():
+            found = markup_in(text)
+            if found and not found.startswith("the thinking"):  # which people look up
+                return TurnProblem("leaked_markup", f"a call of {call.name[:80]!r} holds {found}; {_PARSERS}")
+    refusal = text_of(message.get("refusal"))
+    if refusal and not content and not calls:
+        return TurnProblem("model_refused", f"the model refused: {refusal:.200}")
+    return None
+
+
+def texts_of(value: Any, without: Collection[str] = ()) -> Iterator[str]:
+    """The texts of a JSON value: neither names in objects, nor what these names of `without` stand for."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            if name not in without:
+                yield from texts_of(one, without)
+    elif isinstance(value, list):
+        for one in value:
+            yield from texts_of(one, without)
 
 
 def text_of(value: Any) -> str:
-    """A text, which some servers send as a list of parts."""
-    if isinstance(value, list):
-        return "".join(part["text"] for part in value if isinstance(part, Mapping) and _is_text(part.get("text")))
-    return value if isinstance(value, str) else ""
+    """A message's text, which some servers send as a list of parts; parts of thinking are left out."""
+    return "".join(
+        one if isinstance(one, str) else one["text"]
+        for one in _parts(value)
+        if isinstance(one, str) or (not _is_thinking(one) and isinstance(one.get("text"), str))
+    )
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def thought_of(value: Any) -> str:
+    """The thinking that a field holds: a text, a part, or a list of parts, which may hold such lists."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return next((thought for name in _OF_THOUGHTS if (thought := thought_of(value.get(name)))), "")
+    return "".join(map(thought_of, value)) if isinstance(value, list) else ""
 
 
-def _call(written: Any, number: int) -> Call:
-    function = written.get("function") if isinstance(written, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name:
-        return MalformedCall(_json(written), "it names no function")
-    text = function.get("arguments")
-    text = text or "{}" if isinstance(text, str) or text is None else _json(text)
+def _thinking(content: Any) -> str:
+    return "".join(thought_of(one) for one in _parts(content) if not isinstance(one, str) and _is_thinking(one))
+
+
+def _parts(value: Any) -> list[str | Mapping[str, Any]]:
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str | Mapping)]
+
+
+def _is_thinking(part: Mapping[str, Any]) -> bool:
+    """Whether a part is thinking: `type` is `thinking` or `reasoning` with whatever follows, or Gemini marks it."""
+    kind = part.get("type")
+    return part.get("thought") is True or (isinstance(kind, str) and bool(_THINKING_PART.match(kind)))
+
+
+def _untagged(thought: str) -> str:
+    """Thinking without the tags that a gateway left around it."""
+    return thought.strip().removeprefix(THINK_START).removesuffix(THINK_END).strip()
+
+
+def _written_calls(message: Mapping[str, Any]) -> list[Any]:
+    for written in (message.get("tool_calls"), message.get("function_call")):
+        if written:
+            return written if isinstance(written, list) else [written]
+    return [
+        part
+        for part in _parts(message.get("content"))
+        if not isinstance(part, str) and (part.get("type") in ("tool_use", "function_call") or "functionCall" in part)
+    ]
+
+
+def _call(written: Any, number: int, tools: Collection[str]) -> tuple[Call, list[str]]:
+    """The call, and the repairs that it needed."""
+    given = written if isinstance(written, Mapping) else {}
+    function = next((given[name] for name in ("function", "functionCall") if name in given), given)
+    if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name.strip():
+        return MalformedCall(_json(written), "it names no function"), []
+    name, repairs = _tool_name(name, tools)
+    arguments = next((function[key] for key in ("arguments", "input", "args", "parameters") if key in function), None)
     try:
-        return ToolCall(str(written.get("id") or f"call_{number}"), name, parse_arguments(text))
+        read, needed = read_arguments(arguments)
     except ValueError as error:
-        return MalformedCall(text, f"{name}: {error}")
+        return MalformedCall(arguments if isinstance(arguments, str) else _json(arguments), f"{name}: {error}"), []
+    return ToolCall(str(given.get("id") or f"call_{number}"), name, read), [*repairs, *needed]
+
+
+def _tool_name(name: str, tools: Collection[str]) -> tuple[str, list[str]]:
+    """The name of an offered tool without what endpoints put around it; another name as it is."""
+    if name in tools or not (found := _AROUND_NAME.fullmatch(name)) or found[1] not in tools:
+        return name, []
+    return found[1], ["tool_name"]
 
 
 def _json(value: Any) -> str:

@@ -272,11 +272,8 @@ class InjectedFailure(msgspec.Struct, frozen=True):
 
 
 class CallError(msgspec.Struct, frozen=True):
-    """A call that failed by itself.
-
-    `kind` is `unknown_tool`, `invalid_arguments`, `tool_error` (the tool says so), or how the sandbox ended it
-    (`sandbox.outcomes`: `cpu_timeout`, `crash` …).
-    """
+    """A call that failed by itself. `kind` is `unknown_tool`, `invalid_arguments`, `tool_error` (the tool says so), or
+    how the sandbox ended it (`sandbox.outcomes`: `cpu_timeout`, `crash` …)."""
 
     call_id: str
     kind: str
@@ -309,6 +306,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     """What it teaches beside calling tools, and what its user wanted; not there where that was one request."""
     servers: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Whose tools it offers, where these are several servers; `server_id` is then that of the group."""
+    repaired: dict[str, list[str]] | msgspec.UnsetType = msgspec.UNSET
+    """Repairs that calls needed to be read, by call id (`core/loose_json.py`); not there where none did."""
     unfinished: bool | msgspec.UnsetType = msgspec.UNSET
     """Its last turn was broken off by a limit: that it ends there is not to be learnt. Not there where it was not."""
     provenance: Provenance | msgspec.UnsetType = msgspec.UNSET

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import msgspec
 
 from synthesis.core.endpoint_settings import Role
+from synthesis.core.markup import markup_in
+from synthesis.core.openai_messages import texts_of
 from synthesis.core.records import Language, Provenance
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.core.versions import code_version
+from synthesis.pipeline.casting import role_of
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
 from synthesis.pipeline.teacher import Teacher, TeacherError, cast, description, models_of
 
@@ -124,6 +127,7 @@ async def ask_until(
         except TeacherError as error:
             raise Rejected(failed, str(error)) from error
         try:
+            _check_markup(given)
             return await check(given)
         except Rejected as rejection:
             if rejection.reason == "teacher_failed":  # of a request that the check made: nothing to mend here
@@ -132,6 +136,28 @@ async def ask_until(
             feedback = rejection.detail or rejection.reason
     assert last is not None
     raise last
+
+
+_NOT_STORED = frozenset({"reason", "reasoning", "analysis", "plan", "code", "check"})
+"""Fields of answers that no model is trained on. Code may hold any text."""
+
+
+def _check_markup(given: msgspec.Struct) -> None:
+    """Refuse an answer whose texts hold markup of a chat format: they are stored, and models are trained on them.
+
+    Raises:
+        Rejected: `leaked_markup`; of a user or an emulator with the role in front. The detail is for the teacher.
+    """
+    role = role_of(type(given))
+    if role == "judge":
+        return
+    for name, value in msgspec.to_builtins(given).items():
+        for text in texts_of(value, without=_NOT_STORED) if name not in _NOT_STORED else ():
+            if found := markup_in(text):
+                raise Rejected(
+                    f"{role}_leaked_markup" if role in ("user", "emulator") else "leaked_markup",
+                    f"`{name}` holds {found}; leave it out, or quote it in backticks where the text is about it",
+                )
 
 
 async def together(*given: Awaitable[Any]) -> list[Any]:

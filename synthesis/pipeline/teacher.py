@@ -301,7 +301,7 @@ class OpenAITeacher:
         """See `Teacher.act`: OpenAI's messages and tools, for which the served model has a chat template of its own.
 
         A turn that the token limit cut off, or a filter or an error broke off, is asked for again, as is one with a
-        call that cannot be read; when tries run out, the latter is returned as it is.
+        call that cannot be read or another problem; when tries run out, the latter is returned as it is.
 
         Raises:
             TeacherError: all turns were cut or broken off, or the endpoint refused the request.
@@ -311,18 +311,21 @@ class OpenAITeacher:
         body = _body(config, [{name: one[name] for name in one if name != "name"} for one in to_openai(messages)], seed)
         if tools:
             body["tools"] = [tool.to_openai() for tool in tools]
+        names = [tool.name for tool in tools]
         digest = self._digest(lambda: msgspec.json.encode(body))
         if (known := await self._recorded(digest, "a turn of the agent", seed, config)) is not None:
-            return read_reply(msgspec.json.decode(known))
+            return read_reply(msgspec.json.decode(known), names)
         try:
-            sent = await self._turn(config, served, body, seed)
+            sent = await self._turn(config, served, body, seed, names)
         except TeacherError as error:
             self._record(digest, "", str(error))
             raise
         self._record(digest, sent.decode())
-        return read_reply(msgspec.json.decode(sent))
+        return read_reply(msgspec.json.decode(sent), names)
 
-    async def _turn(self, config: OpenAITeacherConfig, served: _Served, body: Mapping[str, Any], seed: int) -> bytes:
+    async def _turn(
+        self, config: OpenAITeacherConfig, served: _Served, body: Mapping[str, Any], seed: int, tools: Sequence[str]
+    ) -> bytes:
         """A turn as the endpoint sent it."""
         unreadable: bytes | None = None
         problems: dict[str, None] = {}
@@ -339,7 +342,8 @@ class OpenAITeacher:
                 problems[problem] = None
                 continue
             unreadable = bytes(reply.sent)
-            if not any(isinstance(call, MalformedCall) for call in read_reply(reply.message).calls):
+            turn = read_reply(reply.message, tools)
+            if turn.problem is None and not any(isinstance(call, MalformedCall) for call in turn.calls):
                 return unreadable
         if unreadable is None:
             raise TeacherError(f"a turn of the agent: {' or '.join(problems)} in all of {config.tries} tries")

@@ -140,7 +140,7 @@ class ToolExecutor:
         Otherwise the teacher is asked again, with the reason.
 
         Raises:
-            Rejected: `emulator_failed`: no answer, or none that is such.
+            Rejected: `emulator_failed`: no answer, or none that is such; `emulator_leaked_markup`.
         """
         variables = {
             "server": server,

@@ -26,8 +26,8 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
     with half its past teaches calls that nothing explains.
 
     Raises:
-        Rejected: `teacher_failed`, `malformed_call`, `turn_limit`, `token_limit`, `empty_answer`, `emulator_failed`,
-            `bad_schema`; and what `users.speak` raises.
+        Rejected: `teacher_failed`, `malformed_call`, `leaked_markup`, `model_refused`, `turn_limit`, `token_limit`,
+            `empty_answer`, `emulator_failed`, `emulator_leaked_markup`, `bad_schema`; and what `users.speak` raises.
         Transient: the infrastructure failed; the run can be tried again as it was.
     """
     server, config, context = servers[task.server_id], context.config, context.cast(task.family)
@@ -39,7 +39,8 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
         made = [call for call in calls if isinstance(call, ToolCall)]  # all: a malformed one rejects the run
         results = await session.call_all(made)
         for call, result in zip(made, results, strict=True):
-            statuses.append(CallStatus(call.id, result.ok, result.injected, result.error))
+            repairs = agent.repairs.get(call.id, msgspec.UNSET)
+            statuses.append(CallStatus(call.id, result.ok, result.injected, result.error, repairs))
         return [result.content for result in results]
 
     async def answer() -> None:
@@ -75,11 +76,12 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
 class _TeacherAgent:
     """The teacher, which is shown the conversation and the tools' documents, and nothing else. Implements `Agent`.
 
-    What it writes becomes training data, so a call that cannot be read is no observation, as it is for a policy: it
-    rejects the run.
+    What it writes becomes training data. So a call that cannot be read, or markup in the text, rejects the run; for a
+    policy it is an observation.
 
     Attributes:
         messages: the conversation so far.
+        repairs: what was repaired in a call, by its id.
         tokens: about how many it has, with the tools' documents.
         turns: how many the teacher made.
     """
@@ -93,6 +95,7 @@ class _TeacherAgent:
         self._tools = offered(task, server)
         self.tokens, self._counted = estimated_tokens([], self._tools), 0
         self.turns = self._calls = 0
+        self.repairs: dict[str, list[str]] = {}
         self._task, self._context = task, context
 
     def hear(self, message: str) -> int:
@@ -117,7 +120,10 @@ class _TeacherAgent:
             )
         except TeacherError as error:
             raise Rejected("teacher_failed", str(error)) from error
+        if turn.problem is not None:
+            raise Rejected(turn.problem.reason, f"{self._task.id}: {turn.problem.detail}")
         calls = [self._own(call, number) for number, call in enumerate(turn.calls, start=self._calls + 1)]
+        self.repairs |= {calls[index].id: repairs for index, repairs in turn.repairs.items()}
         self.turns, self._calls = self.turns + 1, self._calls + len(calls)
         self.messages.append(Message("assistant", turn.content.strip(), turn.reasoning.strip(), calls))
         return calls

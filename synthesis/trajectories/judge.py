@@ -87,6 +87,7 @@ async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> 
             reward=reward,
             failures=[InjectedFailure(call.call_id, call.injected) for call in run.calls if call.injected],
             errors=[CallError(call.call_id, call.error) for call in run.calls if call.error],
+            repaired={call.call_id: call.repairs for call in run.calls if call.repairs} or msgspec.UNSET,
             needs=run.task.tools,
             dialogue=run.task.dialogue,
             servers=run.task.servers,

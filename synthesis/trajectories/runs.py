@@ -13,12 +13,13 @@ Ending = Literal["said", "silent", "limit"]
 
 
 class CallStatus(msgspec.Struct, frozen=True):
-    """What really became of a call; see `execution.ToolResult`."""
+    """What really became of a call; see `execution.ToolResult`. `repairs`: see `Trajectory.repaired`."""
 
     call_id: str
     ok: bool
     injected: str = ""
     error: str = ""
+    repairs: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class AgentRun(msgspec.Struct, frozen=True):

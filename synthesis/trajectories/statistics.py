@@ -129,7 +129,7 @@ def whose_faults(rejected: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         for reason, count in rejected.get(stage, {}).items():
             if reason.startswith("user_"):
                 of_user[reason] += count
-            elif reason not in ("judge_failed", "emulator_failed", "transient_failure", "bad_schema"):
+            elif not reason.startswith(("emulator_", "judge_")) and reason not in ("transient_failure", "bad_schema"):
                 of_agent += count
     return {"user": dict(sorted(of_user.items())), "agent": of_agent}
 
@@ -149,6 +149,7 @@ def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[s
     (messages, calls, tools, turns, roles, executions, called, domains, languages, conducts, injected, real, over) = (
         Counter[Any]() for _ in range(13)
     )
+    repaired = Counter[str]()
     offered: set[Any] = set()
     used: set[str] = set()
     count = parallel = with_injected = with_real = with_any = 0
@@ -176,6 +177,7 @@ def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[s
         # A record of an older version has only the number.
         injected["unrecorded"] += one.injected_failures - len(one.failures)
         real.update(error.kind for error in one.errors)
+        repaired.update(repair for repairs in (one.repaired or {}).values() for repair in repairs)
         with_injected += one.injected_failures > 0
         with_real += bool(one.errors)
         with_any += bool(one.injected_failures or one.errors)
@@ -228,6 +230,8 @@ def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[s
         "real_failure_rate": share(real.total(), every_call),
         "share_with_real_failures": share(with_real, count),
         "share_with_failures": share(with_any, count),
+        # Not there where every call was stored as its model wrote it.
+        **({"repaired_calls_by_kind": _ordered(repaired)} if repaired else {}),
         "tokens_per_conversation": {
             "mean": round(fmean(tokens), 1) if count else 0.0,
             "median": median(tokens) if count else 0.0,
@@ -308,6 +312,8 @@ def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
         emulated = of_servers.get("emulated", 0)
         more["servers real / emulated"] = f"{1 - emulated:.1%} / {emulated:.1%} ({ranked(of_servers)})"
     more |= failures("injected") | failures("real")
+    if repaired := statistics.get("repaired_calls_by_kind"):
+        more["repairs of calls"] = ", ".join(f"{name} {times:,}" for name, times in repaired.items())
     if (failed := statistics.get("share_with_failures")) is not None:
         more["with a failed call"] = f"{failed:.1%} of the conversations"
     roles, calls = statistics["role_shares"], statistics["tool_calls_per_conversation"]

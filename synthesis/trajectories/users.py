@@ -30,7 +30,7 @@ async def speak(task: Task, messages: Sequence[Message], context: TrajectoryCont
     """What the user says next.
 
     Raises:
-        Rejected: `user_failed`: no valid answer; `user_silent`, `user_wrong_language`.
+        Rejected: `user_failed`: no valid answer; `user_silent`, `user_wrong_language`, `user_leaked_markup`.
     """
     assert task.dialogue
 

@@ -91,6 +91,53 @@ async def test_parallel_calls_and_their_order():
         ({"content": "Why.</think>A."}, AssistantTurn("Why.", "A.")),
         ({"content": [{"type": "text", "text": "A"}, {"type": "image"}, {"text": 1}]}, AssistantTurn("", "A")),
         ({"content": 3, "reasoning_content": None, "tool_calls": None}, AssistantTurn("", "")),
+        ({"content": {"type": "text", "text": "A."}}, AssistantTurn("", "A.")),
+        ({"content": "A.", "reasoning_content": "<think>\nWhy.\n</think>"}, AssistantTurn("Why.", "A.")),
+        ({"content": "A.", "thinking": "Why."}, AssistantTurn("Why.", "A.")),
+        (
+            {"content": "A.", "reasoning_details": [{"type": "reasoning.text", "text": "Why."}]},
+            AssistantTurn("Why.", "A."),
+        ),
+        ({"content": "A.", "reasoning": {"summary": [{"text": "Why."}]}}, AssistantTurn("Why.", "A.")),
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "Why."}]},
+                    {"type": "text", "text": "A."},
+                ]
+            },
+            AssistantTurn("Why.", "A."),
+        ),
+        (
+            {"content": [{"type": "thinking", "thinking": "Why."}, {"type": "output_text", "text": "A."}]},
+            AssistantTurn("Why.", "A."),
+        ),
+        (
+            {"content": [{"type": "reasoning", "text": "Why."}, {"type": "text", "text": "A."}]},
+            AssistantTurn("Why.", "A."),
+        ),
+        ({"content": [{"text": "Why.", "thought": True}, {"text": "A."}]}, AssistantTurn("Why.", "A.")),
+        (
+            {"content": "Models end a thought with `</think>`."},
+            AssistantTurn("", "Models end a thought with `</think>`."),
+        ),
+        (
+            {"function_call": {"name": "find", "arguments": "{}"}},
+            AssistantTurn("", "", [ToolCall("call_0", "find", {})]),
+        ),
+        (
+            {"content": [{"type": "tool_use", "id": "a", "name": "find", "input": {"item": "b"}}]},
+            AssistantTurn("", "", [ToolCall("a", "find", {"item": "b"})]),
+        ),
+        (
+            {"content": [{"functionCall": {"name": "find", "args": {"item": "b"}}}]},
+            AssistantTurn("", "", [ToolCall("call_0", "find", {"item": "b"})]),
+        ),
+        (
+            {"tool_calls": [{"type": "function", "name": "find", "arguments": "{}"}]},
+            AssistantTurn("", "", [ToolCall("call_0", "find", {})]),
+        ),
+        ({"tool_calls": [call("null", id="")]}, AssistantTurn("", "", [ToolCall("call_0", "find", {})])),
         ({"tool_calls": [call(None)]}, AssistantTurn("", "", [ToolCall("abc", "find", {})])),
         ({"tool_calls": [call({"item": 1})]}, AssistantTurn("", "", [ToolCall("abc", "find", {"item": 1})])),
     ],
@@ -107,7 +154,6 @@ def test_what_servers_send(message, turn):
         {"tool_calls": [call(name=None)]},
         {"tool_calls": ["find"]},
         {"tool_calls": "find"},
-        {"content": '<tool_call>\n{"name": "find"}\n</tool_call>'},
     ],
 )
 async def test_a_call_that_cannot_be_read_is_asked_for_again_and_never_made(message):
@@ -117,6 +163,63 @@ async def test_a_call_that_cannot_be_read_is_asked_for_again_and_never_made(mess
     async with served(message, tries=2) as (teacher, bodies):
         turn = await act(teacher)
         assert len(bodies) == 2 and any(isinstance(one, MalformedCall) for one in turn.calls)
+
+
+LEAKS = [
+    {"content": '<tool_call>\n{"name": "find"}\n</tool_call>'},
+    {"content": "I look it up.\n\n<｜DSML｜function_calls", "tool_calls": [call()]},
+    {"content": "<think>\nThe user wants it. I could ask again"},
+    {"content": "<thought>\nA plan.\n</thought>\nIt is here."},
+    {"content": "To end a thought, models write </think> in their text."},
+    {"content": '```json\n{"name": "find", "arguments": {"item": "a"}}\n```'},
+    {"content": "It is here.<|im_end|>"},
+    {"content": "It is here.", "reasoning_content": "So. <tool_call>{}"},
+    {"tool_calls": [call('{"item": "a<|eot_id|>"}')]},
+    {"tool_calls": [call(name="find<|channel|>commentary")]},
+]
+
+
+@pytest.mark.parametrize("message", LEAKS)
+async def test_a_turn_with_markup_in_it_is_asked_for_again_and_then_no_turn(message):
+    async with served(message, {"content": "Well."}) as (teacher, bodies):
+        assert await act(teacher) == AssistantTurn("", "Well.") and len(bodies) == 2
+    async with served(message, tries=2) as (teacher, bodies):
+        problem = (await act(teacher)).problem
+        assert len(bodies) == 2 and problem and problem.reason == "leaked_markup"
+
+
+async def test_a_refusal_is_asked_for_again_and_named():
+    refusal = {"content": None, "refusal": "I cannot help with that."}
+    async with served(refusal, {"content": "Well."}) as (teacher, _):
+        assert (await act(teacher)).content == "Well."
+    async with served(refusal, tries=2) as (teacher, _):
+        assert (await act(teacher)).problem == ("model_refused", "the model refused: I cannot help with that.")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "repairs"),
+    [
+        ("functions.find", '{"item": "a"}', ["tool_name"]),
+        ("default_api.find", '{"item": "a"}', ["tool_name"]),
+        ("functions.find:0", '{"item": "a"}', ["tool_name"]),
+        (" find ", '{"item": "a"}', ["tool_name"]),
+        ("find", '```json\n{"item": "a"}\n```', ["code_fence"]),
+        ("functions.find", '{"item": "a"}}', ["tool_name", "stray_bracket"]),
+    ],
+)
+async def test_a_call_in_another_form_is_repaired_and_the_repair_is_named(name, arguments, repairs):
+    async with served({"tool_calls": [call(), call(arguments, name)]}) as (teacher, bodies):
+        turn = await act(teacher)
+    assert len(bodies) == 1 and turn.repairs == {1: repairs}
+    assert [(one.name, one.arguments) for one in turn.calls] == [("find", {"item": "a"})] * 2
+
+
+def test_a_name_that_is_not_offered_stays_as_it_was_written():
+    for name in ("functions.other", "find.functions", "find2", "myfind"):
+        (found,) = read_reply({"tool_calls": [call("{}", name)]}, ["find"]).calls
+        assert found.name == name
+    (found,) = read_reply({"tool_calls": [call("{}", "api.find")]}, ["find", "api.find"]).calls
+    assert found.name == "api.find"
 
 
 async def test_a_turn_that_was_cut_off_is_no_turn():
