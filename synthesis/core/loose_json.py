@@ -26,6 +26,7 @@ from synthesis.core.chat_format import parse_arguments, parse_json
 from synthesis.core.normal_text import normalized
 
 _STRING = re.compile(r'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)', re.DOTALL)
+_PYTHON_ESCAPE = re.compile(r"""\\[^"'/bfnrtu]""")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _TRAILING_COMMA = re.compile(r",(?=\s{0,99}[}\]])")
 _INVISIBLE = "\ufeff\u200b\u2060"
@@ -140,6 +141,8 @@ def _normalised(text: str) -> tuple[str, list[str]]:
 def _python(text: str, problem: ValueError) -> Any:
     """The value of a Python dictionary or list. Raises `problem` where the text is none."""
     if not text.startswith(("{", "[")) or len(text) > _LONGEST_LITERAL:
+        raise problem
+    if _PYTHON_ESCAPE.search(text.replace("\\\\", "")):  # `\\alpha` is TeX, and not a bell
         raise problem
     try:
         tree = ast.parse(text, mode="eval")

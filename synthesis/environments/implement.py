@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 import keyword
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from synthesis.core.loose_json import unfenced
 from synthesis.core.records import CodeTool, Decomposition, ReferenceCall, SubQuestion, ToolSpec
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.environments.context import EnvironmentContext
@@ -95,8 +97,7 @@ async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context:
         case = Case(step.id, arguments(call.arguments), arguments(call.other_arguments), step.answer)
 
         async def check_code(given: ToolCodeAnswer, case: Case = case) -> tuple[CodeTool, list[ReferenceCall]]:
-            check_source(given.code, spec.name)
-            tool = CodeTool(spec, given.code)
+            tool = CodeTool(spec, read_source(given.code, spec.name))
             return tool, await prove(tool, [case], context)
 
         try:
@@ -151,6 +152,30 @@ def _not_harder(plain: ToolSpec, harder: ToolSpec) -> Rejected | None:
     if len(new["properties"]) == len(old["properties"]):
         return Rejected("not_harder", "add at least one optional parameter")
     return None
+
+
+def read_source(text: str, name: str) -> str:
+    """Return the module that a teacher wrote without what surrounds it: one code block of Markdown and its prose, an
+    invisible mark, an indentation of all lines. A module that needs no repair is returned as it is.
+
+    Raises:
+        Rejected: `bad_code`: see `check_source`; or it has several code blocks.
+    """
+    parts = text.split("```")
+    blocks = parts[1::2] if len(parts) % 2 else []
+    plain = textwrap.dedent(text.lstrip("\ufeff\u200b\r\n"))
+    fenced = unfenced(f"```{blocks[0]}```") if len(blocks) == 1 else None
+    repaired = plain if fenced is None else textwrap.dedent(fenced.lstrip("\ufeff\u200b"))
+    for code in (text, repaired):
+        try:
+            check_source(code, name)
+        except Rejected as rejection:
+            problem = rejection
+        else:
+            return code
+    if len(blocks) > 1:
+        raise Rejected("bad_code", f"the code has {len(blocks)} code blocks; write one module, as plain text")
+    raise problem
 
 
 def check_source(code: str, name: str) -> None:

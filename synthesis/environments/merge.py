@@ -10,7 +10,7 @@ from synthesis.core.records import CodeTool
 from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool
-from synthesis.environments.implement import check_source
+from synthesis.environments.implement import read_source
 from synthesis.environments.leaks import check_arguments_ask, leaked
 from synthesis.environments.proof import Case, check_arguments, prove
 from synthesis.environments.teacher_answers import Cluster, IntentClustersAnswer, MergedToolAnswer, arguments
@@ -73,12 +73,11 @@ async def _merged(built: Built, group: list[NeededTool], context: EnvironmentCon
     async def check(given: MergedToolAnswer) -> NeededTool:
         if len(given.calls) != len(members):
             raise Rejected("bad_call", f"{len(given.calls)} calls for {len(members)} sub-questions; give one for each")
-        check_source(given.code, base.name)
+        tool = CodeTool(base, read_source(given.code, base.name))
         calls = [arguments(call) for call in given.calls]
         for call, step in zip(calls, members, strict=True):
             check_arguments(base, call)
             check_arguments_ask(call, step, decomposition)
-        tool = CodeTool(base, given.code)
         cases = [
             Case(step.id, call, own.others[0], step.answer)
             for call, own, step in zip(calls, group, members, strict=True)

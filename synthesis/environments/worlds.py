@@ -17,7 +17,7 @@ from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, drafted, on_a_side, wishes
 from synthesis.environments.drafts import Built, Draft, NeededTool
-from synthesis.environments.implement import check_source, checked_spec
+from synthesis.environments.implement import check_source, checked_spec, read_source
 from synthesis.environments.proof import check_arguments
 from synthesis.environments.teacher_answers import WorldAnswer, WorldRow, WorldStep, WorldTable, arguments
 from synthesis.environments.verify import assembled
@@ -42,6 +42,7 @@ async def make_world(seed: QuestionSeed, context: EnvironmentContext) -> list[Bu
     config = context.config
 
     async def check(given: WorldAnswer) -> Built:
+        given = _plain(given)
         draft = _draft(given, seed, context)
         built = _unproven(given, draft)
         others = {step.id: arguments(step.other_arguments) for step in given.sub_questions}
@@ -61,6 +62,15 @@ async def make_world(seed: QuestionSeed, context: EnvironmentContext) -> list[Bu
 def intent_of(domain: str, tool: str) -> str:
     """What a step of a world does: all of one world are held out together (`Partition.split_of_intent`)."""
     return f"{_NOT_IN_NAMES.sub('_', domain.casefold()).strip('_') or 'world'}.{tool}"
+
+
+def _plain(given: WorldAnswer) -> WorldAnswer:
+    """The answer with its sources as modules alone. Raises `Rejected`: `bad_code`."""
+    steps = [
+        msgspec.structs.replace(step, check=read_source(step.check, "check")) if step.check else step
+        for step in given.sub_questions
+    ]
+    return msgspec.structs.replace(given, code=read_source(given.code, _BROKEN), sub_questions=steps)
 
 
 def _draft(given: WorldAnswer, seed: QuestionSeed, context: EnvironmentContext) -> Draft:
@@ -97,8 +107,6 @@ def _unproven(given: WorldAnswer, draft: Draft) -> Built:
             check_arguments(specs[step.tool], one)
         if arguments(step.arguments) == arguments(step.other_arguments):
             raise Rejected("bad_call", f"sub-question {step.id}: other_arguments are the same as arguments")
-        if step.check:
-            check_source(step.check, "check")
     tools = [_tool(spec.name, CodeTool(spec, ""), given) for spec in specs.values()]
     return Built(draft, tools, world=world)
 

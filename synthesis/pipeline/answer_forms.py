@@ -16,7 +16,11 @@ from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import msgspec.inspect
 
+from synthesis.core.loose_json import read_loosely, unfenced
+from synthesis.core.markup import THINK_END
+from synthesis.core.normal_text import fold, normalized
 from synthesis.core.typed import decode_any_json, decode_json
 
 Form = Literal["json_schema", "json_object", "text"]
@@ -25,6 +29,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _MOST_STARTS = 16
 """Braces at which an answer may begin: each costs one pass over the text."""
+_SEVERAL = re.compile(r"[,，、;；\n]")
+"""Between the elements of a list that was written as a text."""
+_NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?", re.ASCII)
+_TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 _MOST_CHOICES = 64
 """Integers within bounds that are written out one by one, since strict output knows no bounds."""
 _DROPPED = frozenset({"title", "default", "minimum", "maximum"})
@@ -135,19 +143,22 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 def read_answer(text: str, answer: type[T]) -> tuple[T, str]:
     """The answer in a model's text, and its JSON.
 
-    Thinking comes before it and does not count. Of several JSON objects the one that fits the type is the answer. What
-    no schema can say, such as that a text is JSON itself, a type says in `check`, which raises `ValueError`.
+    Thinking comes before it and does not count. Of several JSON objects the one that fits the type is the answer. JSON
+    is repaired as `loose_json` does it, and values as `_fitted` does. What no schema can say, such as that a text is
+    JSON itself, a type says in `check`, which raises `ValueError`.
 
     Raises:
         BadAnswer: none fits, or two do and differ.
     """
-    text = text.rpartition("</think>")[2].strip()
+    text = text.strip()
     try:
         return _decoded(text, answer), text
     except BadAnswer as error:
         problem = error
+    if (behind := text.rpartition(THINK_END)[2].strip()) != text:
+        return read_answer(behind, answer)
     found: dict[str, T] = {}
-    for part in _objects(text):
+    for part in (*_objects(text), *_blocks(text)):
         try:
             one = _decoded(part, answer)
         except BadAnswer as error:
@@ -161,6 +172,12 @@ def read_answer(text: str, answer: type[T]) -> tuple[T, str]:
         raise problem
     ((part, one),) = found.items()
     return one, part
+
+
+def _blocks(text: str) -> list[str]:
+    """What the code blocks of a text enclose."""
+    inside = text.split("```")[1 : 2 * _MOST_STARTS : 2]
+    return [found for part in inside if (found := unfenced(f"```{part}```")) is not None]
 
 
 def _objects(text: str) -> Iterator[str]:
@@ -181,32 +198,112 @@ def _objects(text: str) -> Iterator[str]:
 
 def _decoded(text: str, answer: type[T]) -> T:
     try:
-        given = _fitting(text, answer)
-        if (check := getattr(given, "check", None)) is not None:
-            check()
-    except msgspec.ValidationError as error:
-        raise BadAnswer(f"the answer does not fit its schema: {error}") from None
-    except msgspec.DecodeError as error:
-        raise BadAnswer(f"the answer is not JSON: {error}") from None
-    except RecursionError:
-        raise BadAnswer("the answer is nested too deeply") from None
-    except ValueError as error:
-        raise BadAnswer(f"the answer is no good: {error}") from None
+        return _checked(decode_json(text, answer))
+    except (ValueError, RecursionError) as error:
+        problem: Exception = error
+    try:
+        value = decode_any_json(text)
+    except (msgspec.DecodeError, RecursionError):
+        try:
+            value, _ = read_loosely(text)
+        except (ValueError, RecursionError):
+            raise _bad(problem) from None
+    try:
+        fitted = _fitted(value, msgspec.inspect.type_info(answer), top=True)
+        return _checked(decode_json(msgspec.json.encode(fitted), answer))
+    except (ValueError, RecursionError) as error:
+        raise _bad(error) from None
+
+
+def _checked(given: T) -> T:
+    """The answer. Raises `ValueError`: its own check refuses it."""
+    if (check := getattr(given, "check", None)) is not None:
+        check()
     return given
 
 
-def _fitting(text: str, answer: type[T]) -> T:
+def _bad(error: Exception) -> BadAnswer:
+    if isinstance(error, msgspec.ValidationError):
+        return BadAnswer(f"the answer does not fit its schema: {error}")
+    if isinstance(error, msgspec.DecodeError):
+        return BadAnswer(f"the answer is not JSON: {error}")
+    if isinstance(error, RecursionError):
+        return BadAnswer("the answer is nested too deeply")
+    return BadAnswer(f"the answer is no good: {error}")
+
+
+def _fitted(value: Any, kind: msgspec.inspect.Type, *, top: bool = False) -> Any:
+    """A JSON value brought to a type where one reading is possible; anything else as it is, for the decoder to refuse.
+
+    A null is a field that was left out. Numbers and truth values may be texts, choices in other letters, an object may
+    be a list of itself, and a list of one may be its element. A text that is to be JSON may be the value itself.
+    """
+    inspect = msgspec.inspect
+    match kind:
+        case inspect.Metadata(type=inspect.StrType(), extra={"json": True}):
+            return _json_text(value)
+        case inspect.Metadata(type=inner):
+            return _fitted(value, inner)
+        case inspect.StructType():
+            return _fitted_object(value, kind, top)
+        case inspect.ListType(item_type=item):
+            if isinstance(value, str) and value.strip().startswith("["):
+                value = _opened(value)
+            if isinstance(value, dict) or (isinstance(value, str) and not _SEVERAL.search(value)):
+                value = [value]
+            return [_fitted(one, item) for one in value] if isinstance(value, list) else value
+        case inspect.LiteralType(values=choices):
+            alike = [choice for choice in choices if _folded(choice) == _folded(value)]
+            return alike[0] if len(alike) == 1 else value
+        case inspect.BoolType():
+            return _TRUTH.get(_folded(value), value)
+        case inspect.IntType() | inspect.FloatType():
+            if isinstance(value, str) and _NUMBER.fullmatch(text := normalized("NFKC", value).strip()):
+                value = float(text) if "." in text else int(text)
+            return int(value) if isinstance(value, float) and value.is_integer() else value
+    return value
+
+
+def _fitted_object(value: Any, kind: msgspec.inspect.StructType, top: bool) -> Any:
+    if isinstance(value, str) and value.strip().startswith("{"):
+        value = _opened(value)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, dict):
+        return value
+    fields = {_folded(field.encode_name): field for field in kind.fields}
+    if top and len(value) == 1 and _folded(name := next(iter(value))) not in fields:
+        return _fitted(value[name], kind)  # the type's name, or a word for an answer, is around it
+    given: dict[str, Any] = {}
+    for name, one in value.items():
+        if one is None:
+            continue
+        field = fields.get(_folded(name))
+        named = name if field is None else field.encode_name
+        if named in given:  # two spellings of one name
+            return value
+        given[named] = one if field is None else _fitted(one, field.type)
+    return given
+
+
+def _json_text(value: Any) -> Any:
+    """JSON as text, of a value or of a text that holds JSON in a code block or the like."""
+    if isinstance(value, str):
+        opened = _opened(value)
+        return value if opened is value else json.dumps(opened, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _opened(text: str) -> Any:
+    """The value of a JSON text, or the text."""
     try:
-        return decode_json(text, answer)
-    except msgspec.ValidationError:
-        given = decode_any_json(text)
-        if (kept := _without_nulls(given)) == given:
-            raise
-    return decode_json(msgspec.json.encode(kept), answer)
+        return read_loosely(text)[0]
+    except (ValueError, RecursionError):
+        return text
 
 
-def _without_nulls(value: Any) -> Any:
-    """A null stands for an optional field that was left out; where a field is required it is still missed."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+def _folded(value: Any) -> str:
+    """A choice or a name without case, width, and the difference of spaces, hyphens and underscores."""
+    if not isinstance(value, str):
+        return "true" if value is True else "false" if value is False else json.dumps(value)
+    return re.sub(r"[\s_-]", "_", fold(value))

@@ -17,6 +17,8 @@ from synthesis.core.endpoint_settings import Role
 Grade = Literal["no", "partly", "yes"]
 POINTS: dict[Grade, float] = {"no": 0.0, "partly": 0.5, "yes": 1.0}
 Rating = Annotated[int, msgspec.Meta(ge=1, le=5)]
+JsonText = Annotated[str, msgspec.Meta(extra={"json": True})]
+"""A text that holds JSON; `answer_forms` takes the JSON itself for it too."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -182,8 +184,7 @@ class EmulatedResult(msgspec.Struct, frozen=True):
     ROLE: ClassVar[Role] = "emulator"
 
     reasoning: str
-    result: str
-    """JSON text."""
+    result: JsonText
     is_error: bool
 
     def check(self) -> None:

@@ -43,6 +43,7 @@ def test_one_reading(text: str, value: Any, repairs: list[str]) -> None:
         ("{'a': (1, 2)}", "Expecting property name"),
         ("{1: 2}", "Expecting property name"),
         ("{'a': f()}", "Expecting property name"),
+        ('{"a": "\\alpha"}', "Invalid .escape"),
         ('{"a": NaN}', "NaN is not JSON"),
         ('{"a": 1e400}', "beyond the range"),
         ('{"a": "cut o', "Unterminated string"),

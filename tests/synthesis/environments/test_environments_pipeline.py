@@ -38,7 +38,7 @@ from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.distract import twins_of
 from synthesis.environments.drafts import Built, Draft, NeededTool
 from synthesis.environments.fact_tools import fact_tool
-from synthesis.environments.implement import implement
+from synthesis.environments.implement import implement, read_source
 from synthesis.environments.merge import merge
 from synthesis.environments.pipeline import synthesize
 from synthesis.environments.statistics import statistics_of, table_rows
@@ -313,6 +313,70 @@ async def test_the_sandbox_message_goes_back_to_the_teacher(pool: SandboxPool) -
     assert built.tools[0].calls[0].output == {"capital": "Tokyo"}
     feedback = [text for name, text in teacher.feedback if name == "ToolCodeAnswer"]
     assert feedback[0] == "" and "Kyoto" in feedback[1] and len(feedback) == 2
+
+
+SOURCE = "T = {'Oslo': 5}\n\ndef f(city: str):\n    return {'n': T[city]}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SOURCE,
+        SOURCE.replace("\n", "\r\n"),
+        f"\ufeff{SOURCE}",
+        f"```python\n{SOURCE}```",
+        f"```\n{SOURCE}\n```\n",
+        f"Here is the module:\n\n```python\n\ufeff{SOURCE}```\nIt works.",
+        "\n" + "".join(f"    {line}\n" for line in SOURCE.splitlines()),
+        "```py\n" + "".join(f"  {line}\n" for line in SOURCE.splitlines()) + "```",
+    ],
+)
+async def test_a_module_is_read_without_what_surrounds_it(text: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(read_source(text, "f"), scope)
+    assert scope["f"]("Oslo") == {"n": 5}
+
+
+async def test_a_module_that_needs_no_repair_stays_as_it_is() -> None:
+    quoted = f'"""Module:\n\n```python\n{SOURCE}```\n"""\n{SOURCE}'
+    assert read_source(quoted, "f") == quoted
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"```python\n{SOURCE}```\nor\n```python\n{SOURCE}```", "2 code blocks"),
+        (f"```python\n{SOURCE}", "not Python"),
+        (SOURCE.replace("\n", "\\n"), "not Python"),
+        (SOURCE.replace("'Oslo'", "“Oslo”"), "not Python"),
+        (SOURCE.replace("def f", "def g"), "defines no function 'f'"),
+        ("```python\n```", "defines no function 'f'"),
+    ],
+)
+async def test_what_has_several_readings_is_no_module(text: str, problem: str) -> None:
+    with pytest.raises(Rejected, match=problem):
+        read_source(text, "f")
+
+
+async def test_tool_code_is_stored_without_its_code_block(pool: SandboxPool) -> None:
+    teacher = Rules(ToolCodeAnswer=lambda given, v: ToolCodeAnswer(f"```python\n{given.code}```"))
+    (built,) = await implement(CAPITAL, context(pool, teacher))
+    assert "```" not in built.tools[0].tool.code and built.tools[0].calls[0].output == {"capital": "Tokyo"}
+
+
+async def test_markup_in_an_answer_goes_back_to_the_teacher_and_is_counted(pool: SandboxPool) -> None:
+    def leaking(given: ToolDocumentAnswer, variables: Any) -> ToolDocumentAnswer:
+        return given if variables["feedback"] else replace(given, description=f"{given.description}<|im_end|>")
+
+    teacher = Rules(ToolDocumentAnswer=leaking)
+    (built,) = await implement(CAPITAL, context(pool, teacher))
+    assert "<|im_end|>" not in built.tools[0].tool.spec.description
+    feedback = [text for name, text in teacher.feedback if name == "ToolDocumentAnswer"]
+    assert feedback[1].startswith("`description` holds the special token '<|im_end|>'; leave it out")
+    always = Rules(ToolDocumentAnswer=lambda given, v: replace(given, description=f"{given.description}</think>"))
+    with pytest.raises(Rejected, match="thinking tag") as error:
+        await implement(CAPITAL, context(pool, always))
+    assert error.value.reason == "leaked_markup"
 
 
 @pytest.mark.parametrize(

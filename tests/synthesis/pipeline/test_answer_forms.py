@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
@@ -114,6 +114,90 @@ def test_json_inside_an_answer_is_read_with_it() -> None:
     assert read_answer(good, EmulatedResult)[0].result == '{"celsius": 12}'
     with pytest.raises(BadAnswer, match="`result` is not JSON"):
         read_answer('{"reasoning": "", "result": "12 °C", "is_error": false}', EmulatedResult)
+
+
+class Judged(msgspec.Struct, frozen=True):
+    reason: str
+    rating: Annotated[int, msgspec.Meta(ge=1, le=5)]
+    share: float
+    fits: bool
+    verdict: Literal["no", "gave_away", "yes"]
+    notes: list[Note]
+    names: list[str]
+
+
+JUDGED = Judged("So.", 4, 0.5, True, "gave_away", [Note("a")], ["b"])
+WRITTEN = {
+    "reason": "So.", "rating": 4, "share": 0.5, "fits": True, "verdict": "gave_away", "notes": [{"text": "a"}],
+    "names": ["b"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        {"rating": "4", "share": "0.5", "fits": "true"},
+        {"rating": 4.0, "fits": "Yes"},
+        {"rating": " ４ ", "fits": "TRUE", "verdict": "Gave away."},
+        {"verdict": "GAVE-AWAY", "notes": {"text": "a"}, "names": "b"},
+        {"notes": '[{"text": "a"}]', "names": '["b"]'},
+        {"notes": ['{"text": "a"}'], "names": "b"},
+        {"notes": [[{"text": "a"}]], "rating": "4.0"},
+    ],
+)
+def test_a_value_in_another_form_is_read_where_one_reading_is_possible(forms: dict[str, Any]) -> None:
+    assert read_answer(json.dumps({**WRITTEN, **forms}), Judged)[0] == JUDGED
+
+
+@pytest.mark.parametrize(
+    ("forms", "problem"),
+    [
+        ({"rating": 4.5}, "rating"),
+        ({"rating": "4 of 5"}, "rating"),
+        ({"rating": "9"}, "rating"),
+        ({"rating": True}, "rating"),
+        ({"fits": "perhaps"}, "fits"),
+        ({"fits": 1}, "fits"),
+        ({"verdict": "yes or no"}, "verdict"),
+        ({"names": "b, c"}, "names"),
+        ({"names": 5}, "names"),
+        ({"reason": 5}, "reason"),
+        ({"reason": {"text": "So."}}, "reason"),
+        ({"Reason": "No.", "rating": "4"}, "rating"),  # two names that differ in case
+    ],
+)
+def test_a_value_with_several_readings_is_refused(forms: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadAnswer, match=problem):
+        read_answer(json.dumps({**WRITTEN, **forms}), Judged)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"Text": "a", "UNIT": "km"}',
+        '{"Note": {"text": "a", "unit": "km"}}',
+        '[{"text": "a", "unit": "km"}]',
+        '\ufeff{"text": "a", "unit": "km"}',
+        '{"text"： "a"， "unit": "km"}',
+        '{"text": "a", "unit": "km",}',
+        "{'text': 'a', 'unit': 'km'}",
+        "Here it is:\n```json\n{'text': 'a', 'unit': 'km'}\n```\nDone.",
+        "<think>Perhaps {}.</think>\n```json\n{'text': 'a', 'unit': 'km'}\n```",
+    ],
+)
+def test_an_answer_in_another_form_is_read(text: str) -> None:
+    given, kept = read_answer(text, Note)
+    assert given == Note("a", "km") and read_answer(kept, Note)[0] == given
+
+
+def test_a_thinking_tag_in_an_answer_is_text() -> None:
+    assert read_answer('{"text": "It ends with </think>."}', Note)[0] == Note("It ends with </think>.")
+
+
+def test_json_that_is_wanted_as_text_may_be_given_as_it_is() -> None:
+    for result in ({"celsius": 12}, '```json\n{"celsius": 12}\n```', '{"celsius": 12,}', "{'celsius': 12}"):
+        text = json.dumps({"reasoning": "", "result": result, "is_error": "false"})
+        assert read_answer(text, EmulatedResult)[0] == EmulatedResult("", '{"celsius": 12}', False)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
