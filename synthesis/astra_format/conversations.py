@@ -27,10 +27,11 @@ from synthesis.core.records import SCHEMA_VERSION, Trajectory
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 
-READER = 2
+READER = 3
 """Of what becomes of a row: another number reads files anew."""
 DEFECTS = (
-    "bad_schema", "call_without_result", "colliding_names", "ends_in_error", "result_without_call", "unknown_tool"
+    "bad_schema", "call_without_result", "colliding_names", "ends_in_error", "leaked_markup", "result_without_call",
+    "unknown_tool",
 )  # fmt: skip
 """What a row may be read with all the same."""
 _CHUNK = 1 << 20

@@ -12,21 +12,22 @@ OpenAI has one assistant message with `tool_calls`, and a `tool` message with `t
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
 from synthesis.astra_format.records import Defect
+from synthesis.core.loose_json import read_arguments
+from synthesis.core.markup import markup_in, split_thought
+from synthesis.core.openai_messages import is_thought, thought_of, untagged
 from synthesis.core.records import Message, ToolCall
 from synthesis.core.stages import Rejected
 from synthesis.core.typed import convert_to, decode_json
 
 ERROR = "[ERROR:"
 """How the last message of a run begins that the original wrote down although it had failed."""
-_THINKING = re.compile(r"\A\s*+<think>(.*?)</think>\s*+", re.DOTALL)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class _Given(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "function", "tool"]
     content: str | list[Any] | None = None
     reasoning_content: str | list[Any] | None = None
-    reasoning: str | None = None
+    reasoning: str | list[Any] | dict[str, Any] | None = None
     thinking: str | None = None
     function_call: _Function | None = None
     tool_calls: list[_Call] | None = None
@@ -118,10 +119,12 @@ class _Reader:
     def _assistant(self, given: _Given) -> None:
         if given.weight == 0:
             raise Rejected("bad_record", "a turn of weight 0, and every turn is trained on; leave the row out")
-        content = _text(given.content)
-        reasoning = _text(given.reasoning_content) or given.reasoning or given.thinking or ""
-        if not reasoning and (thought := _THINKING.match(content)):
-            content, reasoning = content[thought.end() :], thought[1].strip()
+        thoughts = [one for one in _items(given.content) if is_thought(one)]
+        content = _text([one for one in _items(given.content) if not is_thought(one)])
+        named = (thought_of(one) for one in (given.reasoning_content, given.reasoning, given.thinking, thoughts))
+        reasoning = untagged(next(filter(None, named), ""))
+        if not reasoning and (split := split_thought(content))[0]:
+            reasoning, content = split[0], split[1].lstrip()
         last = self.messages[-1] if self.messages else None
         # OpenAI's form has a turn in one message; Qwen-Agent's has one for its text, then one for each call.
         goes_on = given.tool_calls is None and given.function_call is not None
@@ -159,8 +162,15 @@ class _Reader:
         try:
             return decode_json(given, dict[str, Any]) if given and given.strip() else {}
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+            pass
+        try:
+            read, repairs = read_arguments(given)
+        except ValueError:
             self.defects.append(Defect("bad_arguments", f"{function.name}: no JSON object: {given!r:.80}"))
             return {}
+        if repairs:
+            self.defects.append(Defect("repaired_arguments", f"{function.name}: {', '.join(repairs)}: {given!r:.80}"))
+        return read
 
     def _result(self, given: _Given) -> None:
         id, name = given.tool_call_id or given.function_id(), given.name or ""
@@ -183,12 +193,18 @@ class _Reader:
         self.open.clear()
 
 
-def read_messages(given: Sequence[Any]) -> tuple[list[Message], list[Defect]]:
+def read_messages(given: Sequence[Any], tools: Collection[str] = ()) -> tuple[list[Message], list[Defect]]:
     """Messages of either form as ours, and what is wrong with them.
 
     `call_without_result`, `result_without_call` (left out), `bad_arguments` (no JSON object; `{}` stands for them),
-    `repeated_call_id` (mended), `no_question`, `no_final_answer`, `ends_in_error` (`[ERROR: …]` is the last message).
+    `repaired_arguments` (a repair of `core/loose_json.py` made them JSON), `repeated_call_id` (repaired), `no_question`,
+    `no_final_answer`, `ends_in_error` (`[ERROR: …]` is the last message), `leaked_markup` (markup of a chat format in the
+    text or the thinking of an assistant's turn).
+
     A result belongs to the first open call of its turn with its id, or with its name where there are no ids.
+
+    Args:
+        tools: names of the tools that the record lists.
 
     Raises:
         Rejected: `bad_record`: a message that is none.
@@ -203,6 +219,11 @@ def read_messages(given: Sequence[Any]) -> tuple[list[Message], list[Defect]]:
             raise Rejected(rejection.reason, f"message {index}: {rejection.detail}") from None
     reader.close()
     messages, defects = reader.messages, reader.defects
+    for number, message in enumerate(messages):
+        if message.role != "assistant":
+            continue
+        if found := markup_in(message.content, tools, turn=True) or markup_in(message.reasoning):
+            defects.append(Defect("leaked_markup", f"message {number} holds {found}, which would be trained on"))
     if not any(message.role == "user" and message.content.strip() for message in messages):
         defects.append(Defect("no_question", "no message of the user says anything"))
     last = messages[-1] if messages else Message("user", "")
@@ -213,16 +234,18 @@ def read_messages(given: Sequence[Any]) -> tuple[list[Message], list[Defect]]:
     return messages, defects
 
 
+def _items(content: str | list[Any] | None) -> list[Any]:
+    return [content or ""] if content is None or isinstance(content, str) else content
+
+
 def _text(content: str | list[Any] | None) -> str:
-    """Qwen-Agent's content may be a list of items; those that are no text have no place in ours.
+    """The text of content, which may be a list of items; those that are no text have no place in ours.
 
     Raises:
         Rejected: `bad_record`: an item that is no text, such as an image.
     """
-    if content is None or isinstance(content, str):
-        return content or ""
     texts: list[str] = []
-    for one in content:
+    for one in _items(content):
         text = one.get("text") if isinstance(one, dict) else one
         if not isinstance(text, str):
             kind = str(one.get("type", "")) if isinstance(one, dict) else ""

@@ -58,7 +58,7 @@ AXIS_NAMES: Mapping[str, str] = {
     "final_answer": "final_answer",
 }
 """Our axis → the original's."""
-MENDED = ("repeated_call_id",)
+MENDED = ("repaired_arguments", "repeated_call_id")
 """Defects that an import repairs."""
 BEYOND_REPAIR = ("bad_arguments", "no_question")
 
@@ -274,7 +274,7 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
     info: _Info = _opened(given, "mcp_info", _Info) or _Info()
     features = info.features or _Features()
     tools, defects = _tools([*info.base_info.tool_list, *(_opened(given, "tools", list[Any]) or [])])
-    messages, found = read_messages(_opened(given, column, list[Any]))
+    messages, found = read_messages(_opened(given, column, list[Any]), [tool.name for tool in tools])
     defects += found
     known = {tool.name for tool in tools}
     called = dict.fromkeys(call.name for message in messages for call in message.tool_calls)

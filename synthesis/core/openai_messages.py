@@ -55,7 +55,7 @@ def read_reply(message: Mapping[str, Any], tools: Collection[str] = ()) -> Assis
     content, inline = split_thought(text_of(message.get("content")))[::-1]
     thoughts = [_thinking(message.get("content")), inline]
     named = next((thought for name in _THOUGHTS if (thought := thought_of(message.get(name)))), "")
-    reasoning = "\n\n".join(filter(None, (_untagged(thought) for thought in (named, *thoughts))))
+    reasoning = "\n\n".join(filter(None, (untagged(thought).strip() for thought in (named, *thoughts))))
     calls: list[Call] = []
     repairs: dict[int, list[str]] = {}
     for number, one in enumerate(_written_calls(message)):
@@ -103,7 +103,7 @@ def text_of(value: Any) -> str:
     return "".join(
         one if isinstance(one, str) else one["text"]
         for one in _parts(value)
-        if isinstance(one, str) or (not _is_thinking(one) and isinstance(one.get("text"), str))
+        if isinstance(one, str) or (not is_thought(one) and isinstance(one.get("text"), str))
     )
 
 
@@ -117,22 +117,26 @@ def thought_of(value: Any) -> str:
 
 
 def _thinking(content: Any) -> str:
-    return "".join(thought_of(one) for one in _parts(content) if not isinstance(one, str) and _is_thinking(one))
+    return "".join(thought_of(one) for one in _parts(content) if is_thought(one))
 
 
 def _parts(value: Any) -> list[str | Mapping[str, Any]]:
     return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str | Mapping)]
 
 
-def _is_thinking(part: Mapping[str, Any]) -> bool:
-    """Whether a part is thinking: `type` is `thinking` or `reasoning` with whatever follows, or Gemini marks it."""
+def is_thought(part: Any) -> bool:
+    """Whether a part of a message's content is thinking: `type` begins with `thinking` or `reasoning`, or Gemini marks
+    it."""
+    if not isinstance(part, Mapping):
+        return False
     kind = part.get("type")
     return part.get("thought") is True or (isinstance(kind, str) and bool(_THINKING_PART.match(kind)))
 
 
-def _untagged(thought: str) -> str:
-    """Thinking without the tags that a gateway left around it."""
-    return thought.strip().removeprefix(THINK_START).removesuffix(THINK_END).strip()
+def untagged(thought: str) -> str:
+    """Thinking without the tags that a gateway left around it; other thinking as it is."""
+    bare = thought.strip().removeprefix(THINK_START).removesuffix(THINK_END)
+    return thought if bare == thought.strip() else bare.strip()
 
 
 def _written_calls(message: Mapping[str, Any]) -> list[Any]:

@@ -207,6 +207,12 @@ def called(name="capital_of_country", arguments="{}"):
         ([USER, CALL, RESULT], ["no_final_answer"]),
         ([USER, CALL], ["call_without_result", "no_final_answer"]),
         ([USER, CALL, RESULT, {"role": "assistant", "content": "  "}], ["no_final_answer"]),
+        ([USER, called(arguments="```json\n{}\n```"), RESULT, ANSWER], ["repaired_arguments"]),
+        ([USER, CALL, RESULT, {**ANSWER, "content": "Tokyo.<|im_end|>"}], ["leaked_markup"]),
+        ([USER, CALL, RESULT, {**ANSWER, "content": "<thought>So.</thought>Tokyo."}], ["leaked_markup"]),
+        ([USER, CALL, RESULT, {**ANSWER, "content": "capital_of_country({})"}], ["leaked_markup"]),
+        ([USER, CALL, RESULT, {**ANSWER, "reasoning_content": "So. <tool_call>"}], ["leaked_markup"]),
+        ([{**USER, "content": "What is <|im_end|>?"}, CALL, RESULT, ANSWER], []),  # nobody trains on it
         ([ANSWER], ["no_question"]),
         ([], ["no_question", "no_final_answer"]),
     ],
@@ -218,12 +224,34 @@ def test_defects_are_named_and_reject(tmp_path, messages, names):
     path = tmp_path / "one.jsonl"
     path.write_text(json.dumps(record))
     imported = import_dataset(path)
-    assert imported.rejected == ({names[0]: 1} if names else {}) and set(imported.defects) == set(names)
-    if names:
+    fatal = names if names != ["repaired_arguments"] else []
+    assert imported.rejected == ({fatal[0]: 1} if fatal else {}) and set(imported.defects) == set(names)
+    if fatal:
         assert "row 0" in imported.details[names[0]]
     # What can be used is used, if it is asked for.
     accepted = import_dataset(path, accept=names)
     assert len(accepted.records) == (not {"bad_arguments", "no_question"} & set(names))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": "<think>\nSo.\n</think>\n\nTokyo."},
+        {"content": "So.\n</think>\n\nTokyo."},
+        {"content": "Tokyo.", "reasoning": "<think>So.</think>"},
+        {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "So."}]},
+                {"type": "text", "text": "Tokyo."},
+            ]
+        },
+        {"content": [{"type": "reasoning", "text": "So."}, {"type": "text", "text": "Tokyo."}]},
+    ],
+)
+def test_thinking_stays_thinking_in_every_form(answer):
+    record = {**to_record(TRAJECTORY), "trajectory": [USER, CALL, RESULT, {"role": "assistant", **answer}]}
+    trajectory, defects = import_record(json.dumps(record).encode(), 0)
+    assert not defects and trajectory.messages[-1] == Message("assistant", "Tokyo.", "So.")
 
 
 def test_defects_of_tools():

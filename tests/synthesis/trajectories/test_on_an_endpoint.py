@@ -66,6 +66,46 @@ def stored(folder: Path) -> list[Trajectory]:
     return read_dataset(folder / "out" / "trajectories", Trajectory)
 
 
+class Otherwise(EmulatedModel):
+    """Its endpoint writes names with a prefix, arguments in a code block, and no ids."""
+
+    def agent(self, messages, rng):
+        message = super().agent(messages, rng)
+        for one in message.get("tool_calls", []):
+            function = one["function"]
+            function |= {"name": f"functions.{function['name']}", "arguments": f"```json\n{function['arguments']}\n```"}
+            one["id"] = ""
+        return message
+
+
+async def test_calls_that_need_a_repair_are_stored_well_formed_and_counted(tmp_path):
+    await made(tmp_path, Otherwise())
+    kept = stored(tmp_path)
+    calls = [call for one in kept for message in one.messages for call in message.tool_calls]
+    assert kept and all(call.name.startswith("find_") and set(call.arguments) == {"item"} for call in calls)
+    assert [list(one.repaired or {}) for one in kept] == [
+        [call.id for message in one.messages for call in message.tool_calls] for one in kept
+    ]
+    card = read_card(tmp_path / "out" / "trajectories")
+    assert card["statistics"]["repaired_calls_by_kind"] == {"code_fence": len(calls), "tool_name": len(calls)}
+
+
+class Leaking(EmulatedModel):
+    """Its endpoint leaves half a call in the text beside the call."""
+
+    def agent(self, messages, rng):
+        message = super().agent(messages, rng)
+        return {**message, "content": f"{message['content'] or ''}\n\n<｜DSML｜function_calls"}
+
+
+async def test_turns_with_markup_are_never_stored_and_counted_by_their_own_reason(tmp_path):
+    model = Leaking()
+    summary, _ = await made(tmp_path, model)
+    runs = summary.rejected["interact"]
+    assert not stored(tmp_path) and set(runs) == {"leaked_markup"}
+    assert model.kinds["agent"] == 6 * runs["leaked_markup"]  # as many tries as a bad answer has
+
+
 async def test_what_is_stored_is_what_was_asked_judged_and_paid_for(tmp_path):
     model = EmulatedModel(memory=0.4)
     summary, requests = await made(tmp_path, model, trajectories=24, licence="of the settings")

@@ -127,6 +127,7 @@ async def test_the_user_sees_its_goals_and_what_was_said_and_no_tool(pool):
     [
         ([UserTurn("", "", False)], "user_silent"),
         ([UserTurn("", "我要查的是挪威这个国家的首都。", False)], "user_wrong_language"),
+        ([UserTurn("", "I mean Japan.<|im_end|>", False)], "user_leaked_markup"),
         ([UserTurn("", "I mean Japan.", False), UserTurn("", "", True)], "user_stopped_early"),
         ([UserTurn("", "", True)], "user_stopped_early"),
         ([UserTurn("", "I mean Japan.", False), UserTurn("", GOALS[1].says, False), UserTurn("", GOALS[1].says, False),
