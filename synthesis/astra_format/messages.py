@@ -197,9 +197,9 @@ def read_messages(given: Sequence[Any], tools: Collection[str] = ()) -> tuple[li
     """Messages of either form as ours, and what is wrong with them.
 
     `call_without_result`, `result_without_call` (left out), `bad_arguments` (no JSON object; `{}` stands for them),
-    `repaired_arguments` (a repair of `core/loose_json.py` made them JSON), `repeated_call_id` (repaired), `no_question`,
-    `no_final_answer`, `ends_in_error` (`[ERROR: …]` is the last message), `leaked_markup` (markup of a chat format in the
-    text or the thinking of an assistant's turn).
+    `repaired_arguments` (a repair of `core/loose_json.py` made them JSON), `repeated_call_id` (repaired),
+    `no_question`, `no_final_answer`, `ends_in_error` (`[ERROR: …]` is the last message), `leaked_markup` (markup of a
+    chat format in the text or the thinking of an assistant's turn).
 
     A result belongs to the first open call of its turn with its id, or with its name where there are no ids.
 

@@ -74,8 +74,8 @@ def _problem(
         return TurnProblem("leaked_markup", f"the text holds {found}; {_PARSERS}")
     if found := markup_in(reasoning):
         return TurnProblem("leaked_markup", f"the thinking holds {found}; {_PARSERS}")
-    for call in calls:
-        for text in (call.name, *texts_of(call.arguments)) if isinstance(call, ToolCall) else ():
+    for call in (call for call in calls if isinstance(call, ToolCall)):
+        for text in (call.name, *texts_of(call.arguments)):
             found = markup_in(text)
             if found and not found.startswith("the thinking"):  # which people look up
                 return TurnProblem("leaked_markup", f"a call of {call.name[:80]!r} holds {found}; {_PARSERS}")
