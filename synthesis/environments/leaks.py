@@ -2,21 +2,39 @@
 
 A question gives away the answer of any of its steps, a sub-question and a reference call their own, a tool's document
 that of any step of its environment. What `synthesis.core.matching` would take for the answer in an output is the answer
-here too. One kind of answer cannot be kept out of its question, a choice ("Which of Oslo and Bergen has more
-inhabitants?"): a step that compares what earlier ones found of things that the question names, and answers with one of
-them.
+here too. So are numbers in words (`number_words`) or in another unit, and letters apart ("O-S-L-O").
+
+One kind of answer cannot be kept out of its question, a choice ("Which of Oslo and Bergen has more inhabitants?"): a
+step that compares what earlier ones found of things that the question names, and answers with one of them.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Final
 
+from synthesis.core.dates import whole_date
 from synthesis.core.matching import contains
 from synthesis.core.normal_text import fold
+from synthesis.core.quantities import plain, whole_quantity
 from synthesis.core.readings import Reading
-from synthesis.core.records import Answer, Decomposition, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.core.records import Answer, Decomposition, Language, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.stages import Rejected
+from synthesis.core.units import UNITS, Quantity, same_quantity
+from synthesis.environments.number_words import (
+    SMALL,
+    has_number,
+    has_rank,
+    number_of,
+    rank_of,
+    spells,
+    with_day_in_digits,
+)
 from synthesis.environments.teacher_answers import SubQuestionAnswer, WorldStep
+from synthesis.pipeline.languages import language_of
 
 
 def check_questions(question: str, steps: Sequence[SubQuestionAnswer]) -> None:
@@ -30,7 +48,7 @@ def check_questions(question: str, steps: Sequence[SubQuestionAnswer]) -> None:
     for step in steps:
         if _is_choice(step, by_id) or (isinstance(step, WorldStep) and step.check):
             continue
-        if asked.says(step.answer):
+        if asked.says(step.answer, asked=step.question):
             raise Rejected(
                 "answer_in_question",
                 f"the question states the answer of sub-question {step.id}, {step.answer.value!r}: {question!r}; ask "
@@ -71,7 +89,7 @@ def check_arguments_ask(arguments: Mapping[str, object], step: SubQuestion, of: 
     questions = _Text(of.question), _Text(step.question)
     by_id = {one.id: one for one in of.sub_questions}
     for one in given:
-        named = any(text.says(Answer(one)) for text in questions)
+        named = any(text.names(one) for text in questions)
         known = [by_id[before].answer for before in step.depends_on]
         if not named and not any(contains(one, it) and contains(it.value, step.answer) for it in known):
             raise Rejected(
@@ -98,9 +116,27 @@ def leaked(spec: ToolSpec, answers: Iterable[Answer]) -> str:
     wanted = list(answers)
     for text in (spec.name.replace("_", " "), spec.description, *_strings_of(spec.parameters)):
         read = _Text(text)
-        if any(read.says(answer) for answer in wanted):
+        if any(read.says(answer, asked="") for answer in wanted):
             return text
     return ""
+
+
+_LETTERS: Final = re.compile(r"(?<!\w)\w(?:[-.·_* ]\w(?!\w)){2,40}(?!\w)")
+_APART: Final = re.compile(r"[-.·_* ]")
+_SENTENCES: Final = re.compile(r"(?<=[.!?。！？])\s*")
+
+
+_NUMERALS: Final = re.compile(r"[二两三四五六七八九十]+")
+_PART, _OVERLAP = 1_500, 150
+"""Characters that are read at a time."""
+_SENTENCE: Final = "· · · · · · {} 。"
+"""What makes a sentence of a few words, and no other answer."""
+
+
+def _read(text: str) -> list[Reading]:
+    starts = range(0, max(1, len(text) - _OVERLAP), _PART - _OVERLAP)
+    parts = [text[start : start + _PART] for start in starts]
+    return [Reading(form.format(part)) for part in parts for form in ("{}", _SENTENCE)]
 
 
 class _Text:
@@ -110,18 +146,91 @@ class _Text:
     large to be one answer. Here "City, e.g. Oslo" says Oslo, and so does whatever is long enough to hide it.
     """
 
-    PART, OVERLAP = 1_500, 150
-    """Characters that are read at a time."""
-    SENTENCE = "· · · · · · {} 。"
-    """What makes a sentence of a few words, and no other answer."""
+    WORDS = 3
+    """Of a sentence that may be an answer by itself: "Yes."."""
+    DIGITS = 3
+    """Of a number that is looked for in other units: 8849 in "8.849 km", but not 2 in "2,000 m"."""
 
     def __init__(self, text: str) -> None:
-        starts = range(0, max(1, len(text) - self.OVERLAP), self.PART - self.OVERLAP)
-        parts = [text[start : start + self.PART] for start in starts]
-        self._readings = [Reading(form.format(part)) for part in parts for form in ("{}", self.SENTENCE)]
+        self._text = text
+        self._readings = _read(text)
+        joined = _LETTERS.sub(lambda one: _APART.sub("", one[0]), text[:_PART])
+        sentences = _SENTENCES.split(text[:_PART])
+        alone = [one.strip(" .。!！") for one in sentences if not one.rstrip().endswith(("?", "？"))]
+        self._alone = [Reading(one) for one in alone if one and len(one.split()) <= self.WORDS]
+        self._readings += [Reading(joined)] if joined != text[:_PART] else []
 
-    def says(self, answer: Answer) -> bool:
-        return any(contains(read, answer) for read in self._readings)
+    @cached_property
+    def language(self) -> Language:
+        return language_of(self._text)
+
+    def says(self, answer: Answer, *, asked: str | None = None) -> bool:
+        """Return whether the text states an answer.
+
+        Args:
+            asked: the question of the answer, which number words must count; None: the text; empty: nothing is asked.
+        """
+        if any(contains(read, answer) for read in (*self._readings_for(answer.value), *self._alone)):
+            return True
+        values = answer.value if isinstance(answer.value, list) else [answer.value]
+        numbers = [self._numbers(value, answer) for value in values]
+        if numbers and all(any(self._states(one, asked) for one in ones) for ones in numbers):
+            return True
+        if any(map(self._has_rank_or_day, values[:1] if len(values) == 1 else ())):
+            return True
+        return any(self.says(Answer(alias), asked=asked) for alias in answer.aliases)
+
+    def names(self, value: str | float) -> bool:
+        """Return whether the text has an argument of a call: numbers in words count whatever they count."""
+        if any(contains(read, Answer(value)) for read in self._readings):
+            return True
+        numbers = self._numbers(value, Answer(value))
+        return any(has_number(self._text, one.value, self.language) for one in numbers)
+
+    def _readings_for(self, value: object) -> list[Reading]:
+        """Return the readings in which a value is searched. Small numbers in Chinese are words, see `number_words`."""
+        is_small = isinstance(value, int) and not isinstance(value, bool) and value < SMALL
+        return self._without_numerals if is_small else self._readings
+
+    @cached_property
+    def _without_numerals(self) -> list[Reading]:
+        text = _NUMERALS.sub("·", self._text)
+        return self._readings if text == self._text else _read(text)
+
+    def _numbers(self, value: object, answer: Answer) -> list[Quantity]:
+        """Return the numbers that a value may be stated as."""
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return []
+        found = Quantity(value, answer.unit) if not isinstance(value, str) else whole_quantity(plain(value))
+        if found is None:
+            spelled = number_of(str(value), self.language)
+            return [] if spelled is None else [Quantity(spelled)]
+        if not math.isfinite(found.value):
+            return []
+        if found.unit == "%":
+            return [found, Quantity(round(found.value / 100, 9))]
+        return [found, Quantity(round(found.value * 100, 9), "%")] if 0 < found.value < 1 else [found]
+
+    def _states(self, number: Quantity, asked: str | None) -> bool:
+        """Return whether the text has a number, in words or in another unit than its own."""
+        wanted = Answer(number.value, unit=number.unit)
+        if any(contains(read, wanted) for read in self._readings_for(number.value)):
+            return True
+        if not number.unit and len(f"{number.value:g}".strip("0").replace(".", "")) >= self.DIGITS:
+            quantities = [one for read in self._readings for one in read.numbers if one.unit in UNITS]
+            units = {unit for one in quantities for unit in UNITS if UNITS[unit][0] == UNITS[one.unit][0]}
+            if any(same_quantity(one, Quantity(number.value, unit), 0.0) for one in quantities for unit in units):
+                return True
+        return spells(self._text, number.value, self.language, asked=asked, unit=number.unit)
+
+    def _has_rank_or_day(self, value: object) -> bool:
+        """Return whether the text has the rank or the day that a string is, in letters: "second", "fourth of July"."""
+        if not isinstance(value, str):
+            return False
+        if (day := whole_date(value)) is not None:
+            return contains(Reading(with_day_in_digits(self._text[:_PART], day.day, self.language)), Answer(value))
+        rank = rank_of(value, self.language)
+        return rank is not None and has_rank(self._text, rank, self.language)
 
 
 def prose(spec: ToolSpec) -> list[str]:

@@ -201,7 +201,7 @@ def _checked(
     opening = normalized("NFKC", " ".join(first)).casefold()
     for text in later:
         known = normalized("NFKC", text).casefold().strip(" .。!！")
-        if re.search(rf"(?<![a-z0-9]){re.escape(known)}(?![a-z0-9])", opening):
+        if re.search(rf"(?<![a-z0-9])(?<!\d[.,:]){re.escape(known)}(?![a-z0-9]|[.,:]\d)", opening):
             raise Rejected("gives_away", f"{one.id}: {first[0]!r:.200} says already {text!r:.200}; leave it out")
     return first, later
 

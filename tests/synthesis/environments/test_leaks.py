@@ -89,6 +89,93 @@ def test_questions_that_state_an_answer_are_refused(question: str, steps: list[S
         check_questions(question, steps)
 
 
+STATED: list[tuple[str, Any]] = [
+    ("How many moons has Mars, the planet with two moons?", 2),
+    ("How many moons? (two)", 2),
+    ("How many moons has it? Two.", 2),
+    ("How many moons does Mars, with two moons, have?", "two"),
+    ("How many months are in a year of twelve months?", 12),
+    ("How old is he at twenty-one?", 21),
+    ("How many live in the city of two hundred and fifty thousand?", 250_000),
+    ("When was it founded, in seventeen seventy-six?", 1776),
+    ("On which day was it founded, on the fourth of July 1776?", "1776-07-04"),
+    ("What share, thirty per cent, voted?", "30%"),
+    ("What share, 0.3, voted?", "30%"),
+    ("What share, thirty percent, voted?", 30),
+    ("Half of it voted: which share?", 0.5),
+    ("½ of it voted: which share?", 0.5),
+    ("What is the height of Everest, 8.849 km high?", 8849),
+    ("Which O-S-L-O is the capital?", "Oslo"),
+    ("Is the Nile longer than the Rhine? Yes.", "yes"),
+    ("Is the Nile longer than the Rhine? Yes.", True),
+    ("Which place did the team that came second take?", 2),
+    ("Which place did the runner-up, the 2nd, take?", "second"),
+    ("What is its rank, the second?", "2nd"),
+    ("火星有两颗卫星，火星有几颗卫星？", 2),
+    ("火星有２颗卫星，火星有几颗卫星？", 2),
+    ("一半的人投票，比例是多少？", 0.5),
+    ("火星の衛星はいくつですか？火星には二つの衛星があります。", 2),
+    ("¿Cuántas lunas tiene Marte, el planeta con dos lunas?", 2),
+    ("Wie viele Monde hat Mars, der Planet mit zwei Monden?", 2),
+    ("Combien de lunes a Mars, la planète aux deux lunes ?", 2),
+    ("Сколько спутников у Марса, планеты с двумя спутниками?", 2),
+    ("मंगल के दो चंद्रमा हैं, मंगल के कितने चंद्रमा हैं?", 2),
+    ("How many does it have: ٣٠?", 30),
+]
+NOT_STATED: list[tuple[str, Any]] = [
+    ("Which two cities are named?", 2),
+    ("Which of the two cities, Oslo or Bergen, is larger?", 2),
+    ("这两个城市中哪个有更多的大学？", 2),
+    ("What is the population of the second largest city?", 2),
+    ("How many goals did the team score in its two games?", 2),
+    ("How many people live in twenty-two cities?", 2),
+    ("How many goals were scored in 2019?", 9),
+    ("What is the area of the island with one city?", 1),
+    ("Which is the one city on the island?", 1),
+    ("Welche Stadt ist eine Hauptstadt?", 1),
+    ("Combien font vingt pour cent de cinq ?", 100),
+    ("Who ruled after Louis XIV?", 14),
+    ("How tall is the tower, 2 km away?", 2000),
+    ("Is it true that the Nile is longer?", True),
+    ("Does it have more than the U.S.?", "us"),
+    ("Who follows May in the office?", "Mayor"),
+]
+
+
+@pytest.mark.parametrize(("question", "answer"), STATED)
+def test_a_question_states_its_answer_in_another_spelling(question: str, answer: Any) -> None:
+    with pytest.raises(Rejected, match="answer_in_question"):
+        check_questions("?", [step(1, question, answer, "it")])
+
+
+@pytest.mark.parametrize(("question", "answer"), NOT_STATED)
+def test_a_question_may_count_something_else(question: str, answer: Any) -> None:
+    check_questions("?", [step(1, question, answer, "it")])
+
+
+def test_a_question_states_what_a_step_counts() -> None:
+    moons = step(1, "How many moons has Mars?", 2, "Mars")
+    with pytest.raises(Rejected, match="the question states the answer of sub-question 1, 2"):
+        check_questions("What is the area of the planet with two moons?", [moons])
+    check_questions("Which of the two planets, Mars and Venus, is larger?", [moons])
+
+
+def test_a_document_may_count_something_else() -> None:
+    text = "Compares two countries: which of the countries is larger."
+    spec = ToolSpec("compare", text, {"type": "object", "properties": {}})
+    assert leaked(spec, [Answer(2)]) == ""
+    assert leaked(spec, [Answer("two countries")]) == text
+    assert leaked(replace(spec, description="Knows all fifty states."), [Answer(50)])
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_rules_never_ask_what_their_question_states(language: Any) -> None:
+    config = EnvironmentsConfig(count=60, languages={language: 1.0})
+    made = EnvironmentContext(config, Rules(), cast("Sandbox", None), 0)
+    for seed in question_seeds(config.asked_of(by_rules=True), 0):
+        asyncio.run(decompose(seed, made))
+
+
 def asked(*steps: SubQuestion, question: str = "?") -> Decomposition:
     return Decomposition("d", "en", "geography", "single_hop", question, steps[-1].answer, list(steps), [], "s")
 
@@ -113,6 +200,8 @@ JAPAN = looked_up(1, "What is the capital of Japan?", "Tokyo")
         ({"city": "Tokyo, Honshu"}, [JAPAN, looked_up(2, "Its island?", "Honshu", 1)], True),
         ({"a": "Oslo", "b": "Bergen"}, [looked_up(1, "Which has more, Oslo or Bergen?", "Oslo")], False),
         ({"city": "Oslo", "exact": True}, [looked_up(1, "Is Oslo a capital?", True)], False),
+        # A number that the question has in words is named too.
+        ({"a": 2, "b": 0}, [looked_up(1, "What is two plus zero?", 2)], False),
     ],
 )  # fmt: skip
 def test_a_call_that_states_its_answer_asks_nothing(arguments: Any, steps: list[SubQuestion], given: bool) -> None:

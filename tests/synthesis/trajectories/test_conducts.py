@@ -367,6 +367,14 @@ async def test_what_is_planned_badly_goes_back_to_the_author_and_is_rejected(con
     assert len(author.feedback) == 3 and author.feedback[0] == "" and author.feedback[1]
 
 
+@pytest.mark.parametrize("later", ["2", "Katarzyna Nowak, Łódź", "Calle de Alcalá, 45, 28014 Madrid"])
+async def test_short_answers_of_a_user_are_neither_given_away_nor_in_another_language(later):
+    """The opening has a 2 in a time and in a number alone."""
+    author = Author(restrained(question="At 2:30 I ask: which capital has 1.2 million people?", when_asked=[later]))
+    (made,) = await write_any(a_seed("missing_parameter"), context(author, policies=0.0), SERVERS, PEOPLE)
+    assert made.dialogue is not None and made.dialogue.goals[0].when_asked == [later]
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
