@@ -123,7 +123,7 @@ _FEWEST_WORDS: Final = 3
 """Of a text whose language counts."""
 _FEWEST_OF_A_SENTENCE: Final = 7
 """Of one sentence among others: what lists and names it has may be all it has."""
-_FEWEST_CHARACTERS: Final = {True: 4, False: 8}
+_FEWEST_CHARACTERS: Final = {True: 3, False: 8}
 """Of a sentence with a mark at its end in Chinese characters, and in other scripts without spaces."""
 _FEWEST_UNENDED: Final = {1: 4, 2: 5, 3: 6}
 """Words of a sentence without such a mark: with two words of clauses, with one long one, with one."""
@@ -294,7 +294,7 @@ def _is_running_text(sentence: str, found: Language, wanted: Language) -> bool:
     if not ends or own or 4 * around >= size:
         return False
     if script in _UNSPACED:
-        return script == "han" and number >= _FEWEST_CHARACTERS[True]
+        return script == "han" and number > _FEWEST_CHARACTERS[True]
     fewest = _FEWEST_SMALL if words[0].lower() != words[0].upper() else _FEWEST_WORDS
     return len(_small(words)) >= max(fewest, _SMALL_SHARE * number)
 
