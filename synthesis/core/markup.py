@@ -54,7 +54,7 @@ _TABLE: tuple[tuple[Kind, str, str], ...] = (
     ),
     ("call tag", r"<(?:function|parameter|tool)=", "Llama, Qwen3-Coder, Step"),
     ("call tag", r"</?(?:[a-z]\w*:)?invoke(?:\s+name=|>)", "Anthropic, MiniMax, DeepSeek"),
-    ("call tag", r"(?-i:\[/?(?:END_)?TOOL_?(?:CALLS?|REQUEST)\]|\[ARGS\]|\[CALL_ID\])", "Mistral, LM Studio"),
+    ("call tag", r"(?-i:\[/?(?:END_)?TOOL_?(?:CALLS?|REQUEST)\]|\w\[ARGS\]|\[CALL_ID\])", "Mistral, LM Studio"),
     ("call tag", r"✿(?:function|args|result|return)✿", "Qwen-Agent"),
     ("call tag", r"\bfunctools\[", "Phi-4-mini"),
     ("call tag", r"\bto=(?:functions|tools?)\.\w|\bmulti_tool_use\.parallel", "GPT-OSS and OpenAI"),

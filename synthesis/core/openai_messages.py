@@ -12,14 +12,25 @@ from synthesis.core.loose_json import read_arguments
 from synthesis.core.markup import THINK_END, THINK_START, markup_in, split_thought
 from synthesis.core.records import Message, ToolCall
 
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "reasoning_details", "thinking_blocks")
-"""Fields of a message that hold its thinking: DeepSeek's and vLLM's, Groq's and OpenRouter's, Ollama's, LiteLLM's."""
+_THOUGHTS = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "reasoning_text",
+    "reasoning_details",
+    "thinking_blocks",
+    "tool_plan",
+)
+"""Fields of a message that hold its thinking: DeepSeek's and vLLM's, Groq's and OpenRouter's, Ollama's, LiteLLM's and
+Cohere's."""
 _OF_THOUGHTS = ("thinking", "reasoning", "text", "summary", "content")
 _THINKING_PART = re.compile(r"(?:redacted_)?thinking|reasoning|thought")
 _AROUND_NAME = re.compile(
     r"""[\s"'`]{0,9}(?:(?:functions?|tools?|default_api|api)(?:[.:/]|::))?([a-zA-Z0-9_.-]+?)(?::\d{1,4}|\(\))?[\s"'`]{0,9}"""
 )
 """A tool's name within a namespace (OpenAI, Gemini), with a number behind it (Kimi), quoted, or as an empty call."""
+_FUNCTIONS = ("function", "functionCall", "toolUse")
+"""Where a call's name and arguments stand: OpenAI, Gemini, Bedrock."""
 _PARSERS = "serve the model with the parsers of its calls and its thinking"
 
 
@@ -55,7 +66,7 @@ def read_reply(message: Mapping[str, Any], tools: Collection[str] = ()) -> Assis
     content, inline = split_thought(text_of(message.get("content")))[::-1]
     thoughts = [_thinking(message.get("content")), inline]
     named = next((thought for name in _THOUGHTS if (thought := thought_of(message.get(name)))), "")
-    reasoning = "\n\n".join(filter(None, (untagged(thought).strip() for thought in (named, *thoughts))))
+    reasoning = "\n\n".join(filter(None, dict.fromkeys(untagged(thought).strip() for thought in (named, *thoughts))))
     calls: list[Call] = []
     repairs: dict[int, list[str]] = {}
     for number, one in enumerate(_written_calls(message)):
@@ -146,14 +157,15 @@ def _written_calls(message: Mapping[str, Any]) -> list[Any]:
     return [
         part
         for part in _parts(message.get("content"))
-        if not isinstance(part, str) and (part.get("type") in ("tool_use", "function_call") or "functionCall" in part)
+        if not isinstance(part, str)
+        and (part.get("type") in ("tool_use", "function_call") or not part.keys().isdisjoint(_FUNCTIONS))
     ]
 
 
 def _call(written: Any, number: int, tools: Collection[str]) -> tuple[Call, list[str]]:
     """The call, and the repairs that it needed."""
     given = written if isinstance(written, Mapping) else {}
-    function = next((given[name] for name in ("function", "functionCall") if name in given), given)
+    function = next((given[name] for name in _FUNCTIONS if name in given), given)
     if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name.strip():
         return MalformedCall(_json(written), "it names no function"), []
     name, repairs = _tool_name(name, tools)

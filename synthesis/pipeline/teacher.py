@@ -23,12 +23,12 @@ from synthesis.core.chat_format import AssistantTurn, MalformedCall
 from synthesis.core.endpoint import Endpoint, RequestRefused
 from synthesis.core.endpoint_replies import EndpointReply
 from synthesis.core.endpoint_settings import OpenAITeacherConfig, Role
+from synthesis.core.loose_json import read_loosely
 from synthesis.core.openai_messages import read_reply, to_openai
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.rate_limits import Budget, Spent, summed
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language, Message, ToolSpec
-from synthesis.core.typed import decode_json
 from synthesis.pipeline.answer_forms import (
     BadAnswer,
     Form,
@@ -412,9 +412,11 @@ class OpenAITeacher:
                     why = f" ({form} is refused with {error})"
                     break
                 text = reply.text.rpartition("</think>")[2].strip()
-                with contextlib.suppress(msgspec.DecodeError, RecursionError):
-                    given = decode_json(text, dict[str, Any])
-                    if form != "json_schema" or set(given) == set(Probe.__struct_fields__):
+                with contextlib.suppress(ValueError, RecursionError):
+                    given, _ = read_loosely(text)
+                    if isinstance(given, dict) and (
+                        form != "json_schema" or set(given) == set(Probe.__struct_fields__)
+                    ):
                         return form, why
                 why = f" ({form} is taken, and not heeded)"
         return "text", why

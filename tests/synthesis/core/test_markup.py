@@ -18,7 +18,8 @@ TOKENS = [
 CALLS = [
     '<tool_call>\n{"name": "x"}', "</tool_call>", "<|python_tag|>{}", '[TOOL_CALLS]x{"a": 1}', "<TOOLCALL>[]",
     "<｜tool▁calls▁begin｜>", "I look.\n\n<｜DSML｜function_calls", "<|tool_calls_section_begin|>", "<arg_key>a",
-    "<minimax:tool_call>", '<invoke name="x">', "</invoke>", "<|tool_call|>[]", "<function_call> {}", "<function=x>",
+    "<minimax:tool_call>", '<invoke name="x">', "</invoke>",
+    'x[ARGS]{"a": 1}', "<|tool_call|>[]", "<function_call> {}", "<function=x>",
     "<tool_call|>", "<|tool_call>call:x{a:1}", "<start_function_call>call:x{a:1}", "functools[{}]", "functions.x:0",
     "to=functions.x json", "```tool_code\nx(a)\n```", "print(default_api.x(a=1))", "Action: ```json\n[{}]\n```",
     'Action: x\nAction Input: {"a": 1}', "✿FUNCTION✿: x", "<longcat_tool_call>", "<tool_calls:6124c78e>", "<tool_calls",
@@ -48,7 +49,8 @@ ABOUT = [
     "5 < 6 | 7 > 3", "x |> f <| y", "data|>filter()", "Vec<[u8]> and List<String>", "I [think] so [1].", "call: 5",
     "My assistant and I\nwent.", "find_city finds a city; find(a=1) would not.", "The name is find.", "2<|x|<3",
     "<details><summary>More</summary></details>", "The response is <response>ok</response> there.", "Think about it.",
-    "The model number is 5.", '{"name": "Oslo", "arguments": 5}', "Find the city\n{in Norway}", "Answer: <b>5</b>",
+    "The model number is 5.", '{"name": "Oslo", "arguments": 5}', "Find the city\n{in Norway}",
+    "COMMAND [ARGS]...", "Answer: <b>5</b>",
 ]  # fmt: skip
 
 

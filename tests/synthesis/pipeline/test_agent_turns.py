@@ -95,6 +95,10 @@ async def test_parallel_calls_and_their_order():
         ({"content": "A.", "reasoning_content": "<think>\nWhy.\n</think>"}, AssistantTurn("Why.", "A.")),
         ({"content": "A.", "thinking": "Why."}, AssistantTurn("Why.", "A.")),
         (
+            {"content": [{"type": "thinking", "thinking": "Why."}, "A."], "reasoning_content": "Why."},
+            AssistantTurn("Why.", "A."),
+        ),
+        (
             {"content": "A.", "reasoning_details": [{"type": "reasoning.text", "text": "Why."}]},
             AssistantTurn("Why.", "A."),
         ),

@@ -254,6 +254,19 @@ async def test_the_form_is_found_once_and_said(
     assert capsys.readouterr().err.count(f"{url}, model m: {said}") == 1
 
 
+async def test_a_code_block_around_an_answer_is_no_weaker_form() -> None:
+    class Fencing(Writing):
+        def told(self, content: str, seed: int) -> str:
+            if content.startswith("Say yes."):
+                return f"```json\n{json.dumps(dict.fromkeys(Probe.__struct_fields__, 1))}\n```"
+            return '```json\n{"text": "Oslo"}\n```'
+
+    async with Fencing(Deaf()) as url:
+        teacher = OpenAITeacher(OpenAITeacherConfig(url, "m"))
+        assert await ask(teacher) == Note("Oslo")
+        assert await teacher._form_of_answers(*teacher._model("author")) == "json_schema"
+
+
 async def test_a_form_that_is_given_is_not_asked_for() -> None:
     endpoint = Writing(JsonOnly())
     async with endpoint as url:
