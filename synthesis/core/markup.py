@@ -105,6 +105,12 @@ _MOST_SHOWN = 60
 _CALL_PREFIX = r"(?:functions?\.|tools?\.|default_api\.|api\.)?"
 _OF_JSON = r"""["'](?:arguments|parameters|params|args|input|tool_input|action_input|kwargs)["']\s{0,8}:"""
 _HAS_ARGUMENTS = re.compile(_OF_JSON)
+_ONLY_A_CALL = re.compile(
+    r"""[\[\s]{0,9}\{\s{0,9}(?:["'](?:id|type|call_id)["']\s{0,9}:\s{0,9}["'][^"'\n]{0,99}["'],\s{0,9})?"""
+    r"""["'](?:name|tool|tool_name|function|function_name|action|recipient_name|tool_calls|tool_uses)["']\s{0,9}:\s{0,9}"""
+    rf"""(?:["']([\w.-]{{1,99}})["'],\s{{0,9}}{_OF_JSON}\s{{0,9}}["'\[{{]|[\[{{])"""
+)
+"""A turn that is a call in JSON and nothing else, whatever tools there are."""
 _UNOPENED_THOUGHT = re.compile(r" </think> (?! *\n)")
 
 
@@ -116,8 +122,10 @@ def markup_in(text: str, tools: Collection[str] = (), *, turn: bool = False) -> 
         tools: names of the tools that it could call; a call of one that is written out as text counts too.
         turn: whether the text is an assistant's whole turn, which no header or wrapper begins.
     """
-    if (call := _written_call(text, tools)) != "":
+    if call := _written_call(text, tools):
         return f"a call of {call!r} written as text"
+    if turn and _ONLY_A_CALL.match(_plain(text)):
+        return "a call written as text"
     code: list[tuple[int, int, bool]] | None = None
     opened: list[int] = []
     for found in _found(text, turn=turn):
@@ -214,6 +222,12 @@ def _is_quoted(text: str, start: int, kind: Kind, code: list[tuple[int, int, boo
 # Calls as text
 
 
+def _plain(text: str) -> str:
+    """The text without a code block's fences."""
+    body = text.strip()
+    return body.strip("`").partition("\n")[2].strip() if body.startswith("```") else body
+
+
 def _written_call(text: str, tools: Collection[str]) -> str:
     """The name of a tool whose call stands in a text as JSON, as Python, in tags or behind its name."""
     if not tools or not any(name in text for name in tools):
@@ -221,10 +235,7 @@ def _written_call(text: str, tools: Collection[str]) -> str:
     in_json, at_start, in_tags = _calls_of(tuple(tools))
     if (found := in_json.search(text)) and _HAS_ARGUMENTS.search(text):
         return found[1]
-    body = text.strip()
-    if body.startswith("```"):
-        body = body.strip("`").partition("\n")[2].strip()
-    body = body.removeprefix("[").removeprefix("print(").lstrip()
+    body = _plain(text).removeprefix("[").removeprefix("print(").lstrip()
     if (found := at_start.match(body)) and (found[2] != "(" or body.endswith((")", ")]"))):
         return found[1]
     if in_tags is not None and (found := in_tags.search(text)) and f"</{found[1]}>" in text:

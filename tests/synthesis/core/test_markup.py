@@ -41,6 +41,11 @@ WRITTEN = [
     '{"tool_uses": [{"recipient_name": "functions.find", "parameters": {}}]}', "functions.find(a=1)",
     '{"name": "find", "arguments": {"a": "cut o',
 ]  # fmt: skip
+BARE = [
+    '{"name": "web_search", "arguments": {"query": "Oslo"}}', '[{"name": "x", "parameters": {}}]',
+    '{"type": "function", "function": {"name": "x", "parameters": {}}}', '{"tool_calls": [{"name": "x"}]}',
+    "{'name': 'x', 'arguments': {}}", '{"name": "x", "arguments": "{}"}',
+]  # fmt: skip
 OF_TURNS = ["assistant\nOslo.", "<answer>\nOslo.\n</answer>", "thought\nI look.", ">>>all\nOslo.", "Oslo.\n</answer>"]
 ABOUT = [
     "Write `<think>` first.", "A thought begins with <b>bold</b> text.", 'It ends with "<|im_end|>", always.',
@@ -50,7 +55,8 @@ ABOUT = [
     "My assistant and I\nwent.", "find_city finds a city; find(a=1) would not.", "The name is find.", "2<|x|<3",
     "<details><summary>More</summary></details>", "The response is <response>ok</response> there.", "Think about it.",
     "The model number is 5.", '{"name": "Oslo", "arguments": 5}', "Find the city\n{in Norway}",
-    "COMMAND [ARGS]...", "Answer: <b>5</b>",
+    "COMMAND [ARGS]...", '{"name": "Oslo", "population": 700000}', '{"name": "Ada B.", "parameters": {}}',
+    "Answer: <b>5</b>",
 ]  # fmt: skip
 
 
@@ -64,6 +70,11 @@ def test_markup_of_every_format_is_found_and_named(text: str) -> None:
 def test_a_call_of_an_offered_tool_that_is_written_out_is_found(text: str) -> None:
     assert markup_in(text, TOOLS) in ("a call of 'find' written as text", "a call of 'find_city' written as text")
     assert markup_in(text.replace("functions.", ""), ("other",)) == ""
+
+
+@pytest.mark.parametrize("text", BARE)
+def test_a_turn_that_is_nothing_but_a_call_is_one_of_whatever_tool(text: str) -> None:
+    assert markup_in(text, turn=True) == "a call written as text" and not markup_in(f"It says {text}", turn=True)
 
 
 @pytest.mark.parametrize("text", OF_TURNS)
