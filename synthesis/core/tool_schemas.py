@@ -100,7 +100,7 @@ def _check_schema(text: str) -> None:
                 raise UncheckableSchema(f"{here}: {keyword[:100]!r} is no keyword that tools may use; {remedy}")
 
 
-_SCHEMAS: Final = frozenset({"properties", "items", "prefixItems", "additionalProperties", "not",
+_SCHEMAS: Final = frozenset({"properties", "items", "prefixItems", "additionalProperties", "propertyNames", "not",
                              "anyOf", "oneOf", "allOf"})  # fmt: skip
 """Keywords that hold schemas."""
 _REMEDIES: Final = {"$ref": "put what it refers to in its place", "patternProperties": "list the properties"}
@@ -139,7 +139,7 @@ _BOOLEAN = (lambda value: isinstance(value, bool), "true or false")
 _LIST = (lambda value: isinstance(value, list), "a list")
 _ANY = (lambda value: True, "any value")
 _Forms = dict[str, tuple[Callable[[Any], bool], str]]
-_CHECKED: Final[_Forms] = {
+CHECKED: Final[_Forms] = {
     "type": (_is_type, f"one or several of {', '.join(TYPES)}"),
     "enum": _LIST, "const": _ANY, "uniqueItems": _BOOLEAN,
     "required": (
@@ -150,13 +150,14 @@ _CHECKED: Final[_Forms] = {
     "minLength": _COUNT, "maxLength": _COUNT, "minItems": _COUNT, "maxItems": _COUNT,
     "minProperties": _COUNT, "maxProperties": _COUNT,
 }  # fmt: skip
+"""Keywords that arguments are checked by and that hold no schemas, with what their values must be."""
 WORDS: Final[_Forms] = {
     "title": _TEXT, "description": _TEXT, "format": _TEXT, "pattern": _TEXT, "contentEncoding": _TEXT,
     "contentMediaType": _TEXT, "$schema": _TEXT, "$id": _TEXT, "$comment": _TEXT, "default": _ANY, "example": _ANY,
     "examples": _LIST, "deprecated": _BOOLEAN, "readOnly": _BOOLEAN, "writeOnly": _BOOLEAN,
 }  # fmt: skip
 """Keywords that say something to the model, by which no argument is checked; so are all that begin with `x-`."""
-_FORMS: Final[_Forms] = _CHECKED | WORDS
+_FORMS: Final[_Forms] = CHECKED | WORDS
 KEYWORDS: Final = _SCHEMAS | _FORMS.keys()
 
 
@@ -225,7 +226,7 @@ class _Check:
             raise _Unfit(path, lambda: f"nothing is allowed here, not even {brief(value)}")
         if schema is True:
             return
-        if "type" in schema and not _has_type(value, schema["type"]):
+        if "type" in schema and not has_type(value, schema["type"]):
             names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
             raise _Unfit(path, lambda: f"{brief(value)} is not of type {', '.join(map(repr, names))}")
         if problem := self.own(schema, value, path):
@@ -283,8 +284,11 @@ class _Check:
 
     def members(self, schema: Mapping[str, Any], value: Mapping[str, Any], path: tuple[str | int, ...]) -> None:
         properties, further = schema.get("properties", {}), schema.get("additionalProperties", True)
+        names = schema.get("propertyNames", True)
         self.step(path, len(value))
         for name, one in value.items():
+            if names is not True:
+                self.value(names, name, path)
             if name in properties:
                 self.value(properties[name], one, (*path, name))
             elif further is False:
@@ -321,7 +325,8 @@ def _is_json_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _has_type(value: Any, names: str | list[str]) -> bool:
+def has_type(value: Any, names: str | list[str]) -> bool:
+    """Return whether a JSON value is of one of the types; 1.0 is an integer too."""
     found = {
         str: ("string",), bool: ("boolean",), list: ("array",), dict: ("object",), type(None): ("null",),
         int: ("integer", "number"),

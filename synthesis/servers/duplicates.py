@@ -21,6 +21,7 @@ def normalize_all(
     *,
     min_tools: int = 3,
     max_tools: int = 128,
+    max_tokens: int = 58_000,
     read_only: bool = True,
     allowed_tools: Mapping[str, Collection[str]] = {},
     similarity: float = 0.7,
@@ -36,7 +37,9 @@ def normalize_all(
         allowed_tools: by a server's id, the tools that are kept whatever it declares, as it names them.
         similarity: least Jaccard similarity of near duplicates, 0 to 1, over tools; above 1: none are looked for.
     """
-    options: dict[str, Any] = {"min_tools": min_tools, "max_tools": max_tools, "read_only": read_only}
+    options: dict[str, Any] = {
+        "min_tools": min_tools, "max_tools": max_tools, "max_tokens": max_tokens, "read_only": read_only,
+    }  # fmt: skip
     servers = [
         normalize(document, allowed=allowed_tools.get(document.id, ()), **options)
         for document in with_own_ids(documents)
@@ -45,27 +48,28 @@ def normalize_all(
     # Candidates share a signature; a signature that half the servers have (`search(query)`) costs no more than a count.
     holders: dict[tuple[Language, _Signature], list[int]] = defaultdict(list)
     sizes: list[int] = []
+    ids: list[str] = []
     for index, one in enumerate(servers):
-        sizes.append(0)
-        if one.server is None:
-            continue
-        language = one.server.language
-        whole = (language, frozenset(_document(tool) for tool in one.server.tools))
-        signatures = {signature(tool) for tool in one.server.tools}
-        if whole in seen:
-            servers[index] = _rejected(one, one.server, "duplicate_server", f"has the tools of {seen[whole]}")
-            continue
-        shared = Counter(earlier for key in signatures for earlier in holders[language, key])
-        close = {earlier: count / (len(signatures) + sizes[earlier] - count) for earlier, count in shared.items()}
-        nearest = max(close, key=lambda earlier: (close[earlier], -earlier), default=None)
-        if nearest is not None and close[nearest] >= similarity:
-            detail = f"shares {close[nearest]:.0%} of its tools with {servers[nearest].server_id}"
-            servers[index] = _rejected(one, one.server, "near_duplicate_server", detail)
-            continue
-        seen[whole] = one.server_id
-        sizes[index] = len(signatures)
-        for key in signatures:
-            holders[language, key].append(index)
+        for server in one.servers:
+            whole = (server.language, frozenset(_document(tool) for tool in server.tools))
+            signatures = {signature(tool) for tool in server.tools}
+            if whole in seen:
+                servers[index] = _rejected(
+                    servers[index], server, "duplicate_server", f"has the tools of {seen[whole]}"
+                )
+                continue
+            shared = Counter(earlier for key in signatures for earlier in holders[server.language, key])
+            close = {earlier: count / (len(signatures) + sizes[earlier] - count) for earlier, count in shared.items()}
+            nearest = max(close, key=lambda earlier: (close[earlier], -earlier), default=None)
+            if nearest is not None and close[nearest] >= similarity:
+                detail = f"shares {close[nearest]:.0%} of its tools with {ids[nearest]}"
+                servers[index] = _rejected(servers[index], server, "near_duplicate_server", detail)
+                continue
+            seen[whole] = server.id
+            for key in signatures:
+                holders[server.language, key].append(len(ids))
+            ids.append(server.id)
+            sizes.append(len(signatures))
     return servers
 
 
@@ -111,4 +115,10 @@ def check_allowed(documents: Sequence[ServerDocument], allowed_tools: Mapping[st
 def _rejected(one: NormalizedServer, server: ToolServer, reason: str, detail: str) -> NormalizedServer:
     line = f"server {server.id} {detail}"
     more = [RejectedTool(tool.name, reason, line) for tool in server.tools]
-    return msgspec.structs.replace(one, server=None, rejected=one.rejected + more)
+    names = {tool.name for tool in server.tools}
+    return msgspec.structs.replace(
+        one,
+        servers=[other for other in one.servers if other is not server],
+        rejected=one.rejected + more,
+        changed=[tool for tool in one.changed if tool.name not in names],
+    )

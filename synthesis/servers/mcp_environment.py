@@ -97,7 +97,7 @@ async def served_tools(connections: Mapping[str, McpConnection], *, prefixed: bo
             read_only[name] &= tool.annotations is not None and bool(tool.annotations.read_only_hint)
     wanted = [f"{name}_{tool.name}" if prefixed and name else tool.name for name, tool, _ in found]
     specs, places = list[ToolSpec](), dict[str, tuple[str, str]]()
-    for fixed, (name, tool, schema) in zip(fix_names(wanted, "mcp"), found, strict=True):
+    for fixed, (name, tool, schema) in zip(fix_names(wanted), found, strict=True):
         if fixed is None or fixed in places:
             _log.warning("left out the tool %.80s of %.80s: its name is no name, or another's", tool.name, name)
             continue

@@ -5,14 +5,16 @@ Nothing is lost silently: for every document, kept tools + rejected tools = tool
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from synthesis.core.normal_text import normalized
+from synthesis.core.openai_messages import estimated_tokens
 from synthesis.core.records import Language, McpExecution, ServedPrompt, ServedResource, ToolServer, ToolSpec
 from synthesis.core.tool_schemas import brief
 from synthesis.pipeline.languages import NAMES, strays
@@ -20,6 +22,10 @@ from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.schemas import Unmappable, object_schema
 
 _NAME_LENGTH = 64
+_DIGITS = 8
+"""Of the digest that a name ends in where it would not be told from another one."""
+_SMALL_PART = 8
+"""Tools of a part at least, where a server is split and smaller groups of tools can be put together."""
 _NAMED = 5
 """Names of tools, resources and prompts that a line about a server has."""
 _PLACEHOLDERS = re.compile(
@@ -31,69 +37,171 @@ _PLACEHOLDERS = re.compile(
 """What catalogues write where nobody wrote a description."""
 
 
+_VERBS = {"get", "list", "create", "update", "delete", "post", "put", "patch", "add", "remove", "set", "find", "search",
+          "fetch", "retrieve", "read", "write", "edit", "new", "all", "by", "the", "a"}  # fmt: skip
+"""Words of a tool's name that do not say what it is about."""
+_PARAMETERS = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema",
+               "parameter_definitions", "inputs", "args_schema", "args", "arguments", "params")  # fmt: skip
+"""Where tool documents have their parameters: OpenAI, Anthropic, MCP, Gemini, Cohere, smolagents, LangChain."""
+_WRAPPERS = ("function", "toolSpec", "tool_spec")
+"""What a tool stands in: OpenAI, Amazon Bedrock."""
+_SCHEMA_WRAPPERS = ("json", "jsonSchema", "schema")
+"""What a tool's parameters stand in: Amazon Bedrock, AI SDK."""
+
+
+class ChangedTool(msgspec.Struct, frozen=True):
+    """A tool that was kept and says something else than its document: `change` is counted, `detail` is one line."""
+
+    name: str
+    change: str
+    detail: str
+
+
 class NormalizedServer(msgspec.Struct, frozen=True):
-    """`server` is None when too few tools are left; then its kept tools are in `rejected` too."""
+    """A document in normal form.
+
+    Attributes:
+        read: tools of the document.
+        servers: what is left of it: one server, several where it has too many tools for one, or none.
+        rejected: tools that are in none of them.
+        changed: tools of them that say something else than the document.
+    """
 
     server_id: str
     read: int
-    server: ToolServer | None
+    servers: list[ToolServer]
     rejected: list[RejectedTool]
+    changed: list[ChangedTool] = []
+
+    @property
+    def server(self) -> ToolServer | None:
+        """The first server, None where there is none."""
+        return self.servers[0] if self.servers else None
 
     def reasons(self) -> Counter[str]:
         return Counter(tool.reason for tool in self.rejected)
 
 
 def normalize(
-    document: ServerDocument, *, min_tools: int = 3, max_tools: int = 128, read_only: bool = True,
-    allowed: Collection[str] = (),
+    document: ServerDocument, *, min_tools: int = 3, max_tools: int = 128, max_tokens: int = 58_000,
+    read_only: bool = True, allowed: Collection[str] = (),
 ) -> NormalizedServer:  # fmt: skip
-    """The server in normal form. Raises nothing, whatever the document holds.
+    """Return the document's servers in normal form. Raises nothing, whatever the document holds.
 
     Args:
         min_tools: servers with fewer tools are dropped; the paper's value is 3.
-        max_tools: servers with more are dropped; 128 is what OpenAI's interface takes in one request.
+        max_tools: documents with more are split by topic; 128 is what OpenAI's interface takes in one request.
+        max_tokens: of one turn of the agent. Tool documents take half of it at most: a server with longer ones is
+            split, a single tool with a longer one is rejected.
         read_only: keep of running servers only tools that they declare read-only: runs share those servers, and a tool
             without `readOnlyHint` may write (MCP specification, annotations of tools: the hint defaults to false).
         allowed: names, as the server has them, of tools that are kept whatever it declares.
     """
     raw_names = [raw_name(tool) for tool in document.tools]
-    names = fix_names(raw_names, document.id)
-    kept: list[ToolSpec] = []
+    kept: list[tuple[str, ToolSpec]] = []
     rejected = list(document.rejected)
+    changed: list[ChangedTool] = []
     seen: set[str] = set()
-    for raw, original, name in zip(document.tools, raw_names, names, strict=True):
+    for raw, original, name in zip(document.tools, raw_names, fix_names(raw_names), strict=True):
         try:
             if original and original in seen:
                 raise Unmappable("duplicate_name", f"the server has two tools of the name {brief(original):.80}")
             seen.add(original)
             if name is None:
-                raise Unmappable("bad_name", "the name is missing, has no usable character, or is used twice")
+                raise Unmappable("bad_name", "the name is missing, or is that of another tool")
             if read_only and isinstance(document.execution, McpExecution) and original not in allowed:
                 _check_read_only(raw.get("read_only"))
-            kept.append(_tool(raw, name, document.language))
+            changes: dict[str, str] = {}
+            tool = _tool(raw, name, document.language, changes)
+            if (tokens := estimated_tokens([], [tool])) > max_tokens // 2:
+                raise Unmappable(
+                    "document_too_long",
+                    f"the document has about {tokens} tokens, half of max_tokens is {max_tokens // 2}; shorten it or "
+                    "raise max_tokens",
+                )
+            kept.append((_topic(raw, name), tool))
+            changed += [ChangedTool(name, change, detail) for change, detail in changes.items()]
         except Unmappable as problem:
             rejected.append(RejectedTool(name or original, problem.reason, problem.detail))
-    server: ToolServer | None = None
-    if min_tools <= len(kept) <= max_tools:
-        server = ToolServer(
-            document.id,
-            document.title,
-            document.description,
-            document.domain,
-            document.language,
-            kept,
-            document.execution,
-            document.licence,
-            document.resources or msgspec.UNSET,
-            document.prompts or msgspec.UNSET,
+    servers: list[ToolServer] = []
+    parts = _parts(kept, min_tools, max_tools, max_tokens // 2)
+    for number, (topics, tools) in enumerate(parts, 1):
+        if len(tools) < min_tools:
+            detail = f"server {document.id} has {len(kept)} usable tools, min_tools is {min_tools}"
+            rejected += [RejectedTool(tool.name, "server_too_small", detail) for tool in tools]
+            continue
+        several = len(parts) > 1
+        servers.append(
+            ToolServer(
+                f"{document.id}.{number}" if several else document.id,
+                f"{document.title}: {topics:.100}" if several else document.title,
+                document.description,
+                document.domain,
+                document.language,
+                tools,
+                document.execution,
+                document.licence,
+                document.resources if document.resources and not servers else msgspec.UNSET,
+                document.prompts if document.prompts and not servers else msgspec.UNSET,
+            )
         )
-    else:
-        small = len(kept) < min_tools
-        limit = f"min_tools is {min_tools}" if small else f"max_tools is {max_tools}"
-        detail = f"server {document.id} has {len(kept)} usable tools, {limit}"
-        reason = "server_too_small" if small else "server_too_large"
-        rejected += [RejectedTool(tool.name, reason, detail) for tool in kept]
-    return NormalizedServer(document.id, len(document.tools) + len(document.rejected), server, rejected)
+    read = len(document.tools) + len(document.rejected)
+    left = {tool.name for server in servers for tool in server.tools}
+    return NormalizedServer(document.id, read, servers, rejected, [one for one in changed if one.name in left])
+
+
+def _topic(raw: Any, name: str) -> str:
+    """What a tool is about: its document's tag, or the first word of its name that is no verb."""
+    given = raw.get("topic")
+    if isinstance(given, str) and given.strip():
+        return " ".join(given.split())
+    words = [word.lower() for word in re.split(r"[^a-zA-Z]+|(?<=[a-z])(?=[A-Z])", name) if word]
+    return next((word.removesuffix("s") for word in words if word not in _VERBS), name)
+
+
+def _parts(
+    tools: Sequence[tuple[str, ToolSpec]], min_tools: int, max_tools: int, max_tokens: int
+) -> list[tuple[str, list[ToolSpec]]]:
+    """The topics and tools of each server that a document's tools are: one, unless they are too many or too long."""
+
+    def fits(several: Iterable[ToolSpec]) -> bool:
+        listed = list(several)
+        return len(listed) <= max_tools and sum(lengths[tool.name] for tool in listed) <= max_tokens
+
+    lengths = {tool.name: estimated_tokens([], [tool]) for _, tool in tools}
+    if fits(tool for _, tool in tools):
+        return [("", [tool for _, tool in tools])]
+    topics: dict[str, list[ToolSpec]] = {}
+    for topic, tool in tools:
+        topics.setdefault(topic, []).append(tool)
+    small = max(min_tools, min(_SMALL_PART, max_tools))
+    parts: list[tuple[list[str], list[ToolSpec]]] = []
+    rest: tuple[list[str], list[ToolSpec]] = ([], [])
+    for topic, several in topics.items():
+        piece: list[ToolSpec] = []
+        for tool in several:
+            if not fits([*piece, tool]):
+                parts.append(([topic], piece))
+                piece = []
+            piece.append(tool)
+        if len(piece) >= small:
+            parts.append(([topic], piece))
+            continue
+        if not fits([*rest[1], *piece]):
+            parts.append(rest)
+            rest = ([], [])
+        rest = ([*rest[0], topic], [*rest[1], *piece])
+        if len(rest[1]) >= small:
+            parts.append(rest)
+            rest = ([], [])
+    if rest[1]:
+        last = next((part for part in reversed(parts) if fits([*part[1], *rest[1]])), None)
+        if last is None or len(rest[1]) >= min_tools:
+            parts.append(rest)
+        else:
+            last[0].extend(rest[0])
+            last[1].extend(rest[1])
+    return [(", ".join(names), several) for names, several in parts]
 
 
 def _check_read_only(declared: Any) -> None:
@@ -108,30 +216,32 @@ def _check_read_only(declared: Any) -> None:
     )
 
 
-def fix_names(names: Sequence[str], server_id: str) -> list[str | None]:
-    """Names in `[a-zA-Z0-9_-]{1,64}`, each used once; None where there is none to be had.
+def fix_names(names: Sequence[str]) -> list[str | None]:
+    """Return names in `[a-zA-Z0-9_-]{1,64}`, each used once; None for an empty name and for one that is there twice.
 
-    Letters lose their accents; other characters become `_`; a name that is taken gets the server's id in front. Names
-    that need no change keep it whatever stands before them, so a running server's tools are found
-    again by the same function.
+    Letters lose their accents, and other characters become `_`. A name that nothing is left of, that becomes too long,
+    or that becomes another tool's name, ends in a digest of the original. A running server's tools are found again by
+    the same function: names do not depend on their order.
     """
-    plain = [re.sub(r"[\u0300-\u036f]", "", normalized("NFKD", name)) for name in names]
-    cleaned = [re.sub(r"_{2,}", "_", re.sub(r"[^a-zA-Z0-9_-]", "_", name)).strip("_")[:_NAME_LENGTH] for name in plain]
-    cleaned = [
-        name if re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) else new for name, new in zip(names, cleaned, strict=True)
-    ]
-    fixed: list[str | None] = [None] * len(names)
-    taken: set[str] = set()
-    for unchanged in (True, False):
-        for index, (name, new) in enumerate(zip(names, cleaned, strict=True)):
-            if fixed[index] is not None or (unchanged and new != name):
-                continue
-            if new in taken and not unchanged:
-                new = f"{re.sub(r'[^a-zA-Z0-9_-]', '_', server_id)}_{new}"[:_NAME_LENGTH]
-            if new and new not in taken:
-                fixed[index] = new
-                taken.add(new)
+    every = set(names)
+    same = Counter(map(_clean, every))
+    fixed: list[str | None] = []
+    seen: set[str] = set()
+    for name in names:
+        new = _clean(name)
+        if not new or len(new) > _NAME_LENGTH or (new != name and (new in every or same[new] > 1)):
+            digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+            new = f"{(new or 'tool')[: _NAME_LENGTH - _DIGITS - 1]}_{digest}"
+        fixed.append(new if name and name not in seen else None)
+        seen.add(name)
     return fixed
+
+
+def _clean(name: str) -> str:
+    if re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name):
+        return name
+    plain = re.sub(r"[\u0300-\u036f]", "", normalized("NFKD", name))
+    return re.sub(r"_{2,}", "_", re.sub(r"[^a-zA-Z0-9_-]", "_", plain)).strip("_")
 
 
 def raw_name(raw: Any) -> str:
@@ -142,14 +252,14 @@ def raw_name(raw: Any) -> str:
 
 
 def _function(raw: Any) -> Mapping[str, Any] | None:
-    """The `function` of OpenAI's form, or the object itself where the wrapper is missing."""
+    """The tool that stands in a wrapper, or the object itself where there is none."""
     if not isinstance(raw, Mapping):
         return None
-    function = raw.get("function", raw)
+    function = next((raw[key] for key in _WRAPPERS if key in raw), raw)
     return function if isinstance(function, Mapping) else None
 
 
-def _tool(raw: Any, name: str, language: Language) -> ToolSpec:
+def _tool(raw: Any, name: str, language: Language, changes: dict[str, str]) -> ToolSpec:
     function = _function(raw)
     assert function is not None  # it has a name
     description = function.get("description")
@@ -160,8 +270,40 @@ def _tool(raw: Any, name: str, language: Language) -> ToolSpec:
         raise Unmappable("vague_description", f"the description says no more than the name: {description!r}")
     if (other := strays(description, language)) not in (None, "en"):  # all the world documents its tools in English
         raise Unmappable("other_language", f"the description is in {NAMES[other]}: {description:.80}")
-    schema = next((function[key] for key in ("parameters", "input_schema", "inputSchema") if key in function), None)
-    return ToolSpec(name, description, object_schema(schema))
+    if isinstance(made := raw.get("changes"), Mapping):  # of `openapi`
+        changes.update(made)
+    parameters = object_schema(_parameters(function), required=function.get("required"), changes=changes)
+    return ToolSpec(name, description, parameters)
+
+
+def _parameters(function: Mapping[str, Any]) -> Any:
+    """A tool's parameters as its document has them; None where it has none.
+
+    Raises:
+        Unmappable: `no_schema`: they are there under a name that nobody knows.
+    """
+    given = next((function[key] for key in _PARAMETERS if function.get(key) is not None), None)
+    if given is None and isinstance(function.get("properties"), Mapping):
+        given = {key: function[key] for key in ("properties", "required", "additionalProperties") if key in function}
+        return {"type": "object", **given}
+    if given is None:
+        named = [key for key in function if isinstance(key, str) and re.search("param|arg|input|schema", key.lower())]
+        odd = [key for key in named if function[key] and not re.search("out|return|resp|result", key.lower())]
+        if odd:
+            raise Unmappable("no_schema", f"{odd[0]!r:.80} is no name for parameters; call them `parameters`")
+    if isinstance(given, str):  # tables of data sets hold JSON texts
+        try:
+            given = msgspec.json.decode(given)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise Unmappable("no_schema", f"the parameters are {brief(given):.80}, a text that is no JSON") from None
+    while isinstance(given, Mapping) and len(given) == 1:
+        inner = next((given[key] for key in _SCHEMA_WRAPPERS if key in given), None)
+        if not isinstance(inner, Mapping) or not (
+            isinstance(inner.get("properties"), Mapping) or inner == {"type": "object"}
+        ):
+            break
+        given = inner
+    return given
 
 
 def _is_vague(description: str, name: str) -> bool:

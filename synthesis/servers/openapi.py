@@ -1,4 +1,4 @@
-"""OpenAPI 3 documents as tools: each operation is one (OpenAPI Specification 3.0 and 3.1).
+"""OpenAPI documents as tools: each operation is one (OpenAPI Specification 2.0, also called Swagger, 3.0 and 3.1).
 
 A tool's arguments are the path and query parameters and the JSON body. Headers and cookies are left out: they carry
 credentials and negotiation, which are the caller's business, not the agent's.
@@ -17,6 +17,8 @@ from synthesis.servers.schemas import Unmappable, normal_schema, resolve
 _METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 _JSON = re.compile(r"(?:application|text|\*)/(?:json|\*|[\w.-]+\+json)\b|application/x-www-form-urlencoded\b")
 """Bodies that are an object of named values; forms are too."""
+_FORM = re.compile(r"multipart/form-data\b")
+"""A form that may have files."""
 _JUMPS = 16
 
 
@@ -34,6 +36,8 @@ def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], li
     tools: list[dict[str, Any]] = []
     rejected: list[RejectedTool] = []
     for path, item in paths.items():
+        if isinstance(path, str) and path.startswith("x-"):
+            continue
         try:
             item = _followed(item, document)
         except Unmappable as problem:
@@ -47,12 +51,14 @@ def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], li
                 operation = _followed(item[method], document)
                 given = operation.get("operationId")
                 name = given if isinstance(given, str) and given else name
-                parameters = _parameters(item.get("parameters"), operation, document)
+                changes: dict[str, str] = {}
+                parameters = _parameters(item.get("parameters"), operation, document, changes)
             except Unmappable as problem:
                 rejected.append(RejectedTool(name, problem.reason, problem.detail))
                 continue
             function = {"name": name, "description": _description(operation, item), "parameters": parameters}
-            tools.append({"type": "function", "function": function})
+            topic = _topic(operation, str(path))
+            tools.append({"type": "function", "function": function, "topic": topic, "changes": changes})
     return tools, rejected
 
 
@@ -75,7 +81,18 @@ def _description(operation: Mapping[str, Any], item: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def _parameters(shared: Any, operation: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+def _topic(operation: Mapping[str, Any], path: str) -> str:
+    """The operation's first tag, or the first part of its path that is a name."""
+    tags = operation.get("tags")
+    if isinstance(tags, list) and tags and isinstance(tags[0], str) and tags[0].strip():
+        return tags[0]
+    parts = [part for part in path.split("/") if part and not part.startswith("{")]
+    return next((part for part in parts if not re.fullmatch(r"v\d[\w.]*|api|rest", part.lower())), "other")
+
+
+def _parameters(
+    shared: Any, operation: Mapping[str, Any], document: Mapping[str, Any], changes: dict[str, str]
+) -> dict[str, Any]:
     """One object schema of the parameters and the body.
 
     Raises:
@@ -95,48 +112,71 @@ def _parameters(shared: Any, operation: Mapping[str, Any], document: Mapping[str
     properties: dict[str, Any] = {}
     required: list[str] = []
     for (name, place), one in found.items():
-        if place not in ("path", "query"):
+        if place == "body":  # OpenAPI 2.0's request body
+            _add_body(one, one.get("schema"), document, properties, required, changes)
+        if place not in ("path", "query", "formData"):
             continue
+        if place == "formData" and one.get("type") == "file":
+            if one.get("required") is not True:
+                changes["body_left_out"] = f"the form's field {name!r:.80} may be left out, and is a file"
+                continue
+            raise Unmappable("unsupported_body", f"the form's field {name!r:.80} is a file")
         key = name if name not in properties else f"{name}_{place}"
-        properties[key] = _described(one, document)
+        properties[key] = _described(one, document, changes)
         if one.get("required") is True or place == "path":
             required.append(key)
     if operation.get("requestBody") is not None:
-        _add_body(_followed(operation["requestBody"], document), document, properties, required)
+        body = _followed(operation["requestBody"], document)
+        schema = _media_schema(body)
+        if schema is None and isinstance(form := _media_schema(body, _FORM), Mapping):
+            schema = None if _has_files(normal_schema(form, root=document)) else form
+        _add_body(body, schema, document, properties, required, changes)
     return {"type": "object", "properties": properties, **({"required": required} if required else {})}
 
 
-def _described(parameter: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+def _described(parameter: Mapping[str, Any], document: Mapping[str, Any], changes: dict[str, str]) -> dict[str, Any]:
     schema = parameter.get("schema")
     if schema is None:
-        schema = _media_schema(parameter) or {}
-    normal = normal_schema(schema, root=document) if isinstance(schema, Mapping) else {}
+        schema = _media_schema(parameter)
+    if schema is None:  # of OpenAPI 2.0: the parameter is its own schema
+        schema = {key: value for key, value in parameter.items() if key not in ("name", "in", "required", "content")}
+    normal = normal_schema(schema, root=document, changes=changes) if isinstance(schema, Mapping) else {}
     description = parameter.get("description")
     if isinstance(description, str) and description.strip():
         normal["description"] = description.strip()
     return normal
 
 
-def _media_schema(holder: Mapping[str, Any]) -> Any:
-    """The schema of the JSON media type among `content`; None where there is none."""
+def _media_schema(holder: Mapping[str, Any], kinds: re.Pattern[str] = _JSON) -> Any:
+    """The schema of the media type among `content`; None where there is none."""
     content = holder.get("content")
     for kind, media in content.items() if isinstance(content, Mapping) else ():
-        if isinstance(kind, str) and _JSON.match(kind.lower()) and isinstance(media, Mapping):
+        if isinstance(kind, str) and kinds.match(kind.lower()) and isinstance(media, Mapping):
             return media.get("schema", {})
     return None
 
 
+def _has_files(form: Mapping[str, Any]) -> bool:
+    """Whether a form has a field that is a file."""
+    fields = form.get("properties")
+    several = [field.get("items", field) for field in fields.values() if isinstance(field, Mapping)] if fields else []
+    return any(
+        isinstance(one, Mapping) and (one.get("format") == "binary" or "contentMediaType" in one) for one in several
+    )
+
+
 def _add_body(
-    body: Mapping[str, Any], document: Mapping[str, Any], properties: dict[str, Any], required: list[str]
-) -> None:
-    schema = _media_schema(body)
+    body: Mapping[str, Any], schema: Any, document: Mapping[str, Any], properties: dict[str, Any],
+    required: list[str], changes: dict[str, str],
+) -> None:  # fmt: skip
     must = body.get("required") is True
     if not isinstance(schema, Mapping):
         if not must and schema is None:
-            return  # what may be left out is
+            changes["body_left_out"] = "the request body may be left out, and is not JSON"
+            return
         kinds = ", ".join(map(str, body["content"])) if isinstance(body.get("content"), Mapping) else "nothing"
         raise Unmappable("unsupported_body", f"the request body is {kinds:.100}, not JSON")
-    normal = normal_schema(schema, root=document)
+    normal = normal_schema(schema, root=document, changes=changes)
     inner = normal.get("properties")
     plain = set(normal) <= {"type", "properties", "required", "description", "additionalProperties", "examples"}
     if plain and isinstance(inner, dict) and inner and not set(inner) & set(properties):

@@ -263,7 +263,7 @@ def _smithery(record: Mapping[str, Any], metadata: Mapping[str, Any]) -> _Server
 
 def _openapi(record: Mapping[str, Any]) -> _Server:
     version = record.get("openapi", record.get("swagger"))
-    if not (isinstance(version, str) and version.startswith("3.")):
+    if not re.match(r"[23](?:\.|$)", str(version) if isinstance(version, str | int | float) else ""):
         raise Unmappable("unknown_form", f"OpenAPI version {brief(version):.20}; convert the document to version 3")
     info = _object(record.get("info"))
     tools, rejected = openapi_tools(record)

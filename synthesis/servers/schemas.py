@@ -1,35 +1,53 @@
 """One normal form of JSON schemas, whatever draft or OpenAPI version they were written for.
 
-References are resolved, null alternatives and words that JSON Schema does not know dropped, type names spelled as it
-(Draft 2020-12) spells them. Keywords that `synthesis.core.tool_schemas` does not check have no normal form: nobody
-could say whether arguments fit. The normal form of a normal form is itself.
+References are resolved, schemas that hold at once are merged, words that JSON Schema does not know are dropped, and
+type names are spelled as JSON Schema (Draft 2020-12) spells them. Null stays where a document allows it. Keywords that
+`synthesis.core.tool_schemas` does not check have no normal form: nobody could say whether arguments fit. The normal
+form of a normal form is itself.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, MutableMapping
 from typing import Any
+from urllib.parse import unquote
 
-from synthesis.core.tool_schemas import KEYWORDS, MOST_DEPTH, MOST_VALUES, TYPES, UncheckableSchema, brief, check_schema
+from synthesis.core.tool_schemas import (
+    CHECKED,
+    KEYWORDS,
+    MOST_DEPTH,
+    MOST_VALUES,
+    WORDS,
+    UncheckableSchema,
+    brief,
+    check_schema,
+    check_size,
+    has_type,
+)
+from synthesis.servers.intersections import Contradiction, intersection, nullable, type_names
+from synthesis.servers.parameter_forms import missing_properties, object_form, read_type
 
-_SPELLINGS = {"str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number",
-              "double": "number", "bool": "boolean", "dict": "object", "list": "array", "tuple": "array",
-              "map": "object"}  # fmt: skip
 _REFERENCES = 16
 """Most references on the way to a place in a schema."""
-_UNCHECKED = {"patternProperties", "dependencies", "dependentSchemas", "dependentRequired", "propertyNames", "if",
-              "then", "else", "contains", "minContains", "maxContains", "unevaluatedItems",
-              "unevaluatedProperties"}  # fmt: skip
+_UNROLLED = (2, 1)
+"""How often a schema that holds itself is written out, at most; fewer times where it becomes too large."""
+_UNCHECKED = {"dependencies", "dependentSchemas", "dependentRequired", "if", "then", "else", "contains", "minContains",
+              "maxContains"}  # fmt: skip
 """JSON Schema's keywords that nothing here checks; none of the 9,978 tools of 1,704 public MCP servers has one."""
 _KNOWN = (KEYWORDS | {"additionalItems"}) - {"$schema", "$id", "$comment", "example", "readOnly", "writeOnly"}
 """What is kept, but for words that say nothing to a model."""
+_COMBINED = {"$ref", "$recursiveRef", "anyOf", "oneOf", "allOf"}
+_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength",
+            "minItems", "maxItems", "minProperties", "maxProperties"}  # fmt: skip
+"""Keywords whose value is a number, which protobuf's JSON (Gemini) writes as a text."""
+_ANY_NAME = {"", ".*", "^.*$", "^(.*)$", "(.*)", ".+", "^.+$", "^", "^[\\s\\S]*$"}
+"""Patterns that every property name fits."""
 _LONGEST_REFERENCE = 1_000
-_ONE = {"additionalProperties", "additionalItems", "not"}
+_ONE = {"additionalProperties", "additionalItems", "propertyNames", "not"}
 """Keywords whose value is a schema."""
-_ANNOTATIONS = {"description", "title", "default", "examples", "deprecated"}
-"""What may differ between two schemas that hold at once; the nearer one is kept."""
 
 
 class Unmappable(Exception):
@@ -40,34 +58,74 @@ class Unmappable(Exception):
         self.reason, self.detail = reason, " ".join(detail.split())[:300]
 
 
-def normal_schema(schema: Mapping[str, Any], *, root: Any = None) -> dict[str, Any]:
-    """The schema without `$schema`, titles, references and null alternatives, with JSON Schema's type names.
+def normal_schema(
+    schema: Mapping[str, Any], *, root: Any = None, changes: MutableMapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the schema without `$schema`, titles and references, with JSON Schema's type names.
 
     Args:
-        schema: of any draft from 3 on, or of OpenAPI 3.
+        schema: of any draft from 3 on, or of OpenAPI 2 and 3.
         root: the document that references (`#/components/schemas/Pet`) point into; the schema itself when None.
+        changes: gets what the normal form says otherwise than the schema: the kind of change, and one line about it.
 
     Raises:
-        Unmappable: recursive or foreign references, `allOf` that contradicts itself, unknown types, too large or deep.
+        Unmappable: foreign references, schemas that contradict each other, unknown types, too large or deep.
     """
-    normal = _Normalizer(schema if root is None else root).schema(schema, (), 0)
+    for number in _UNROLLED:
+        made: dict[str, str] = {}
+        try:
+            normal = _Normalizer(schema if root is None else root, number, made).schema(schema, (), 0)
+            check_size(normal)
+        except (Unmappable, UncheckableSchema) as error:
+            problem = error if isinstance(error, Unmappable) else Unmappable("schema_too_large", str(error))
+            if problem.reason != "schema_too_large" or "recursive_schema" not in made or number == _UNROLLED[-1]:
+                raise problem from None
+        else:
+            break
     if not isinstance(normal, dict):
         raise Unmappable("invalid_schema", f"a schema must be an object, found {normal!r}")
-    return normal
+    if changes is not None:
+        changes.update(made)
+    plain: dict[str, Any] = json.loads(json.dumps(normal))  # numbers lose how they were written
+    return plain
 
 
-def object_schema(schema: Any) -> dict[str, Any]:
-    """The normal form of a tool's parameters: an object schema that Draft 2020-12 allows.
+def object_schema(
+    schema: Any, *, required: Any = None, changes: MutableMapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the normal form of a tool's parameters: an object schema that Draft 2020-12 allows.
+
+    Args:
+        schema: a JSON schema, or another form of `synthesis.servers.parameter_forms`; None and `{}`: no parameters.
+        required: names of required parameters that stand beside a schema of another form.
+        changes: see `normal_schema`.
 
     Raises:
-        Unmappable: as in `normal_schema`; or it is not an object schema, or not a schema at all.
+        Unmappable: as in `normal_schema`; or it is not an object schema, not a schema at all, or says nothing of
+            parameters (`no_parameters_found`).
     """
-    if not isinstance(schema, Mapping) or not schema:
-        raise Unmappable("no_schema", "the tool document has no parameter schema; add one of type object")
-    parameters = normal_schema(schema)
-    if parameters.setdefault("type", "object") != "object":
+    changes = {} if changes is None else changes
+    if schema is None or schema == {} or schema == []:
+        changes["no_parameters"] = "the document has no parameters; the tool takes none"
+        return {"type": "object", "properties": {}}
+    if (form := object_form(schema, required=required)) is not None:
+        changes["parameters_rewritten"] = f"parameters in another form are read as JSON schema: {brief(schema):.100}"
+        schema = form
+    if not isinstance(schema, Mapping):
+        raise Unmappable("no_schema", f"the parameters are {brief(schema):.80}; write a JSON schema of type object")
+    parameters = normal_schema(schema, changes=changes)
+    if "type" not in parameters and not set(parameters) & {"additionalProperties", "anyOf", "required"}:
+        raise Unmappable(
+            "no_parameters_found", f"the parameters have no type and no properties: {brief(schema):.150}; add them"
+        )
+    if "object" not in type_names({"type": "object", **parameters}):
         raise Unmappable("not_an_object", f"the parameter schema is of type {parameters['type']!r}")
+    parameters["type"] = "object"
     parameters.setdefault("properties", {})
+    unread = [key for key in schema if key not in KEYWORDS | _COMBINED and isinstance(schema[key], Mapping | list)]
+    unread = [key for key in unread if key not in _SILENT and not str(key).startswith("x-")]
+    if unread and not parameters["properties"]:
+        raise Unmappable("no_parameters_found", f"{brief(unread[0]):.80} is no keyword of a schema; use `properties`")
     try:
         check_schema(parameters)
     except UncheckableSchema as error:
@@ -77,17 +135,24 @@ def object_schema(schema: Any) -> dict[str, Any]:
     return parameters
 
 
+_SILENT = {"$defs", "definitions", "patternProperties", "unevaluatedProperties", "propertyOrdering", "annotations"}
+"""Names beside `properties` that are no parameters."""
+
+
 def resolve(reference: Any, root: Any) -> Any:
     """What a local reference (`#/a/b`, RFC 6901) points to.
 
     Raises:
         Unmappable: `foreign_reference`: it points elsewhere, or to nothing.
     """
+    if reference == "#":
+        return root
     if not isinstance(reference, str) or not reference.startswith("#/") or len(reference) > _LONGEST_REFERENCE:
         raise Unmappable("foreign_reference", f"{brief(reference):.100} is not defined in the schema")
     value = root
     for part in reference[2:].split("/"):
         key = part.replace("~1", "/").replace("~0", "~")
+        key = key if isinstance(value, Mapping) and key in value else unquote(key)
         if isinstance(value, Mapping) and key in value:
             value = value[key]
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
@@ -98,8 +163,8 @@ def resolve(reference: Any, root: Any) -> Any:
 
 
 class _Normalizer:
-    def __init__(self, root: Any) -> None:
-        self.root, self.nodes = root, 0
+    def __init__(self, root: Any, unrolled: int, changes: MutableMapping[str, str]) -> None:
+        self.root, self.unrolled, self.changes, self.nodes = root, unrolled, changes, 0
 
     def schema(self, schema: Any, trail: tuple[str, ...], depth: int) -> Any:
         """`trail` holds the references that led here."""
@@ -108,67 +173,174 @@ class _Normalizer:
             return schema
         if not isinstance(schema, Mapping):
             raise Unmappable("invalid_schema", f"a schema must be an object, found {brief(schema):.80}")
-        if "$ref" in schema:
-            return self.reference(schema, trail, depth)
-        if dynamic := [key for key in ("$dynamicRef", "$recursiveRef") if key in schema]:
-            raise Unmappable("recursive_schema", f"{dynamic[0]} has no plain form")
-        for key in ("anyOf", "oneOf", "allOf"):
+        if "$dynamicRef" in schema:
+            raise Unmappable("recursive_schema", "$dynamicRef has no plain form")
+        if (wrapped := missing_properties(schema)) is not None:
+            self.changes["parameters_rewritten"] = f"`properties` was missing around {brief(list(schema)):.100}"
+            schema = wrapped
+        try:
+            merged = self.merged(schema, trail, depth)
+        except Contradiction as problem:
+            raise Unmappable("all_of", str(problem)) from None
+        if not isinstance(merged, dict):
+            return merged
+        if schema.get("nullable") is True or schema.get("x-nullable") is True:
+            merged = nullable(merged)
+        for key, closed in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+            if key in schema and closed not in merged:
+                if set(merged) & {"anyOf", "allOf"}:
+                    self.changes["unchecked_keyword"] = f"{key} beside anyOf is not checked"
+                elif closed != "items" or "prefixItems" in merged:
+                    merged[closed] = self.schema(schema[key], trail, depth + 1)
+        return self.fitted(merged)
+
+    def merged(self, schema: Mapping[str, Any], trail: tuple[str, ...], depth: int) -> Any:
+        """One schema for a schema, what it refers to, and its `allOf`, `anyOf` and `oneOf`."""
+        merged: Any = True
+        for key in ("$ref", "$recursiveRef"):
             if key in schema:
-                return self.alternatives(schema, key, trail, depth)
+                merged = intersection(merged, self.reference(schema[key], trail, depth))
+        for option in self.listed(schema, "allOf"):
+            merged = intersection(merged, self.schema(option, trail, depth + 1))
+        merged = intersection(merged, self.own(schema, trail, depth))
+        for key in ("anyOf", "oneOf"):
+            options = [self.schema(option, trail, depth + 1) for option in self.listed(schema, key)]
+            if options:
+                merged = self.alternatives(merged, options)
+        return merged
+
+    def listed(self, schema: Mapping[str, Any], key: str) -> list[Any]:
+        listed = schema.get(key, [])
+        if not isinstance(listed, list) or (key in schema and not listed):
+            raise Unmappable("invalid_schema", f"{key} is {brief(listed):.80}, not a list of schemas")
+        return listed
+
+    def alternatives(self, merged: Any, options: list[Any]) -> Any:
+        """A schema with `anyOf`; `oneOf` is one too: alternatives may differ in what is not checked (`format`)."""
+        different = list({json.dumps(option, sort_keys=True): option for option in reversed(options)}.values())[::-1]
+        others = [option for option in different if option != {"type": "null"}]
+        if len(others) == 1:
+            return intersection(merged, others[0] if len(different) == 1 else nullable(others[0]))
+        return intersection(merged, {"anyOf": different})
+
+    def own(self, schema: Mapping[str, Any], trail: tuple[str, ...], depth: int) -> dict[str, Any]:
+        """The normal form of a schema without its references and alternatives."""
         normal: dict[str, Any] = {}
         for key, value in schema.items():
             if not isinstance(key, str):
                 raise Unmappable("invalid_schema", f"the keyword {brief(key):.80} is not a text")
             if key in _UNCHECKED:
                 raise Unmappable("unsupported_keyword", f"{key!r} is no keyword that tools may use; leave it out")
-            if key not in _KNOWN or (key == "title" and isinstance(value, str)):
+            if key not in _KNOWN or key in _COMBINED or (key == "title" and isinstance(value, str)):
                 continue
-            if key == "properties" and isinstance(value, Mapping):
-                normal[key] = {name: self.schema(one, trail, depth + 1) for name, one in _named(key, value)}
+            if key in WORDS and not WORDS[key][0](value):
+                self.changes["malformed_annotation"] = (
+                    f"{key} {brief(value):.80} is left out: it is not {WORDS[key][1]}"
+                )
+            elif key == "properties":
+                if not isinstance(value, Mapping):
+                    raise Unmappable("invalid_schema", f"properties is {brief(value):.80}, not schemas by name")
+                named = _named(key, value)
+                if isinstance(value.get("required"), list):  # put one level too deep
+                    named = [(name, one) for name, one in named if name != "required"]
+                normal[key] = {name: self.schema(one, trail, depth + 1) for name, one in named}
             elif key in _ONE:
                 normal[key] = self.schema(value, trail, depth + 1)
             elif key in ("items", "prefixItems"):
+                if key == "prefixItems" and not isinstance(value, list):
+                    raise Unmappable("invalid_schema", f"prefixItems is {brief(value):.80}, not a list of schemas")
                 if isinstance(value, list):  # before Draft 2020-12 a list in `items` was what prefixItems is now
                     normal["prefixItems"] = [self.schema(one, trail, depth + 1) for one in value]
                 else:
                     normal[key] = self.schema(value, trail, depth + 1)
             elif key == "type":
-                normal.update(_type(value))
-            elif not (key == "default" and value is None):  # "default: null" goes with the null alternative
+                normal = {**_type(value), **normal} if "type" not in normal else normal
+            elif key in _NUMBERS and isinstance(value, str) and re.fullmatch(r"-?\d{1,15}(?:\.\d{1,15})?", value):
+                normal[key] = json.loads(value) if not re.match(r"-?0\d", value) else value
+            else:
                 normal[key] = self.plain(value, depth + 1)
+        if normal.get("propertyNames") in (True, {}, {"type": "string"}):
+            del normal["propertyNames"]
+        if "patternProperties" in schema:
+            self.name_patterns(normal, schema["patternProperties"], trail, depth)
         _mend_properties(normal, schema.get("properties"))
         _mend_limits(normal)
-        if "type" not in normal and (name := _type_shown_by(normal)):
-            normal["type"] = name
+        if "type" not in normal and (names := _type_shown_by(normal)):
+            normal["type"] = names
+        for key in normal.keys() & CHECKED.keys():
+            is_right, what = CHECKED[key]
+            if not is_right(normal[key]):
+                raise Unmappable("invalid_schema", f"{key} must be {what}, not {brief(normal[key]):.80}")
         return normal
 
-    def reference(self, schema: Mapping[str, Any], trail: tuple[str, ...], depth: int) -> Any:
-        reference = schema["$ref"]
-        if reference in trail or reference == "#":
-            raise Unmappable("recursive_schema", f"{reference} contains itself")
+    def name_patterns(self, normal: dict[str, Any], patterns: Any, trail: tuple[str, ...], depth: int) -> None:
+        """Properties by patterns of their names: patterns are words for the model, values are checked."""
+        if not isinstance(patterns, Mapping):
+            raise Unmappable("invalid_schema", f"patternProperties is {brief(patterns):.80}, not schemas by pattern")
+        schemas = [self.schema(one, trail, depth + 1) for _, one in _named("patternProperties", patterns)]
+        if not schemas:
+            return
+        further = normal.get("additionalProperties")
+        if any(pattern in _ANY_NAME for pattern in patterns) or further is False or further is None:
+            options = schemas
+        else:
+            options = [*schemas, further]
+        different = [one for i, one in enumerate(options) if one not in options[:i]]
+        normal["additionalProperties"] = different[0] if len(different) == 1 else self.alternatives(True, different)
+        if {} in different or True in different:
+            normal["additionalProperties"] = True
+        limited = [pattern for pattern in patterns if pattern not in _ANY_NAME]
+        if len(limited) == len(patterns) and further in (None, False):
+            names: list[Any] = [{"pattern": pattern} for pattern in limited]
+            if known := list(normal.get("properties", {})):
+                names.append({"enum": known, "type": "string"})
+            normal["propertyNames"] = names[0] if len(names) == 1 else {"anyOf": names}
+            self.changes["unchecked_name_pattern"] = f"names of properties are not held against {limited[0]!r:.80}"
+
+    def reference(self, reference: Any, trail: tuple[str, ...], depth: int) -> Any:
         target = resolve(reference, self.root)
+        if reference in trail and (
+            trail.count(reference) >= self.unrolled or len(trail) >= _REFERENCES or _only_refers(target)
+        ):
+            if _only_refers(target):
+                raise Unmappable("recursive_schema", f"{reference} refers to nothing but itself")
+            line = f"{reference} contains itself; {self.unrolled} levels are written out, below is any value"
+            self.changes["recursive_schema"] = line
+            return {}
         if len(trail) >= _REFERENCES:
             raise Unmappable("recursive_schema", f"references nest deeper than {_REFERENCES}")
-        found = self.schema(target, (*trail, reference), depth + 1)
-        beside = {key: value for key, value in schema.items() if key != "$ref"}
-        return _merged(found, self.schema(beside, trail, depth + 1)) if beside else found
+        return self.schema(target, (*trail, reference), depth + 1)
 
-    def alternatives(self, schema: Mapping[str, Any], key: str, trail: tuple[str, ...], depth: int) -> Any:
-        listed = schema[key]
-        if not isinstance(listed, list) or not listed:
-            raise Unmappable("invalid_schema", f"{key} is {brief(listed):.80}, not a list of schemas")
-        rest = self.schema({name: value for name, value in schema.items() if name != key}, trail, depth + 1)
-        options = [self.schema(option, trail, depth + 1) for option in listed]
-        if key == "allOf":
-            merged = options[0]
-            for option in options[1:]:
-                merged = _merged(merged, option)
-            return _merged(merged, rest)
-        options = [option for option in options if option != {"type": "null"}]
-        if not options:
-            raise Unmappable("invalid_schema", f"{key} has no alternative but null")
-        different = list({json.dumps(option, sort_keys=True): option for option in reversed(options)}.values())[::-1]
-        return _merged(different[0], rest) if len(different) == 1 else _merged(rest, {"anyOf": different})
+    def fitted(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """The schema with values of its own type: `enum`, `const`, `default`, `examples`; null where it is listed."""
+        if schema.get("default", 0) is None or None in _values(schema.get("enum")):
+            schema = nullable(schema)
+        names = type_names(schema)
+        if not names or not all(isinstance(name, str) for name in names):
+            return schema
+        for key in ("enum", "const"):
+            if key in schema:
+                values = [
+                    _as_type(value, names) for value in (_values(schema[key]) if key == "enum" else [schema[key]])
+                ]
+                if _UNFIT in values:
+                    detail = f"{key} is {brief(schema[key]):.80} and type is {schema['type']!r}; correct one of them"
+                    raise Unmappable("enum_of_other_type", detail)
+                schema[key] = _once(values) if key == "enum" else values[0]
+        for key in ("default", "examples"):
+            if key in schema:
+                values = [
+                    _as_type(value, names) for value in (_values(schema[key]) if key == "examples" else [schema[key]])
+                ]
+                if _UNFIT in values:
+                    line = f"{key} {brief(schema[key]):.80} is not of type {schema['type']!r} and left out"
+                    self.changes[f"{key}_of_other_type"] = line
+                    values = [value for value in values if value is not _UNFIT]
+                if not values:
+                    del schema[key]
+                else:
+                    schema[key] = values if key == "examples" else values[0]
+        return schema
 
     def plain(self, value: Any, depth: int) -> Any:
         """A keyword's value that is no schema; it must be JSON, which YAML and Python values need not be."""
@@ -207,6 +379,8 @@ def _mend_properties(normal: dict[str, Any], raw: Any) -> None:
     required = normal.get("required", [])
     if not isinstance(required, list):
         return  # the check of the whole schema says what is wrong
+    if isinstance(raw.get("required"), list):
+        required = [*required, *(name for name in raw["required"] if name in properties)]
     hidden = [name for name, one in raw.items() if isinstance(one, Mapping) and one.get("readOnly") is True]
     marked = [name for name, one in raw.items() if isinstance(one, Mapping) and one.get("required") is True]
     for name in hidden:
@@ -222,71 +396,76 @@ def _once(names: list[Any]) -> list[Any]:
 
 
 def _mend_limits(normal: dict[str, Any]) -> None:
-    """Draft 4's `exclusiveMinimum: true` beside `minimum` and `additionalItems`; null among the values of `enum`."""
+    """Draft 4's `exclusiveMinimum: true` beside `minimum`, and `additionalItems`."""
     further = normal.pop("additionalItems", None)
     if further is not None and "prefixItems" in normal:
         normal.setdefault("items", further)
     for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(normal.get(exclusive), bool) and normal.pop(exclusive) and limit in normal:
             normal[exclusive] = normal.pop(limit)
-    values = normal.get("enum")
-    if isinstance(values, list) and None in values and any(value is not None for value in values):
-        normal["enum"] = [value for value in values if value is not None]
 
 
-def _type_shown_by(normal: Mapping[str, Any]) -> str:
+def _type_shown_by(normal: Mapping[str, Any]) -> str | list[str]:
     """The type of a schema that leaves it out but leaves no doubt."""
     if "properties" in normal:
         return "object"
     if "items" in normal or "prefixItems" in normal:
         return "array"
-    values = normal.get("enum")
-    return "string" if isinstance(values, list) and values and all(isinstance(one, str) for one in values) else ""
+    values = _values(normal.get("enum"))
+    if not values or not all(one is None or isinstance(one, str) for one in values) or set(values) == {None}:
+        return ""
+    return ["string", "null"] if None in values else "string"
 
 
-def _merged(first: Any, second: Any) -> Any:
-    """One schema for two that hold at once.
+_UNFIT: Any = object()
+"""A value that has no form of the type that is wanted."""
 
-    Raises:
-        Unmappable: `all_of`: they contradict each other, or say the same keyword in two ways.
-    """
-    for one, other in ((first, second), (second, first)):
-        if one is True or one == {}:
-            return other
-        if one is False:
-            return False
-    merged = dict(first)
-    for key, value in second.items():
-        if key not in merged or key in _ANNOTATIONS or merged[key] == value:
-            merged[key] = value
-        elif key == "required" and isinstance(value, list) and isinstance(merged[key], list):
-            merged[key] = _once([*merged[key], *value])
-        elif key == "properties" and isinstance(value, dict) and isinstance(merged[key], dict):
-            both = {name: _merged(merged[key][name], value[name]) for name in merged[key] if name in value}
-            merged[key] = {**merged[key], **value, **both}
-        elif key == "additionalProperties" and isinstance(value, bool):
-            merged[key] = False
-        else:
-            values = f"{brief(merged[key]):.80} and {brief(value):.80}"
-            raise Unmappable("all_of", f"{brief(key):.80} is said twice: {values}")
-    return merged
+
+def _values(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _as_type(value: Any, names: list[str]) -> Any:
+    """The value as one of the types, where nothing of it is lost by that: `1` and "1", `true` and "true"."""
+    written = getattr(value, "written", None)  # as a YAML document has it: 0755, 1.10
+    plain = int(value) if isinstance(written, str) and isinstance(value, int) else value
+    plain = float(plain) if isinstance(written, str) and isinstance(plain, float) else plain
+    if has_type(plain, names):
+        return plain
+    if "string" in names and isinstance(plain, bool | int | float):
+        return written if isinstance(written, str) else json.dumps(plain)
+    if not isinstance(value, str):
+        return _UNFIT
+    if "boolean" in names and value.casefold() in ("true", "false"):
+        return value.casefold() == "true"
+    is_number = re.fullmatch(r"-?(?:0|[1-9]\d{0,15})(?:\.\d{1,15})?", value)
+    if is_number or (value[:1] in ("[", "{") and len(value) <= _LONGEST_REFERENCE):
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError):
+            return _UNFIT
+        if has_type(parsed, names):
+            return parsed
+    return _UNFIT
+
+
+def _only_refers(target: Any) -> bool:
+    return isinstance(target, Mapping) and set(target) <= {"$ref", "description", "title"} and "$ref" in target
 
 
 def _type(value: Any) -> dict[str, Any]:
+    """What the keyword `type` says, as keywords of JSON Schema: `List[int]` says something of `items` too."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if isinstance(value, list):
-        names = [name for name in value if name != "null"] or value[:1]
-        if len(names) != 1:
-            types = [_type(name).get("type") for name in names]
-            single = list(dict.fromkeys(name for name in types if isinstance(name, str)))
-            if len(types) == 0 or not all(isinstance(name, str) for name in types):
-                return {}
-            return {"type": single if len(single) > 1 else single[0]}
-        value = names[0]
+        found = [_type(one) for one in value]
+        if not found or not all(found):
+            return {}
+        names = [name for one in found for name in type_names(one)]
+        return {"type": list(dict.fromkeys(names))} if len(set(names)) > 1 else found[0]
     if not isinstance(value, str):
         raise Unmappable("invalid_schema", f"type is {brief(value):.80}")
-    name = _SPELLINGS.get(value.lower(), value.lower())
-    if name == "any":
-        return {}
-    if name not in TYPES:
+    schema, _ = read_type(value)
+    if schema is None:
         raise Unmappable("unknown_type", f"type {brief(value):.80} is not a JSON Schema type")
-    return {"type": name}
+    return schema

@@ -122,7 +122,7 @@ class ToolExecutor:
         """
         try:
             connection = await connected(execution, self._connections)
-            names = await self._original_names.get(server.id, lambda: _original_names(server.id, connection))
+            names = await self._original_names.get(server.id, lambda: _original_names(connection))
             text, ok = await connection.call(names.get(call.name, call.name), call.arguments)
         except ServerUnavailable as error:
             raise Transient(str(error)) from error
@@ -220,8 +220,8 @@ class Session:
         return await self.executor.emulate(server, specs[call.name], self.task, call, history, number)
 
 
-async def _original_names(server_id: str, connection: McpConnection) -> dict[str, str]:
+async def _original_names(connection: McpConnection) -> dict[str, str]:
     """Our name → the running server's, which may have characters that OpenAI's form does not allow."""
     originals = [tool.name for tool in await connection.list_tools()]
-    pairs = zip(fix_names(originals, server_id), originals, strict=True)
+    pairs = zip(fix_names(originals), originals, strict=True)
     return {name: original for name, original in pairs if name is not None}

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from synthesis.core.openai_messages import estimated_tokens
 from synthesis.core.records import GroupExecution, Language, ToolOrigin, ToolServer
 from synthesis.core.stages import rng_for
 from synthesis.trajectories.config import TrajectoriesConfig
@@ -54,10 +55,10 @@ def grouped(servers: Sequence[ToolServer], config: TrajectoriesConfig, seed: int
         by_language[server.language].append(server)
     found: dict[frozenset[str], ToolServer] = {}
     for language, own in by_language.items():
-        words = _words(own)
+        words, lengths = _words(own), {one.id: estimated_tokens([], one.tools) for one in own}
         for index in range(config.groups):
             for attempt in range(_TRIES):
-                members = _members(own, words, config, rng_for(seed, "group", language, index, attempt))
+                members = _members(own, words, lengths, config, rng_for(seed, "group", language, index, attempt))
                 ids = frozenset(one.id for one in members)
                 if len(members) > 1 and ids not in found:
                     found[ids] = group_of(members, licence=config.licence)
@@ -66,14 +67,22 @@ def grouped(servers: Sequence[ToolServer], config: TrajectoriesConfig, seed: int
 
 
 def _members(
-    servers: Sequence[ToolServer], words: Mapping[str, frozenset[str]], config: TrajectoriesConfig, rng: random.Random
-) -> list[ToolServer]:
-    """Servers of one group; fewer than were drawn where no more have room for their tools in one request."""
+    servers: Sequence[ToolServer], words: Mapping[str, frozenset[str]], lengths: Mapping[str, int],
+    config: TrajectoriesConfig, rng: random.Random,
+) -> list[ToolServer]:  # fmt: skip
+    """Servers of one group; fewer than were drawn where no more have room for their tools in one request, or in half of
+    `max_tokens`.
+
+    Args:
+        lengths: tokens of the servers' tool documents, by id.
+    """
     size = rng.choice(config.group_sizes)
     members = rng.choices(servers, [config.server_weights.get(one.id, 1.0) for one in servers])
     while len(members) < size:
-        ids, room = {one.id for one in members}, config.max_tools - sum(len(one.tools) for one in members)
-        left = [one for one in servers if one.id not in ids and len(one.tools) <= room]
+        ids = {one.id for one in members}
+        room = config.max_tools - sum(len(one.tools) for one in members)
+        tokens = config.max_tokens // 2 - sum(lengths[one.id] for one in members)
+        left = [one for one in servers if one.id not in ids and len(one.tools) <= room and lengths[one.id] <= tokens]
         if not left:
             break
         known = frozenset[str]().union(*(words[one.id] for one in members))

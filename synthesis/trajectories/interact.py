@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import msgspec
 
 from synthesis.core.agent_loop import run_agent
 from synthesis.core.chat_format import Call, MalformedCall
-from synthesis.core.records import Message, Task, ToolCall, ToolServer, ToolSpec
+from synthesis.core.openai_messages import estimated_tokens
+from synthesis.core.records import Message, Task, ToolCall, ToolServer
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.pipeline.teacher import TeacherError
 from synthesis.trajectories.conducts import offered
@@ -139,10 +139,3 @@ class _TeacherAgent:
         for call, output in zip(calls, outputs, strict=True):
             self.messages.append(Message("tool", output, tool_call_id=call.id, name=call.name))
         return self.has_room()
-
-
-def estimated_tokens(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-    """About how many tokens a model reads: one for a Chinese character, one for four others of the JSON."""
-    text = msgspec.json.encode([messages, tools]).decode()
-    chinese = len(re.findall(r"[\u3400-\u9fff]", text))
-    return chinese + (len(text) - chinese) // 4

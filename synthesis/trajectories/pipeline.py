@@ -113,6 +113,7 @@ class _Run:
         self.servers: dict[str, ToolServer] = {}
         self._digests: dict[str, str] = {}
         self.tools_read = 0
+        self.tools_changed: Counter[str] = Counter()
         self.personas: dict[Language, Sequence[str | Persona]] = {**PERSONAS}
         if config.personas:
             self.personas.update(read_personas(config.personas))
@@ -124,7 +125,10 @@ class _Run:
         documents = await self.collect()
         self.normalize(documents)
         servers = list(self.servers.values())
-        figures = {**statistics.server_statistics(servers), "tools_read": self.tools_read}
+        figures = {
+            **statistics.server_statistics(servers), "tools_read": self.tools_read,
+            "tools_changed": dict(sorted(self.tools_changed.items())),
+        }  # fmt: skip
         write("servers", ToolServer, servers, figures)
         candidates = await self.chains()
         seeds, chains = await self.draw(candidates)
@@ -173,15 +177,18 @@ class _Run:
         details: dict[str, str] = {}
         config = self.config
         for done in normalize_all(
-            documents, min_tools=config.min_tools, max_tools=config.max_tools, read_only=config.read_only,
-            allowed_tools=config.allowed_tools, similarity=config.server_similarity,
+            documents, min_tools=config.min_tools, max_tools=config.max_tools, max_tokens=config.max_tokens,
+            read_only=config.read_only, allowed_tools=config.allowed_tools, similarity=config.server_similarity,
         ):  # fmt: skip
             reasons += done.reasons()
             self.tools_read += done.read
             for tool in done.rejected:
                 details.setdefault(tool.reason, f"{done.server_id}.{tool.name}: {tool.detail}")
-            if done.server is not None:
-                self.servers[done.server.id] = done.server
+            self.tools_changed.update(tool.change for tool in done.changed)
+            for tool in done.changed:
+                if self.tools_changed[tool.change] == 1:
+                    _log.info("changed %s.%s: %s: %s", done.server_id, tool.name, tool.change, tool.detail)
+            self.servers |= {server.id: server for server in done.servers}
         if not self.servers:
             raise InputError(
                 f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"

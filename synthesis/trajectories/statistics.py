@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from synthesis.core.openai_messages import estimated_tokens
 from synthesis.core.records import (
     CodeExecution,
     EmulatedExecution,
@@ -19,7 +20,6 @@ from synthesis.core.records import (
     ToolServer,
     Trajectory,
 )
-from synthesis.trajectories.interact import estimated_tokens
 from synthesis.trajectories.judge import AXES
 from synthesis.trajectories.runs import AgentRun
 from synthesis.trajectories.tasks import TaskSeed
@@ -138,7 +138,7 @@ def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[s
     """The paper's table A.1.1 (left column), and what it lacks. Shares are between 0 and 1.
 
     A failed call is one into which a failure was injected, or one that failed by itself (a real failure). Tokens are
-    `interact.estimated_tokens` of the messages and the tool documents; their histogram is of thousands.
+    `openai_messages.estimated_tokens` of the messages and the tool documents; their histogram is of thousands.
 
     Each trajectory is read once; memory holds its tokens, its reward and its scores (80 bytes), and what calls have in
     common.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -223,8 +224,8 @@ def parameters_of(schema) -> dict:
 def test_each_bad_tool_has_its_reason():
     assert reasons(
         tool("good"),
-        tool("no_schema", parameters=None),
-        {"type": "function", "function": {"name": "no_key", "description": "Look up a thing."}},
+        tool("no_schema", parameters="x"),
+        {"name": "no_key", "description": "Look up a thing.", "arg_list": {"x": {"type": "string"}}},
         tool("no_words", description=" "),
         tool("get_it", description="Get it."),
         tool("odd_type", parameters={"type": "object", "properties": {"x": {"type": "colour"}}}),
@@ -232,7 +233,8 @@ def test_each_bad_tool_has_its_reason():
         tool("bad_required", parameters={"type": "object", "properties": {}, "required": ["x"]}),
         tool("foreign", parameters={"type": "object", "properties": {"x": {"$ref": "https://x.org/y"}}}),
         tool("endless", parameters={"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}},
-                                    "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}),
+                                    "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+        tool("long", description="Look up a thing. " * 8_000),
         tool("", description="Look up a thing."),
         "not a tool",
     ) == {
@@ -245,6 +247,7 @@ def test_each_bad_tool_has_its_reason():
         "bad_required": "invalid_schema",
         "foreign": "foreign_reference",
         "endless": "recursive_schema",
+        "long": "document_too_long",
         "": "bad_name",
     }  # fmt: skip
 
@@ -267,7 +270,7 @@ def test_schemas_become_plain():
         "type": "object",
         "properties": {
             "title": {"type": "string"},
-            "since": {"type": "string"},
+            "since": {"type": ["string", "null"], "default": None},
             "place": {"type": "object", "properties": {"lat": {"type": "number"}}, "description": "Where."},
             "size": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
         },
@@ -277,17 +280,75 @@ def test_schemas_become_plain():
 
 
 def test_names_are_mended_and_stay_apart():
-    assert fix_names(["get.weather", "get_weather", "get weather", "天气", "ok-1", "x" * 70], "srv") == [
-        "srv_get_weather", "get_weather", None, None, "ok-1", "x" * 64,
+    names = ["get.weather", "get_weather", "café", "天气", "查询天气", "ok-1",
+             "x" * 64 + "a", "x" * 64 + "b", "x" * 64 + "c", "", "café"]  # fmt: skip
+    fixed = fix_names(names)
+    assert fixed == [
+        "get_weather_f65d4328", "get_weather", "cafe", "tool_4d947325", "tool_22cf3c76", "ok-1",
+        *(f"{'x' * 55}_{end}" for end in ("8123067d", "8218dac0", "5d65034b")), None, None,
     ]  # fmt: skip
+    # A running server's tools are found by the same names, in whatever order it lists them.
+    assert dict(zip(reversed(names[:-1]), fix_names(names[-2::-1]), strict=True)) == dict(
+        zip(names[:-1], fixed, strict=False)
+    )
 
 
 def test_small_servers_and_writing_tools_are_dropped_and_counted():
-    done = normalize(document(tool("a"), tool("b", parameters=None)), min_tools=3)
+    done = normalize(document(tool("a"), tool("b", parameters="x")), min_tools=3)
     assert done.server is None and done.reasons() == {"server_too_small": 1, "no_schema": 1}
     running = document(tool("a", read_only=False), tool("b", read_only=True), execution=StdioExecution(["x"]))
     assert normalize(running, min_tools=1).reasons() == {"changes_state": 1}
     assert not normalize(running, min_tools=1, read_only=False).rejected
+
+
+def test_a_tool_is_found_in_the_wrappers_that_vendors_have():
+    """OpenAI's two forms, Anthropic, MCP, Bedrock, Gemini, Cohere, smolagents, LangChain, JSON texts of data sets."""
+    words = {"name": "look_up", "description": "Look up a thing."}
+    for given in (
+        {"type": "function", "function": {**words, "parameters": OBJECT}},
+        {"type": "function", **words, "parameters": OBJECT, "strict": True},
+        {**words, "input_schema": OBJECT, "cache_control": {"type": "ephemeral"}},
+        {**words, "inputSchema": OBJECT, "outputSchema": {"type": "object"}, "annotations": {}},
+        {"toolSpec": {**words, "inputSchema": {"json": OBJECT}}},
+        {**words, "inputSchema": {"jsonSchema": OBJECT}},
+        {**words, "parametersJsonSchema": OBJECT},
+        {**words, "parameter_definitions": {"x": {"type": "str", "required": True}}},
+        {**words, "inputs": {"x": {"type": "string"}}, "output_type": "string"},
+        {**words, "args": {"x": {"title": "X", "type": "string"}}},
+        {**words, "parameters": json.dumps(OBJECT)},
+        {**words, "properties": OBJECT["properties"], "required": ["x"]},
+        {**words, "parameters": {"x": {"type": "str", "default": "a"}}, "required": ["x"]},
+    ):
+        (kept,) = normalize(document(given), min_tools=1).server.tools
+        assert kept.parameters["required"] == ["x"] and kept.parameters["properties"]["x"]["type"] == "string", given
+
+
+def test_what_a_kept_tool_says_otherwise_than_its_document_is_named():
+    done = normalize(document(tool("a", parameters={"x": {"type": "str"}}), tool("b", parameters=None), tool("c")))
+    assert [(one.name, one.change) for one in done.changed] == [("a", "parameters_rewritten"), ("b", "no_parameters")]
+    assert all(one.detail for one in done.changed)
+    assert not normalize(document(tool("a", parameters=None))).changed  # no server is left
+
+
+def test_a_server_of_too_many_or_too_long_tools_is_split_by_topic():
+    tools = [
+        tool(f"{verb}_{topic}", f"Do it to the {topic} there.")
+        for topic in ("pets", "orders", "users")
+        for verb in ("get", "list", "create", "update", "delete")
+    ]
+    done = normalize(document(*tools), max_tools=6)
+    assert [len(server.tools) for server in done.servers] == [5, 5, 5] and not done.rejected
+    assert [server.title for server in done.servers] == ["S: pet", "S: order", "S: user"]
+    assert [server.id for server in done.servers] == ["srv.1", "srv.2", "srv.3"]
+    long = [tool(f"{topic}_{i}", "Do it now. " * 300) for topic in ("pets", "orders") for i in range(5)]
+    done = normalize(document(*long), max_tokens=10_000)
+    assert [{one.name[:4] for one in server.tools} for server in done.servers] == [{"pets"}, {"orde"}]
+    mixed = normalize(
+        document(*(tool(f"w{'xyzuv'[i % 5] * i}", "Do the thing there.") for i in range(40))), max_tools=8
+    )
+    assert sum(len(server.tools) for server in mixed.servers) == 40 and all(
+        len(one.tools) <= 8 for one in mixed.servers
+    )
 
 
 UNDECLARED = textwrap.dedent(

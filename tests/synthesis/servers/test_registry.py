@@ -157,7 +157,7 @@ def test_bad_rows_are_rejected_and_the_others_read(tmp_path):
         "dump.jsonl.gz:8": "no_tools",
         "dump.jsonl.gz:9": "unknown_form",
         "dump.jsonl.gz:10": "unknown_form",
-        "dump.jsonl.gz:11": "unknown_form",
+        "dump.jsonl.gz:11": "no_tools",
         "dump.jsonl.gz:12": "unknown_form",
         "dump.jsonl.gz:13": "unknown_form",
         "dump.jsonl.gz:16": "not_json",
@@ -300,17 +300,17 @@ def test_an_openapi_document(tmp_path):
     assert {tool.name: tool.reason for tool in done.rejected} == {
         "upload": "unsupported_body",
         "lost": "foreign_reference",
-        "tree": "recursive_schema",
         "head_pets": "unknown_form",
         "/loop": "recursive_schema",
     }
     tools = {tool.name: tool for tool in done.server.tools}
     assert len(tools) + len(done.rejected) == done.read == 8
+    assert [(one.name, one.change) for one in done.changed if one.name == "tree"] == [("tree", "recursive_schema")]
     identity = {"type": "integer", "exclusiveMinimum": 0, "description": "Which pet"}
     assert tools["get_pets_id"].description == "One pet. All that is known about a pet."
     assert tools["get_pets_id"].parameters == {
         "type": "object",
-        "properties": {"id": identity, "since": {"type": "string", "default": "2020-01-01"}},
+        "properties": {"id": identity, "since": {"type": ["string", "null"], "default": "2020-01-01"}},
         "required": ["id"],
     }
     assert tools["changePet"].parameters == {
@@ -456,10 +456,87 @@ def test_servers_that_are_there_twice():
     assert [one.id for one in with_own_ids(servers)] == ["s0", "s1", "s2", "s3", "s4", "s0_2"]
 
 
-def test_servers_of_too_many_tools_are_dropped():
-    tools = [function(f"f{i}", f"Does the thing number {i}.") for i in range(9)]
-    (done,) = normalize_all(documents(tools), max_tools=8)
-    assert done.server is None and done.reasons() == {"server_too_large": 9}
+def test_openapi_documents_of_many_operations_are_split_by_tag(tmp_path):
+    def operation(topic: str, number: int, **more) -> dict:
+        return {"get": {"operationId": f"{topic}{number}", "summary": f"Get the thing {number} there.", **more}}
+
+    tagged = {f"/x/{topic}{i}": operation(topic, i, tags=[topic]) for i in range(9) for topic in ("pets", "orders")}
+    by_path = {f"/v1/{topic}/{i}": operation(topic, i) for topic in ("users", "keys") for i in range(9)}
+    few = {f"/x/few{i}": operation("few", i, tags=[f"few {i}"]) for i in range(4)}
+    document = one(write(tmp_path / "a.json", {"openapi": "3.1.0", "info": {"title": "Shop"},
+                                               "paths": {**tagged, **by_path, **few, "x-note": {}}}))  # fmt: skip
+    (done,) = normalize_all([document], max_tools=12)
+    assert [server.title.removeprefix("Shop: ") for server in done.servers] == [
+        "pets", "orders", "users", "keys", "few 0, few 1, few 2, few 3"
+    ]  # fmt: skip
+    assert sum(len(server.tools) for server in done.servers) == done.read == 40 and not done.rejected
+    assert len({server.id for server in done.servers}) == 5
+    assert len(normalize_all([document], max_tools=40)[0].servers) == 1
+
+
+SWAGGER = """
+swagger: 2.0
+info: {title: Pet shop}
+paths:
+  /pets/{id}:
+    post:
+      operationId: changePet
+      summary: Change what is known about a pet
+      parameters:
+        - {name: id, in: path, required: true, type: integer, format: int64}
+        - {name: tags, in: query, type: array, items: {type: string, enum: [a, b]}, collectionFormat: csv}
+        - {name: body, in: body, required: true, schema: {$ref: '#/definitions/Pet'}}
+    put:
+      operationId: sendForm
+      summary: Send a form about a pet
+      parameters:
+        - {name: note, in: formData, type: string, required: true, x-nullable: true}
+        - {name: picture, in: formData, type: file}
+    patch: {operationId: sendFile, summary: Send a picture there, parameters: [{name: picture, in: formData,
+      type: file, required: true}]}
+definitions:
+  Pet: {type: object, required: [name], properties: {name: {type: string}}}
+"""
+
+
+def test_swagger_2_documents(tmp_path):
+    done = normalize(one(write(tmp_path / "pets.yaml", SWAGGER)), min_tools=1)
+    form, pet = done.server.tools
+    assert pet.parameters == {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer", "format": "int64"},
+            "tags": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}},
+            "name": {"type": "string"},
+        },
+        "required": ["id", "name"],
+    }
+    assert form.parameters["properties"] == {"note": {"type": ["string", "null"]}}  # the picture may be left out
+    assert done.reasons() == {"unsupported_body": 1} and [one.change for one in done.changed] == ["body_left_out"]
+
+
+def test_references_with_encoded_signs_are_followed(tmp_path):
+    paths = {
+        "/a/{id}": {"get": {"summary": "Get the thing there.", "parameters": [
+            {"name": "id", "in": "path", "required": True, "schema": {"type": "integer"}}]}},
+        "/b/{id}": {"get": {"summary": "Get the other thing.", "parameters": [
+            {"$ref": "#/paths/~1a~1%7Bid%7D/get/parameters/0"}]}},
+    }  # fmt: skip
+    done = normalize(one(write(tmp_path / "a.json", {"openapi": "3.0.0", "paths": paths})), min_tools=1)
+    assert [tool.parameters["properties"] for tool in done.server.tools] == [{"id": {"type": "integer"}}] * 2
+
+
+def test_forms_without_files_are_bodies(tmp_path):
+    def operation(**fields) -> dict:
+        schema = {"type": "object", "properties": fields, "required": list(fields)}
+        body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+        return {"summary": f"Send {', '.join(fields)} there.", "requestBody": body}
+
+    file = {"type": "string", "format": "binary"}
+    paths = {"/a": {"post": operation(note={"type": "string"})}, "/b": {"post": operation(note={}, file=file)},
+             "/c": {"post": operation(files={"type": "array", "items": file})}}  # fmt: skip
+    done = normalize(one(write(tmp_path / "a.json", {"openapi": "3.0.0", "paths": paths})), min_tools=1)
+    assert [tool.name for tool in done.server.tools] == ["post_a"] and done.reasons() == {"unsupported_body": 2}
 
 
 @pytest.mark.parametrize("text", ["No description available.", "Description not available", "TODO", "暂无描述"])

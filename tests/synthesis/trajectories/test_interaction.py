@@ -11,7 +11,7 @@ import pytest
 from trajectories_world import context
 
 from synthesis.core.chat_format import AssistantTurn, Call
-from synthesis.core.openai_messages import read_reply
+from synthesis.core.openai_messages import estimated_tokens, read_reply
 from synthesis.core.records import (
     CallError,
     EmulatedExecution,
@@ -33,7 +33,7 @@ from synthesis.facts.servers import fact_servers
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import FAILURES, Failures, ToolExecutor
-from synthesis.trajectories.interact import estimated_tokens, interact
+from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.runs import AgentRun, CallStatus
 from synthesis.trajectories.teacher_answers import EmulatedResult

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from synthesis.core.datasets import read_card, write_dataset
+from synthesis.core.openai_messages import estimated_tokens
 from synthesis.core.records import (
     AxisScore,
     CallError,
@@ -25,7 +26,6 @@ from synthesis.core.records import (
     ToolSpec,
     Trajectory,
 )
-from synthesis.trajectories.interact import estimated_tokens
 from synthesis.trajectories.judge import AXES
 from synthesis.trajectories.runs import AgentRun, CallStatus
 from synthesis.trajectories.statistics import run_statistics, table_rows, trajectory_statistics
