@@ -251,6 +251,11 @@ def raw_name(raw: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
+def has_parameters(value: Mapping[str, Any]) -> bool:
+    """Return whether an object has parameters where tool documents have them."""
+    return any(key in value for key in _PARAMETERS)
+
+
 def _function(raw: Any) -> Mapping[str, Any] | None:
     """The tool that stands in a wrapper, or the object itself where there is none."""
     if not isinstance(raw, Mapping):

@@ -151,6 +151,13 @@ def object_form(given: Any, *, required: Any = None) -> Mapping[str, Any] | None
         return _object((one["name"], one) for one in named) if is_unique else None
     if not isinstance(given, Mapping) or not given or not all(isinstance(name, str) for name in given):
         return None
+    inner = given.get("properties")
+    if (
+        isinstance(inner, Mapping)
+        and isinstance(inner.get("type"), str)
+        and isinstance(inner.get("properties"), Mapping)
+    ):
+        return inner  # the schema, put one level too deep
     if _is_schema(given) or not all(_is_parameter(name, value) for name, value in given.items()):
         return missing_properties(given)
     form = _object(given.items())

@@ -3,41 +3,40 @@
 What a record is, is found from its content:
 
 - a row of a Smithery-style dump: `metadata.server_name`, `metadata.remote_server_response.tools`, `labels`;
-- an OpenAPI 3 document (`openapi`, `paths`);
+- an OpenAPI document (`openapi` or `swagger`, `paths`);
 - a RapidAPI document (`api_list`, as ToolBench's crawl writes it);
-- a server as such: an object with `tools`, also the result of MCP's `tools/list`;
-- a list of tools in OpenAI's form, `[{"type": "function", "function": {…}}]`, or without that wrapper.
+- a server as such: an object with `tools` (a list, or JSON of one), also the answer to MCP's `tools/list`; or with
+  `functions`, `function` (BFCL), `functionDeclarations` (Gemini), `toolConfig` (Bedrock);
+- a list of tools in any vendor's form (`synthesis.servers.normalize`), or a tool a line, which are one server.
 
-Files are JSON Lines (`.jsonl`, `.ndjson`: a record a line), JSON (`.json`: one record, or a list of them) or YAML
-(`.yaml`, `.yml`: one record), each also with `.gz`; a folder stands for all such files in it.
+Files are JSON Lines (`.jsonl`, `.ndjson`: a record a line), JSON (`.json`, `.jsonc`: one record, or a list of them) or
+YAML (`.yaml`, `.yml`: one record), each also with `.gz`; a folder stands for all such files in it.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from sandbox.protocol import check_nesting
-from synthesis.core.files import read_unpacked, unpacked_lines
 from synthesis.core.mirror import fetched
 from synthesis.core.records import EmulatedExecution, Language
 from synthesis.core.refusals import InputError
 from synthesis.core.tool_schemas import brief
 from synthesis.pipeline.languages import NAMES, language_of
 from synthesis.servers.collect import RejectedTool, ServerDocument
+from synthesis.servers.document_files import LINES, WHOLE, read_values, suffix
+from synthesis.servers.normalize import has_parameters
 from synthesis.servers.openapi import openapi_tools
 from synthesis.servers.schemas import Unmappable
 
-_SUFFIXES = (".jsonl", ".ndjson", ".json", ".yaml", ".yml")
 _DOMAIN = "other"
 """Of servers whose registry does not say."""
 _TEXT = 4_000
@@ -99,11 +98,9 @@ def read_registries(paths: Iterable[Path | str], *, languages: Iterable[Language
 def _records(root: Path) -> Iterator[tuple[Path, str, Any]]:
     """(file, place, record or why there is none), one after the other."""
     try:
-        found = (
-            sorted(path for path in root.rglob("*") if path.is_file() and _suffix(path)) if root.is_dir() else [root]
-        )
+        found = sorted(path for path in root.rglob("*") if path.is_file() and suffix(path)) if root.is_dir() else [root]
         if not found:
-            raise Unmappable("registry_unreadable", f"{root}: no {', '.join(_SUFFIXES)} in this folder")
+            raise Unmappable("registry_unreadable", f"{root}: no {', '.join((*LINES, *WHOLE))} in this folder")
     except (OSError, Unmappable) as error:
         yield root, root.name, Unmappable("registry_unreadable", str(error))
         return
@@ -115,49 +112,20 @@ def _records(root: Path) -> Iterator[tuple[Path, str, Any]]:
             yield path, path.name, Unmappable("registry_unreadable", f"{path.name}: {error}{hint}")
 
 
-def _suffix(path: Path) -> str:
-    name = path.name.lower().removesuffix(".gz")
-    return next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
-
-
 def _file(path: Path) -> Iterator[tuple[Path, str, Any]]:
-    suffix = _suffix(path)
-    if suffix in (".jsonl", ".ndjson"):
-        for number, line in enumerate(unpacked_lines(path), 1):
-            if line.strip():
-                yield path, f"{path.name}:{number}", _parsed(line, msgspec.json.decode)
-        return
-    value = _parsed(read_unpacked(path), _from_yaml if suffix in (".yaml", ".yml") else msgspec.json.decode)
-    if isinstance(value, list) and value and not any(_is_tool(one) for one in value):
-        for number, record in enumerate(value, 1):
-            yield path, f"{path.name}:{number}", record
-    else:
-        yield path, path.name, value
-
-
-def _parsed(data: bytes, read: Callable[[bytes], Any]) -> Any:
-    try:
-        return check_nesting(read(data.removeprefix(codecs.BOM_UTF8)))
-    except (msgspec.MsgspecError, yaml.YAMLError, ValueError, RecursionError) as error:
-        return Unmappable("not_json", f"{type(error).__name__}: {error}")
-
-
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML was built with it: a large API's document takes a minute without."""
-
-
-class _Loader(_SafeLoader):
-    """YAML's values that JSON has too: a date stays the text it was written as."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def _from_yaml(data: bytes) -> Any:
-    return yaml.load(data, _Loader)
+    tools: list[Any] = []
+    for number, value in read_values(path):
+        if number is not None and _is_tool(value):
+            tools.append(value)
+        elif number is not None:
+            yield path, f"{path.name}:{number}", value
+        elif isinstance(value, list) and value and not any(_is_tool(one) for one in value):
+            for place, record in enumerate(value, 1):
+                yield path, f"{path.name}:{place}", record
+        else:
+            yield path, path.name, value
+    if tools:  # a tool a line
+        yield path, path.name, tools
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -173,8 +141,8 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
     Raises:
         Unmappable: `unknown_form`, `not_connected`, `no_tools`.
     """
-    if isinstance(record, list):
-        record = {"tools": record}
+    if isinstance(record, list) or _is_tool(record):
+        record = {"tools": record if isinstance(record, list) else [record]}
     if not isinstance(record, Mapping):
         raise Unmappable("unknown_form", f"a record is an object or a list of tools, found {brief(record):.80}")
     metadata = record.get("metadata")
@@ -184,13 +152,13 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
         server = _openapi(record)
     elif "api_list" in record:
         server = _rapidapi(record)
-    elif "tools" in record:
+    elif (tools := _listed(record)) is not None:
         server = _Server(
             _text(record.get("id")) or _text(record.get("name")),
             _text(record.get("title")) or _text(record.get("name")),
             _text(record.get("description")),
             _text(record.get("domain")) or _text(record.get("category")),
-            record["tools"],
+            tools,
         )
     else:
         keys = ", ".join(map(str, list(record)[:6]))
@@ -200,6 +168,7 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
         )
     if not isinstance(server.tools, list):
         raise Unmappable("unknown_form", f"`tools` is a list, found {brief(server.tools):.80}")
+    server.tools = [inner for one in server.tools for inner in _inner(one)]
     if not server.tools and not server.rejected:
         raise Unmappable("no_tools", f"server {server.title or place} lists no tool")
     stem = path.name.split(".")[0]
@@ -217,6 +186,36 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
         server.rejected,
         _licence(record),
     )
+
+
+_HOLDERS = ("tools", "functions", "functionDeclarations", "function_declarations", "function")
+"""Where a record, or a group of tools in it, has its tools."""
+
+
+def _listed(record: Mapping[str, Any]) -> Any:
+    """A record's tools, whatever they are; None where it has none of the names that they have."""
+    for place in (record, _object(record.get("result")), _object(record.get("toolConfig"))):
+        for key in _HOLDERS:
+            if key in place and (key != "function" or isinstance(place[key], list)):
+                return _from_text(place[key])
+    return None
+
+
+def _inner(tool: Any) -> list[Any]:
+    """The tools of a group of them (Gemini's declarations, OpenAI's name spaces), or the tool itself."""
+    found = _object(tool)
+    groups = [found[key] for key in _HOLDERS if isinstance(found.get(key), list)]
+    return groups[0] if groups and not has_parameters(found) else [_from_text(tool)]
+
+
+def _from_text(value: Any) -> Any:
+    """The value of a text that is JSON, as tables of data sets hold it; others as they are."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return check_nesting(msgspec.json.decode(value))
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return value
 
 
 def _licence(record: Mapping[str, Any]) -> str:
@@ -329,13 +328,14 @@ def _rapidapi_parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
 def _is_tool(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
-    return isinstance(value.get("function"), Mapping) or (
-        "name" in value and any(key in value for key in ("parameters", "input_schema", "inputSchema"))
-    )
+    if any(isinstance(value.get(key), Mapping) for key in ("function", "toolSpec")):
+        return True
+    return "name" in value and (has_parameters(value) or "description" in value) and _listed(value) is None
 
 
 def _words(tool: Any) -> str:
-    function = _object(_object(tool).get("function", tool))
+    found = _object(tool)
+    function = _object(found.get("function", found.get("toolSpec", found)))
     return _text(function.get("description"))
 
 

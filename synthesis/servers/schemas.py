@@ -253,6 +253,10 @@ class _Normalizer:
                     normal["prefixItems"] = [self.schema(one, trail, depth + 1) for one in value]
                 else:
                     normal[key] = self.schema(value, trail, depth + 1)
+            elif key == "required" and isinstance(value, list):
+                normal[key] = [
+                    _as_type(one, ["string"]) if _is_number(one) else one for one in self.plain(value, depth + 1)
+                ]
             elif key == "type":
                 normal = {**_type(value), **normal} if "type" not in normal else normal
             elif key in _NUMBERS and isinstance(value, str) and re.fullmatch(r"-?\d{1,15}(?:\.\d{1,15})?", value):
@@ -447,6 +451,11 @@ def _as_type(value: Any, names: list[str]) -> Any:
         if has_type(parsed, names):
             return parsed
     return _UNFIT
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, as YAML reads the name `404`."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _only_refers(target: Any) -> bool:

@@ -37,15 +37,16 @@ class TrajectoriesConfig(Settings):
         servers: files that name more running servers, as `{"mcpServers": …}` or the official registry's `server.json`
             (`synthesis.servers.configured`).
         registries: files or folders of documents of servers that do not run: the emulator answers their calls. What
-            they are is found from their content: Smithery-style dumps, OpenAPI 3, RapidAPI documents, lists of tools in
-            OpenAI's form; as `.jsonl`, `.json` or `.yaml`, also with `.gz` (`synthesis.servers.registry`).
+            they are is found from their content: Smithery-style dumps, OpenAPI 2 and 3, RapidAPI documents, lists of
+            tools in any vendor's form; as `.jsonl`, `.json` or `.yaml`, also with `.gz` (`synthesis.servers.registry`).
         mcp_share: share of the tasks for MCP servers.
         server_weights: by server id, how often tasks are about it, relative to the others' 1.
         fact_servers: ids of the fact servers to take; empty: all.
         emulated_servers: fact servers of which only the document is taken; the emulator answers their calls.
         partition: entities and structures held out for evaluation; a rule-based teacher leaves them alone.
         min_tools: servers with fewer tools are dropped. The paper's value is 3; the time server has 2.
-        max_tools: servers with more tools are dropped; the default is what OpenAI's interface takes in one request.
+        max_tools: servers with more tools are split by topic (tags, paths, names); the default is what OpenAI's
+            interface takes in one request.
         server_similarity: least share of common tools (Jaccard, 0 to 1) that makes two servers of one language the
             same; the first is kept. Above 1: only exact duplicates are dropped.
         read_only: take of MCP servers only tools that they declare read-only: concurrent runs share the servers, and
@@ -85,7 +86,8 @@ class TrajectoriesConfig(Settings):
         failures: injection of failures (paper: 20 % of calls).
         max_turns: most assistant turns of a run, after each message of the user.
         max_tokens: most tokens that a run may show the agent in one turn, tools included, as `interact` estimates
-            them; the original cuts the conversation there, we reject it.
+            them; the original cuts the conversation there, we reject it. Tool documents of a server take half of it at
+            most: longer servers are split by topic, a longer tool is rejected (`document_too_long`).
         system_prompt: of the agent; no system message when empty.
         reward_threshold: least mean of the seven axes.
         final_answer_threshold: least score of the axis `final_answer`.

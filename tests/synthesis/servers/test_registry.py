@@ -327,6 +327,116 @@ def test_an_openapi_document(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+YAML_1_2 = """
+openapi: 3.0
+info: {title: Switches}
+paths:
+  /switch:
+    post:
+      operationId: setSwitch
+      summary: Set a switch in a country.
+      requestBody:
+        required: true
+        content:
+          application/json:
+            schema:
+              type: object
+              required: [on, 404]
+              properties:
+                on: {type: string, enum: [on, off, yes, NO, y]}
+                404: {type: string, enum: [10:00, 0755, 09, 1_000, 1.10, 1e3, 0x1F, 2020-01-01, 12], default: 1.0}
+                null: {type: integer, minimum: 0x10, maximum: 1e3, default: 0o17}
+                free: {enum: [01, 1.50, no]}
+                flag: {type: boolean, default: false, example: ~}
+"""
+
+
+def test_yaml_is_read_by_the_rules_of_yaml_1_2(tmp_path):
+    (tool,) = normalize(one(write(tmp_path / "a.yaml", YAML_1_2)), min_tools=1).server.tools
+    properties = tool.parameters["properties"]
+    assert properties["on"]["enum"] == ["on", "off", "yes", "NO", "y"] and tool.parameters["required"] == ["on", "404"]
+    assert properties["404"] == {
+        "type": "string", "default": "1.0",
+        "enum": ["10:00", "0755", "09", "1_000", "1.10", "1e3", "0x1F", "2020-01-01", "12"],
+    }  # fmt: skip
+    assert properties["null"] == {"type": "integer", "minimum": 16, "maximum": 1000.0, "default": 15}
+    assert properties["free"] == {"enum": ["01", 1.5, "no"]}
+    assert properties["flag"] == {"type": "boolean", "default": False}
+    assert object_schema(tool.parameters) == tool.parameters
+
+
+def test_yaml_merges_and_names_that_are_there_twice(tmp_path):
+    base = "x: &base {name: a, description: Gets it now.}\n"
+    merged = one(write(tmp_path / "a.yaml", base + "tools:\n- {<<: *base, name: b}\n- {<<: [*base], name: c}\n"))
+    assert [(tool["name"], tool["description"]) for tool in merged.tools] == [
+        ("b", "Gets it now."), ("c", "Gets it now.")
+    ]  # fmt: skip
+    write(tmp_path / "b.yaml", "tools: []\ninfo: 1\ntools: []\n")
+    write(tmp_path / "c.json", '{"tools": [], "info": 1, "tools": []}')
+    write(tmp_path / "d.yaml", "? [a]\n: b\n")
+    for name, place in (("b.yaml", "line 3"), ("c.json", "'tools'"), ("d.yaml", "line 1")):
+        (rejection,) = read_registries([tmp_path / name]).rejected
+        assert rejection.reason == "not_json" and place in rejection.detail
+
+
+SERVER = {"name": "Wetter", "tools": [function(description="Looks up the weather — 天气 — there.")]}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.yaml", "a.jsonl.gz"])
+def test_encodings_of_unicode_are_read(tmp_path, encoding, name):
+    text = json.dumps(SERVER, ensure_ascii=False)
+    data = (f"{text}\n{text}\n" if "jsonl" in name else text).encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    read = read_registries([tmp_path / name])
+    assert not read.rejected and len(read.documents) == 1 + ("jsonl" in name)
+    assert all(document.tools == SERVER["tools"] for document in read.documents)
+
+
+def test_files_that_are_almost_json_are_read_or_say_where_they_are_not(tmp_path):
+    comments = '// a "comment\n{"tools": [/* {"name": "x"} */ {"name": "a", "description": "http://x.org, }",}, ],}'
+    assert one(write(tmp_path / "a.json", comments)).tools == [{"name": "a", "description": "http://x.org, }"}]
+    assert one(write(tmp_path / "a.jsonc", comments)).tools[0]["name"] == "a"
+    lines = "\n".join(json.dumps(function(f"f{i}")) for i in range(3))
+    assert [tool["function"]["name"] for tool in one(write(tmp_path / "b.json", lines)).tools] == ["f0", "f1", "f2"]
+    assert len(one(write(tmp_path / "b.jsonl", lines)).tools) == 3  # a tool a line is one server
+    (tmp_path / "c.json").write_bytes(json.dumps(SERVER, ensure_ascii=False).encode("gbk", "replace"))
+    write(tmp_path / "d.json", json.dumps(SERVER)[:-9])
+    write(tmp_path / "e.json", json.dumps(SERVER).replace("u5929", "ud800"))
+    for name, said in (("c.json", "is not utf-8"), ("d.json", "column"), ("e.json", "half of a surrogate pair")):
+        (rejection,) = read_registries([tmp_path / name]).rejected
+        assert rejection.reason == "not_json" and said in rejection.detail
+    nan = [json.loads(json.dumps(function("a", x={"type": "number", "default": float("nan")}))), function("b")]
+    done = normalize(one(write(tmp_path / "f.json", nan)), min_tools=1)
+    assert done.reasons() == {"invalid_schema": 1} and len(done.server.tools) == 1  # the others are kept
+
+
+def test_records_of_vendors_and_data_sets(tmp_path):
+    """JSON-RPC's answer to tools/list, OpenAI's functions, BFCL, Gemini, Bedrock, name spaces, xLAM and Hermes."""
+    bare = function()["function"]
+    for number, record in enumerate(
+        [
+            {"jsonrpc": "2.0", "id": 1, "result": {"tools": [bare]}},
+            {"functions": [bare]},
+            {"id": "simple_0", "question": [], "function": [bare]},
+            {"tools": [{"functionDeclarations": [bare]}]},
+            {"functionDeclarations": [bare]},
+            {"toolConfig": {"tools": [{"toolSpec": {**bare, "inputSchema": {"json": bare["parameters"]}}}]}},
+            {"tools": [{"type": "namespace", "name": "crm", "description": "Of clients.", "tools": [bare]}]},
+            {"id": 7, "query": "?", "answers": "[]", "tools": json.dumps([bare])},
+            {"tools": [json.dumps(function())]},
+            function(),
+            bare,
+        ]
+    ):
+        done = normalize(one(write(tmp_path / f"r{number}.json", record)), min_tools=1)
+        assert [tool.name for tool in done.server.tools] == ["look_up"] and not done.rejected, record
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Normalising and duplicates
 
 
