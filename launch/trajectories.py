@@ -81,6 +81,7 @@ async def _synthesize(config: TrajectoriesConfig) -> int:
     say()
     cli.print_costs(summary.costs, summary.counts["trajectories"])
     cli.print_rejected(summary.rejected, summary.details)
+    cli.print_changed(summary.statistics["servers"]["tools_changed"], summary.details["tools_changed"])
     return cli.made(
         summary.counts["trajectories"], "trajectories", wanted=config.trajectories, rejected=summary.rejected
     )

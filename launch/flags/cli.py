@@ -438,10 +438,18 @@ def setting_names(config: Any, prefix: str = "") -> Iterator[str]:
 def print_rejected(rejected: Mapping[str, Mapping[str, int]], examples: Mapping[str, Mapping[str, str]]) -> None:
     """Say how many records each stage of a synthesis has rejected, by reason, with one of each where there is one."""
     for stage, reasons in rejected.items():
-        for reason, count in reasons.items():
-            example = examples.get(stage, {}).get(reason, "")
-            shown = f", such as {printable(example[:200], lines=False)}" if example else ""
-            say(f"rejected by {stage}: {count} {reason}{shown}")
+        _print_counts(f"rejected by {stage}", reasons, examples.get(stage, {}))
+
+
+def print_changed(changes: Mapping[str, int], examples: Mapping[str, str]) -> None:
+    """Print how many tools say something else than their documents, by the kind of change, with one of each."""
+    _print_counts("changed in tool documents", changes, examples)
+
+
+def _print_counts(title: str, counts: Mapping[str, int], examples: Mapping[str, str]) -> None:
+    for name, count in counts.items():
+        shown = f", such as {printable(examples[name][:200], lines=False)}" if examples.get(name) else ""
+        say(f"{title}: {count} {name}{shown}")
 
 
 def print_table(rows: Mapping[str, str], preset: str) -> None:

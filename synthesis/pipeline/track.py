@@ -36,7 +36,7 @@ class Summary:
         counts: records by dataset.
         digests: content digest by dataset.
         rejected: stage → reason → how many. A stage that rejected nothing is there, without reasons.
-        details: stage → reason → one example.
+        details: stage → reason → one example; `tools_changed` → the kind of change → one example.
         statistics: by dataset, as on its card.
         costs: stage → what the teacher's endpoint was asked for it; empty without one.
         datasets: name → folder; two runs that made the same are equal wherever they wrote it.

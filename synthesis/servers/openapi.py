@@ -25,7 +25,8 @@ _JUMPS = 16
 def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[RejectedTool]]:
     """The document's operations in OpenAI's form, and those that have none.
 
-    Operations are named by `operationId`, or else by method and path: `get_pets_petId`.
+    Operations are named by `operationId`, or else, also where an earlier one has the same, by method and path:
+    `get_pets_petId`.
 
     Raises:
         Unmappable: `unknown_form`: the document has no paths.
@@ -35,6 +36,7 @@ def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], li
         raise Unmappable("unknown_form", f"an OpenAPI document has `paths`, an object; found {brief(paths):.80}")
     tools: list[dict[str, Any]] = []
     rejected: list[RejectedTool] = []
+    names: set[str] = set()
     for path, item in paths.items():
         if isinstance(path, str) and path.startswith("x-"):
             continue
@@ -50,7 +52,8 @@ def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], li
             try:
                 operation = _followed(item[method], document)
                 given = operation.get("operationId")
-                name = given if isinstance(given, str) and given else name
+                name = given if isinstance(given, str) and given and given not in names else name
+                names.add(name)
                 changes: dict[str, str] = {}
                 parameters = _parameters(item.get("parameters"), operation, document, changes)
             except Unmappable as problem:

@@ -46,6 +46,8 @@ _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 _ANY_NAME = {"", ".*", "^.*$", "^(.*)$", "(.*)", ".+", "^.+$", "^", "^[\\s\\S]*$"}
 """Patterns that every property name fits."""
 _LONGEST_REFERENCE = 1_000
+_MOST_SEARCHED = 100_000
+"""Objects and lists of a document that are searched for a schema's `$id`."""
 _ONE = {"additionalProperties", "additionalItems", "propertyNames", "not"}
 """Keywords whose value is a schema."""
 
@@ -165,6 +167,7 @@ def resolve(reference: Any, root: Any) -> Any:
 class _Normalizer:
     def __init__(self, root: Any, unrolled: int, changes: MutableMapping[str, str]) -> None:
         self.root, self.unrolled, self.changes, self.nodes = root, unrolled, changes, 0
+        self.names: dict[str, Any] | None = None
 
     def schema(self, schema: Any, trail: tuple[str, ...], depth: int) -> Any:
         """`trail` holds the references that led here."""
@@ -302,7 +305,7 @@ class _Normalizer:
             self.changes["unchecked_name_pattern"] = f"names of properties are not held against {limited[0]!r:.80}"
 
     def reference(self, reference: Any, trail: tuple[str, ...], depth: int) -> Any:
-        target = resolve(reference, self.root)
+        target = self.identified(reference) or resolve(reference, self.root)
         if reference in trail and (
             trail.count(reference) >= self.unrolled or len(trail) >= _REFERENCES or _only_refers(target)
         ):
@@ -314,6 +317,23 @@ class _Normalizer:
         if len(trail) >= _REFERENCES:
             raise Unmappable("recursive_schema", f"references nest deeper than {_REFERENCES}")
         return self.schema(target, (*trail, reference), depth + 1)
+
+    def identified(self, reference: Any) -> Any:
+        """The schema whose `$id` or `$anchor` a reference names; None where it is a path, or there is none."""
+        if not isinstance(reference, str) or reference.startswith("#/") or reference == "#":
+            return None
+        if self.names is None:
+            self.names, waiting, seen = {}, [self.root], set[int]()
+            while waiting and len(seen) < _MOST_SEARCHED:
+                one = waiting.pop()
+                if isinstance(one, Mapping | list) and id(one) not in seen:
+                    seen.add(id(one))
+                    waiting += one.values() if isinstance(one, Mapping) else one
+                if isinstance(one, Mapping):
+                    given = [one.get(key) for key in ("$id", "id", "$anchor")]
+                    names = [name for name in given if isinstance(name, str)] + [f"#{name}" for name in given[2:]]
+                    self.names |= {name: one for name in names if name not in self.names}
+        return self.names.get(reference)
 
     def fitted(self, schema: dict[str, Any]) -> dict[str, Any]:
         """The schema with values of its own type: `enum`, `const`, `default`, `examples`; null where it is listed."""

@@ -175,6 +175,7 @@ class _Run:
         check_allowed(documents, self.config.allowed_tools)
         reasons: Counter[str] = Counter()
         details: dict[str, str] = {}
+        examples: dict[str, str] = {}
         config = self.config
         for done in normalize_all(
             documents, min_tools=config.min_tools, max_tools=config.max_tools, max_tokens=config.max_tokens,
@@ -185,10 +186,11 @@ class _Run:
             for tool in done.rejected:
                 details.setdefault(tool.reason, f"{done.server_id}.{tool.name}: {tool.detail}")
             self.tools_changed.update(tool.change for tool in done.changed)
-            for tool in done.changed:
-                if self.tools_changed[tool.change] == 1:
-                    _log.info("changed %s.%s: %s: %s", done.server_id, tool.name, tool.change, tool.detail)
+            for one in done.changed:
+                if one.change not in examples:
+                    examples[one.change] = f"{done.server_id}.{one.name}: {one.detail}"
             self.servers |= {server.id: server for server in done.servers}
+        self.track.summary.details["tools_changed"] = examples
         if not self.servers:
             raise InputError(
                 f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"

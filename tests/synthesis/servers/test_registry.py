@@ -625,6 +625,12 @@ def test_swagger_2_documents(tmp_path):
     assert done.reasons() == {"unsupported_body": 1} and [one.change for one in done.changed] == ["body_left_out"]
 
 
+def test_operations_of_one_id_are_two_tools(tmp_path):
+    paths = {f"/{x}": {"get": {"operationId": "getIt", "summary": f"Get the {x} there."}} for x in ("a", "b")}
+    done = normalize(one(write(tmp_path / "a.json", {"openapi": "3.0.0", "paths": paths})), min_tools=1)
+    assert [tool.name for tool in done.server.tools] == ["getIt", "get_b"]
+
+
 def test_references_with_encoded_signs_are_followed(tmp_path):
     paths = {
         "/a/{id}": {"get": {"summary": "Get the thing there.", "parameters": [
@@ -662,7 +668,7 @@ def test_placeholders_are_no_descriptions(text):
 async def test_a_run_goes_on_with_what_is_left(tmp_path):
     """Registries beside fact servers, a missing file, a server that hangs: the card says what was left out and why."""
     registry = tmp_path / "dump.jsonl"
-    tools = [function(f"thing_{i}", f"Look up the thing number {i}.")["function"] for i in range(3)]
+    tools = [{"name": f"thing_{i}", "description": f"Look up the thing number {i}."} for i in range(3)]
     rows = [smithery("Things", tools), smithery("Same things", tools), smithery("Gone", [], is_success=False)]
     registry.write_text("\n".join(map(json.dumps, rows)) + "\n{broken\n")
     hanging = StdioExecution([sys.executable, "-c", "import sys; sys.stdin.read()"])
@@ -695,6 +701,10 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
     card = read_card(tmp_path / "out" / "servers")
     figures, dropped = card["statistics"], card["rejected"]["normalize"]
     assert figures["tools"] + sum(dropped.values()) == figures["tools_read"]
+    assert (
+        figures["tools_changed"] == {"no_parameters": 3}
+        and "me_things" in summary.details["tools_changed"]["no_parameters"]
+    )
     assert figures["tools_read"] == 6 + len(fact_documents(["en"], only=["colors"])[0].tools)
     assert "gone.json" in summary.details["registries"]["registry_unreadable"]
 

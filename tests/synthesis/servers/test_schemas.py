@@ -253,6 +253,27 @@ def test_schemas_that_hold_themselves_are_written_out_to_a_depth():
     assert "properties" in kept({"properties": {"a": {"type": "string"}, "b": {"$ref": "#"}}})["properties"]["b"]
 
 
+@pytest.mark.parametrize("defined", [
+    {"$ref": "#/$defs/N", "$defs": {"N": {"type": "string"}}},
+    {"$ref": "#n", "$defs": {"N": {"$anchor": "n", "type": "string"}}},
+    {"$ref": "#n", "definitions": {"N": {"$id": "#n", "type": "string"}}},
+    {"$ref": "https://example.com/n.json", "$defs": {"N": {"$id": "https://example.com/n.json", "type": "string"}}},
+    {"$ref": "#/$defs/a~1b~0%20c", "$defs": {"a/b~ c": {"type": "string"}}},
+])  # fmt: skip
+def test_schemas_are_found_by_path_id_and_anchor(defined):
+    definitions = {key: value for key, value in defined.items() if key != "$ref"}
+    assert kept({"properties": {"a": {"$ref": defined["$ref"]}}, **definitions})["properties"] == {
+        "a": {"type": "string"}
+    }
+
+
+def test_recursion_by_id_is_bounded():
+    """TypeBox writes recursive types so."""
+    node = {"$id": "T0", "type": "object", "properties": {"next": {"$ref": "T0"}}}
+    assert "next" in kept({"properties": {"a": node}})["properties"]["a"]["properties"]
+    assert "next" in kept({"properties": {"a": {"$ref": "T0"}}, "$defs": {"x": node}})["properties"]["a"]["properties"]
+
+
 @pytest.mark.parametrize(
     ("schema", "fitted", "change"),
     [

@@ -12,6 +12,7 @@ from trajectories_world import context
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.astra_format.sft import import_record, to_record
 from synthesis.core.datasets import read_card, read_dataset
+from synthesis.core.openai_messages import estimated_tokens
 from synthesis.core.records import (
     CodeExecution,
     EmulatedExecution,
@@ -98,6 +99,9 @@ def test_groups_are_of_servers_that_speak_of_the_same_and_more_change_none():
     assert {len(one.servers) for one in grouped(every, dataclasses.replace(config, group_sizes=(2, 3)), 0)} == {2, 3}
     small = grouped(every, dataclasses.replace(config, max_tools=3), 0)
     assert small == []  # no two have room in one request
+    tokens = 2 * estimated_tokens([], every[0].tools)
+    assert grouped(every, dataclasses.replace(config, max_tokens=4 * tokens), 0)
+    assert grouped(every, dataclasses.replace(config, max_tokens=tokens), 0) == []  # documents take half of them
     chinese = [msgspec.structs.replace(one, language="zh") for one in every[:2]]
     assert {one.language for one in grouped([*every, *chinese], config, 0)} == {"en", "zh"}
 
