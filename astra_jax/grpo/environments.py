@@ -94,7 +94,8 @@ async def check_environments(
             where = f"environment {environment.id}: its tool {call.tool}, called with {call.arguments},"
             if not result.ok:
                 return f"{where} fails ({result.kind.value}: {result.error})"
-            if call.sub_question not in {*states, *solved_by(task.sub_tasks, call.tool, result.value)}:
+            solved = solved_by(task.sub_tasks, call.tool, result.value, environment.language)
+            if call.sub_question not in {*states, *solved}:
                 return f"{where} does not give the answer to its sub-question {call.sub_question}"
         if not isinstance(environment.world, World):
             return ""

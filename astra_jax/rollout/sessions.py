@@ -98,7 +98,7 @@ class CodeSession:
     async def call(self, name: str, arguments: Mapping[str, Any], *, max_chars: int) -> CallOutcome:
         """Those to a world come one after the other."""
         result = await self._calls.call(self._tools[name], arguments)
-        solved = solved_by(self._sub_tasks, name, result.value) if result.ok else []
+        solved = solved_by(self._sub_tasks, name, result.value, self._environment.language) if result.ok else []
         shown = outcome_text(result, max_characters=max_chars)
         return CallOutcome(result.kind.value, shown, solved, result.is_infrastructure)
 

@@ -129,7 +129,9 @@ def shown_tools(environment: ToolEnvironment, tools: Sequence[CodeTool]) -> list
     shown = []
     for tool in tools:
         references = [
-            ShownReference(call, subs.get(call.sub_question), _rule(call, subs.get(call.sub_question)))
+            ShownReference(
+                call, subs.get(call.sub_question), _rule(call, subs.get(call.sub_question), environment.language)
+            )
             for call in environment.reference_calls
             if call.tool == tool.spec.name
         ]
@@ -152,12 +154,14 @@ def solved(environment: ToolEnvironment, tool: str, output: Any) -> list[Solved]
     """
     sub_tasks = sub_tasks_by_tool(environment)
     answers = {sub.id: sub.answer for sub in environment.sub_questions}
-    return [Solved(id, match(output, answers[id]) or "") for id in solved_by(sub_tasks, tool, output)]
+    language = environment.language
+    ids = solved_by(sub_tasks, tool, output, language)
+    return [Solved(id, match(output, answers[id], language) or "") for id in ids]
 
 
-def _rule(call: ReferenceCall, sub: SubQuestion | None) -> str:
+def _rule(call: ReferenceCall, sub: SubQuestion | None, language: str) -> str:
     """The stored one; records of before it was stored have none, so then it is found again."""
-    return call.rule or (sub and match(call.output, sub.answer)) or "none"
+    return call.rule or (sub and match(call.output, sub.answer, language)) or "none"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

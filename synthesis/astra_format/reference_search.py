@@ -13,7 +13,7 @@ from sandbox import validate_call
 from sandbox.settings import Count, Settings
 from synthesis.astra_format.candidates import Sources, candidates, combinations, leaves, names_value
 from synthesis.core.matching import contains
-from synthesis.core.records import Answer, CodeTool
+from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import Rejected
 from synthesis.environments.proof import Case, nonsense, play, prove_case, shown, without_default
 
@@ -65,6 +65,7 @@ class _Tried:
     tool: CodeTool
     answers: Sequence[Answer]
     missing: list[int]
+    language: Language
     calls: list[_Call] = field(default_factory=list)
     seen: set[bytes] = field(default_factory=set)
     refused: dict[int, list[Rejected]] = field(default_factory=dict)
@@ -77,6 +78,7 @@ async def find_calls(
     question: str,
     sandbox: Sandbox,
     config: SearchConfig,
+    language: Language = "en",
 ) -> list[Found]:
     """A proven call for every gold answer, in the order of `answers`.
 
@@ -86,13 +88,14 @@ async def find_calls(
         question: names most arguments; the others come from the tools' sources and from outputs of other calls.
         sandbox: an open one.
         config: the bounds.
+        language: of the answers and outputs; see `matching.match`.
 
     Raises:
         Rejected: `unreachable_answer` where no call that was tried gives an answer, `shared_call` where only one call
             gives two answers, or the reason of `proof.prove_case` for which the first call that does was refused.
         Transient: the sandbox itself failed.
     """
-    state = {name: _Tried(tools[name], wanted, list(range(len(wanted)))) for name, wanted in answers.items()}
+    state = {name: _Tried(tools[name], wanted, list(range(len(wanted))), language) for name, wanted in answers.items()}
     found: dict[tuple[str, int], Found] = {}
     gold = [value for wanted in answers.values() for answer in wanted for value in _values(answer)]
     progress = True
@@ -108,7 +111,9 @@ async def find_calls(
             while one.missing and (batch := list(itertools.islice(calls, _BATCH))):
                 made = await play([one.tool], [(name, arguments) for arguments in batch], sandbox)
                 for arguments, call in zip(batch, made, strict=True):
-                    holds = (i for i, answer in enumerate(one.answers) if call.ok and contains(call.output, answer))
+                    holds = (
+                        i for i, answer in enumerate(one.answers) if call.ok and contains(call.output, answer, language)
+                    )
                     one.calls.append(_Call(arguments, call.ok, frozenset(holds)))
                 for place, proven in await _settle(one, question, found, sandbox, config):
                     found[name, place] = proven
@@ -159,7 +164,7 @@ async def _settle(
                 continue
             one.proofs.add((place, key))
             try:
-                case = Case(place, arguments, _other(one, arguments, place), answer)
+                case = Case(place, arguments, _other(one, arguments, place), answer, one.language)
                 proven = await prove_case(one.tool, case, sandbox)
             except Rejected as rejection:
                 refused.append(rejection)

@@ -169,14 +169,15 @@ async def import_record(record: AstraRecord, sandbox: Sandbox, config: SearchCon
     specs = [spec_of(schema) for schema in record.schemas]
     tools = {spec.name: CodeTool(spec, record.code[spec.name]) for spec in specs}
     answers = {tool: [typed_answer(value) for value in values] for tool, values in record.answers.items()}
-    calls = await find_calls(tools, answers, record.question, sandbox, config or SearchConfig())
+    language = language_of(record.question)
+    calls = await find_calls(tools, answers, record.question, sandbox, config or SearchConfig(), language)
     steps, calls = _steps(calls, tools, record.question)
     irrelevant = [tool for name, tool in tools.items() if name not in record.answers]
     arguments = [value for call in calls for value in leaves(call.arguments) if isinstance(value, str)]
     consumed = {dependency for step in steps for dependency in step.depends_on}
     environment = ToolEnvironment(
         id=f"astra-rl-{record.row}",
-        language=language_of(record.question),
+        language=language,
         domain="imported",
         structure=dependency_graph.structure_of(dependency_graph.graph_of(steps)),
         question=record.question,

@@ -34,13 +34,15 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from synthesis.core.dates import whole_date, whole_time
-from synthesis.core.normal_text import QUOTES, fold
+from synthesis.core.locale_words import LONGER_AFTER, LONGER_BEFORE
+from synthesis.core.locales import Locale
+from synthesis.core.normal_text import QUOTES, bare, fold
 from synthesis.core.quantities import CJK, is_multiplied, plain, quantities, whole_quantity
-from synthesis.core.readings import BRACKETS, Reading, ReadText, bare, key
+from synthesis.core.readings import BRACKETS, FALSE, TRUE, Reading, ReadText, key
 from synthesis.core.records import Answer
 from synthesis.core.units import Quantity, same_quantity
+from synthesis.core.word_forms import MOST_PLACES, is_letter
 
-_WORD = re.compile(rf"[^\W{CJK}]")  # a word character that is not Chinese: Chinese words touch their neighbours
 _CHINESE = re.compile(rf"[{CJK}]")
 _GLUE = frozenset("-+/#@&_.")
 """What makes one identifier of two words: Guinea-Bissau, Europe/Oslo, +47, #f0f8ff, .no, GMT+1."""
@@ -52,22 +54,24 @@ _LONGER_BEFORE = frozenset(
 )
 _LONGER_AFTER = frozenset({"City", "State", "Island", "Islands"})
 """Capitalised words that make another name of the name beside them: New Mexico, Mexico City."""
-_MOST_PLACES: Final = 1_000
-"""Of a phrase in one text. Where it is a part of longer words so often, it is nowhere."""
+_LONGER_NAME_BEFORE = re.compile(bare(LONGER_BEFORE))
+_LONGER_NAME_AFTER = re.compile(rf"[ ](?:{LONGER_AFTER})(?!\w)")
 
 
-def contains(output: Any, answer: Answer) -> bool:
-    """Whether a tool's JSON output contains the answer."""
-    return match(output, answer) is not None
+def contains(output: Any, answer: Answer, language: str = "en") -> bool:
+    """Whether a tool's JSON output contains the answer; see `match`."""
+    return match(output, answer, language) is not None
 
 
-def match(output: Any, answer: Answer) -> str | None:
+def match(output: Any, answer: Answer, language: str = "en") -> str | None:
     """The name of the rule by which the output contains the answer (`number`, `date`, …, `alias`), or None.
 
     Args:
-        output: a JSON value, or the `Reading` of one, for whoever looks for several answers in it.
+        output: a JSON value, or the `Reading` of one to search for several answers.
+        language: ISO 639-1 code of the language of the output's texts and of the answer; a `Reading` has its own. In a
+            language that is not in `locales.READ` texts are read as in English.
     """
-    reading = output if isinstance(output, Reading) else Reading(output)
+    reading = output if isinstance(output, Reading) else Reading(output, language)
     value = answer.value
     if isinstance(value, list):
         wanted = [Answer(one, tolerance=answer.tolerance, unit=answer.unit) for one in value]
@@ -78,25 +82,25 @@ def match(output: Any, answer: Answer) -> str | None:
         return rule
     return (
         "alias"
-        if any(_match_one(reading, one) for alias in answer.aliases for one in _meanings(alias, answer))
+        if any(_match_one(reading, one) for alias in answer.aliases for one in _meanings(alias, answer, reading.locale))
         else None
     )
 
 
-def same(first: Answer, second: Answer) -> bool:
+def same(first: Answer, second: Answer, language: str = "en") -> bool:
     """Whether two answers say the same."""
-    return contains(_as_output(first), second) and contains(_as_output(second), first)
+    return contains(_as_output(first), second, language) and contains(_as_output(second), first, language)
 
 
 def _as_output(answer: Answer) -> Any:
     return {"value": answer.value, "unit": answer.unit} if answer.unit else answer.value
 
 
-def _meanings(alias: str, answer: Answer) -> Iterator[Answer]:
+def _meanings(alias: str, answer: Answer, locale: Locale | None) -> Iterator[Answer]:
     """An alias as it stands and, for a number, as the one number that it is."""
     yield Answer(alias)
     if isinstance(answer.value, int | float) and not isinstance(answer.value, bool):
-        numbers = quantities(alias)
+        numbers = quantities(locale.numbers(locale.spelled(alias)) if locale else alias)
         if len(numbers) == 1 and len(alias.split()) <= _SHORT:
             unit = numbers[0].unit or answer.unit
             tolerance = answer.tolerance if unit == answer.unit else 0.0
@@ -112,16 +116,21 @@ def _match_one(reading: Reading, answer: Answer) -> str | None:
     if isinstance(value, int | float):
         if not isinstance(value, int) and not math.isfinite(value):
             return None
-        wanted = Quantity(value, answer.unit)
+        wanted = Quantity(value, reading.locale.unit(answer.unit) if reading.locale else answer.unit)
         return "number" if any(same_quantity(one, wanted, answer.tolerance) for one in reading.numbers) else None
-    if not isinstance(value, str) or not (wanted_key := key(value)):
+    locale = reading.locale
+    if not isinstance(value, str) or not (wanted_key := key(value, locale)):
         return None
-    if (day := whole_date(value)) and any(day in text.days(day.year) for text in reading.texts):
+    if (day := whole_date(locale.dates(locale.spelled(value)) if locale else value)) and any(
+        day in text.days(day.year) for text in reading.texts
+    ):
         return "date"
     if fold(value) in reading.spelled or _string_in(reading, value, wanted_key):
         return "string"
-    if time := whole_time(value):
+    if time := whole_time(locale.clock(locale.spelled(value)) if locale else value):
         return "time" if any(time in text.times for text in reading.texts) else None
+    if locale and value != "NO" and (fold(value) in TRUE | FALSE | {"no"} | locale.yes | locale.no):
+        return _match_one(reading, Answer(fold(value) in TRUE | locale.yes))  # "yes" of an output that says "oui"
     return None
 
 
@@ -130,24 +139,28 @@ def _match_one(reading: Reading, answer: Answer) -> str | None:
 
 
 def _string_in(reading: Reading, value: str, wanted: str) -> bool:
-    if wanted not in reading.keys:  # the quick no, also for long outputs
+    locale = reading.locale
+    # The quick no, also for long outputs.
+    if wanted not in reading.keys and not (locale and locale.forms.may_hold(reading.keys, wanted)):
         return False
-    phrase = bare(plain(value)).strip(QUOTES + BRACKETS)
+    phrase = bare(locale.spelled(value) if locale else plain(value)).strip(QUOTES + BRACKETS)
     is_chinese = _CHINESE.search(phrase) is not None
     return any(
-        wanted in text.key and _in_text(reading, text, wanted, phrase, is_chinese=is_chinese) for text in reading.texts
+        (locale is not None or wanted in text.key) and _in_text(reading, text, wanted, phrase, is_chinese=is_chinese)
+        for text in reading.texts
     )
 
 
 def _in_text(reading: Reading, text: ReadText, wanted: str, phrase: str, *, is_chinese: bool) -> bool:
     if text.key == wanted or not reading.is_parted:
         return text.key == wanted
-    if _DIGITS.fullmatch(phrase):
+    digits = text.locale.numbers(phrase) if text.locale else phrase
+    if _DIGITS.fullmatch(digits):
         # Bare digits follow the rule for numbers: not a part of a date, of 1,234 or of 5 million.
         if text.holds_digits(wanted, splits_and=reading.splits_and):
             return True
-        return text.is_text and phrase in text.numerals
-    quantity = whole_quantity(phrase)
+        return text.is_text and digits in text.numerals
+    quantity = whole_quantity(digits)
     if quantity and phrase[0] != "+" and not any(same_quantity(one, quantity, 0.0) for one in text.quantities):
         return False  # $5 is not in $5 million, nor 2 h in 2 h 30 min; but +47 is in a telephone number
     short = text.is_text and len(phrase) <= _SHORT and not is_chinese
@@ -156,26 +169,24 @@ def _in_text(reading: Reading, text: ReadText, wanted: str, phrase: str, *, is_c
         parts = parts + text.clauses_by_key.get(wanted, [])
     if any(not short or phrase in part for part in parts):
         return True
-    if not text.is_text:
+    phrase = " ".join(phrase.split())
+    # A name with its particle is a value too: 서울에서.
+    if not text.is_text and not (text.locale and text.line.count(" ") == phrase.count(" ")):
         return False
-    return _phrase_in(text, " ".join(phrase.split()), cased=short)
+    return _phrase_in(text, phrase, cased=short)
 
 
 def _phrase_in(text: ReadText, phrase: str, *, cased: bool) -> bool:
     """Whether the phrase stands in the text as whole words. (No pattern is compiled: the RL reward asks this often.)"""
     if phrase.casefold().startswith("the ") and not cased:
         phrase = phrase[4:]
-    line, folded = text.line, text.line if cased else text.folded_line
+    line, folded, locale = text.line, text.line if cased else text.folded_line, text.locale
+    is_name = phrase[:1].isupper()
     phrase = phrase if cased else phrase.casefold()
     if len(folded) != len(line):
         line = folded  # capitals are lost where folding changes lengths, as ß does
     one_character = len(phrase) == 1 and _CHINESE.match(phrase)
-    start = -1
-    for _ in range(_MOST_PLACES):
-        start = folded.find(phrase, start + 1)
-        if start < 0:
-            return False
-        end = start + len(phrase)
+    for start, end in _places(folded, phrase, locale):
         before, after = folded[max(0, start - 1) : start], folded[end : end + 1]
         glued_before = before in _GLUE or _is_word(before)
         if before == "'":
@@ -189,15 +200,36 @@ def _phrase_in(text: ReadText, phrase: str, *, cased: bool) -> bool:
             glued_after = _is_word(folded[end + 1 : end + 2]) and not possessive
         if one_character:  # one Chinese character is mostly a part of a word
             glued_before, glued_after = _CHINESE.match(before) is not None, _CHINESE.match(after) is not None
-        if glued_before or glued_after or _in_longer_name(line, start, end):
+        if locale and before not in _GLUE:
+            glued_before = not locale.forms.may_start(folded, start)
+        if locale and (glued_after or locale.forms.beside) and (after not in _GLUE or not glued_after):
+            last = locale.forms.end_of_word(folded, end)
+            # A name with a case ending is still a name: Кубы, not кубы.
+            glued_after = last is None or (
+                is_name and last > end and not line[start].isupper() and line[start].islower()
+            )
+            end = end if last is None else last
+        if glued_before or glued_after or _in_longer_name(line, start, end, locale):
             continue
         if not _cuts_a_number(line, start, end):
             return True
     return False
 
 
+def _places(folded: str, phrase: str, locale: Locale | None) -> Iterator[tuple[int, int]]:
+    """Start and end of each place of the phrase, and of each form of it that the language knows."""
+    start = -1
+    for _ in range(MOST_PLACES):
+        start = folded.find(phrase, start + 1)
+        if start < 0:
+            break
+        yield start, start + len(phrase)
+    if locale:
+        yield from locale.forms.inflected(folded, phrase)
+
+
 def _is_word(character: str) -> bool:
-    return _WORD.match(character) is not None
+    return is_letter(character) and _CHINESE.match(character) is None  # Chinese words touch their neighbours
 
 
 # 10:12:30 is not 12:30, 下午2:30 not 2:30, 1,234 and 1 234 apples are not 234, and 08:00 PM is not 08:00.
@@ -217,8 +249,10 @@ def _cuts_a_number(text: str, start: int, end: int) -> bool:
     return text[end - 1].isdigit() and (is_multiplied(text, end) or _NUMBER_AFTER.match(text, end) is not None)
 
 
-def _in_longer_name(text: str, start: int, end: int) -> bool:
-    before, after = text[max(0, start - 12) : start].split(), text[end : end + 9]
-    if before and before[-1] in _LONGER_BEFORE and text[start - 1] == " ":
+def _in_longer_name(text: str, start: int, end: int, locale: Locale | None) -> bool:
+    before, after = text[max(0, start - 15) : start].split(), text[end : end + 9]
+    if before and text[start - 1] == " " and before[-1] in _LONGER_BEFORE:
+        return True
+    if locale and ((before and _LONGER_NAME_BEFORE.fullmatch(before[-1])) or _LONGER_NAME_AFTER.match(text, end)):
         return True
     return after.startswith(" ") and re.split(r"\W", after[1:], maxsplit=1)[0] in _LONGER_AFTER

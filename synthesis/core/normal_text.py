@@ -10,6 +10,7 @@ QUOTES: Final = " \"'`“”"
 _ENDINGS: Final = " 。.!?"
 _LONGEST_RUN: Final = 30
 """Marks on one letter that are kept: UAX #15's Stream-Safe Text Format, which no language comes near."""
+_LATIN_ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
 # All combining marks are among what Python calls no part of a word, but for two that are made of half-width letters.
 _MAYBE_MARKS = re.compile(rf"(?:[^\w\s\x00-\x7f]|[\uff9e\uff9f]){{{_LONGEST_RUN + 1},}}+")
 
@@ -39,3 +40,10 @@ def fold(text: str) -> str:
     """The text without differences of width, case, spacing, quotes and final punctuation."""
     text = normalized("NFKC", text).replace("’", "'").casefold()
     return " ".join(text.split()).strip(QUOTES).rstrip(_ENDINGS)
+
+
+def bare(text: str) -> str:
+    """The text without the accents of its Latin letters."""
+    if text.isascii():
+        return text
+    return normalized("NFC", _LATIN_ACCENTS.sub("", normalized("NFD", text)))

@@ -10,10 +10,10 @@
         def score(self, episode) -> float:
             return float("40" in episode.answer)
 
-Beside `question` it may have `system` (a system message), `id`, and `answer` (what the final answer should say). Every
-episode plays on a deep copy of its own, so a method may keep state in `self`. The methods run in the trainer's process,
-with its rights: they are the operator's code. Their arguments are whatever a model wrote, checked against the
-annotations and nothing else.
+Beside `question` it may have `system` (a system message), `id`, `answer` (what the final answer should say) and
+`language` (ISO 639-1 code of the final answer's language; English without it). Every episode plays on a deep copy of its
+own, so a method may keep state in `self`. The methods run in the trainer's process, with its rights: they are the
+operator's code. Their arguments are whatever a model wrote, checked against the annotations and nothing else.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class OwnEnvironment:
         ]
         name = hashlib.sha256(f"{system}\0{question}".encode()).hexdigest()[:12]
         self.id = str(getattr(subject, "id", "") or f"{kind}-{name}")
+        self.language = str(getattr(subject, "language", "en"))
         self.answer = answer if answer is None or isinstance(answer, Answer) else Answer(answer)
         self._methods = _methods(type(subject))
         self.tools: Sequence[ToolSpec] = [_tool(kind, name, method) for name, method in self._methods.items()]

@@ -166,11 +166,12 @@ _TOKEN = re.compile(
 )
 _FIRST_OF_UNITS: Final = frozenset(case for name in [*NAMES, *MULTIPLIERS] for case in (name[0], name[0].upper()))
 _HAS_DIGIT = re.compile(r"\d")
+_CURRENCY_SIGNS: Final = "$€£¥₩₹₺₽฿₫"
 _CURRENCY_BEFORE = re.compile(
-    r"(-?)((?:(?<![A-Za-z])[A-Za-z]{1,2})?[$€£¥]"
+    rf"(-?)((?:(?<![A-Za-z])[A-Za-z]{{1,2}})?[{_CURRENCY_SIGNS}]"
     rf"|(?<![A-Za-z])(?:{'|'.join(['RMB', *map(str.upper, CURRENCIES)])}))[ ]?(-?)$"
 )
-_CURRENCY_ENDS: Final = frozenset(" $€£¥B") | {code[-1].upper() for code in CURRENCIES}
+_CURRENCY_ENDS: Final = frozenset(f" {_CURRENCY_SIGNS}B") | {code[-1].upper() for code in CURRENCIES}
 _SIGNS: Final = ("", "-", "+")
 _MARKS_BEFORE: Final = _CURRENCY_ENDS | frozenset("-+.负下")
 

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 
 from sandbox.protocol import check_nesting
 from synthesis.core import dates
-from synthesis.core.normal_text import fold, normalized
+from synthesis.core.locales import Locale, locale_of
+from synthesis.core.normal_text import bare, fold
 from synthesis.core.quantities import (
     CJK,
     each_numeral,
@@ -39,8 +40,8 @@ _GROWING: Final = "\ufdfa"
 _MOST_GROWING: Final = 100
 _LONGEST_PIECED: Final = 10_000
 _SAID_WITHIN: Final = 200
-_TRUE = frozenset({"true", "yes", "是", "是的", "对", "真"})
-_FALSE = frozenset({"false", "否", "不是", "不", "不对", "假"})
+TRUE = frozenset({"true", "yes", "是", "是的", "对", "真"})
+FALSE = frozenset({"false", "否", "不是", "不", "不对", "假"})
 _NO: Final = "no"
 """Also Norway, Norwegian, nobelium and the heading of a column of numbers."""
 _CODES = frozenset(
@@ -55,12 +56,15 @@ _KEY_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
 _CHINESE = re.compile(rf"[{CJK}]")
 # A comma before three digits is a thousands separator and parts nothing.
 _PARTS = re.compile(r"(?<!\d),|,(?!\d{3}(?!\d))|[;|\n()\[\]{}\"，；、「」『』《》【】«»]+|:\s|：| = | – | — |——|→| -> ")
+# Where a comma is the decimal sign.
+_PARTS_OF_COMMAS = re.compile(_PARTS.pattern.replace(r"(?<!\d),|,(?!\d{3}(?!\d))", r"(?<!\d),|,(?!\d)"))
+_SENTENCE_END = re.compile(r"(?<=[.!?。])\s*(?=[^\s\d.])")
+_NO_SENTENCE = re.compile(r"\W{0,3}[Nn]o[.!]\s+[^\W\d_a-zà-ÿ]")  # not the number of "No. de"
 _AND = re.compile(r" and | & |(?<=[\u3400-\u9fff])[和与及](?=[\u3400-\u9fff])")
 _CHINESE_IS = re.compile(r"是|(?<=..)为(?=..)")
 _CHINESE_MARK = re.compile(r"[。！？，：；]")
 _VERB = re.compile(r"\b(?:is|are|was|were)\b")
 _KEY_IN_TEXT = re.compile(r"""(?:"[^"\n]{0,80}"|'[^'\n]{0,80}')\s{0,3}:""")
-_LATIN_ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
 _DIGITS = re.compile(r"\d[\d.,]*+")
 _HYPHEN = re.compile(r"(?<=[a-z])-(?=[a-z])")
 BRACKETS: Final = "「」『』《》【】«»*"
@@ -69,6 +73,10 @@ _MAX_VALUE_WORDS: Final = 5
 
 class Reading:
     """An output, read.
+
+    Args:
+        output: a JSON value.
+        language: ISO 639-1 code of the language that its texts are in.
 
     Attributes:
         quantities: its JSON numbers, each with the unit beside it (`{"n": 5, "unit": "km"}`).
@@ -79,18 +87,20 @@ class Reading:
 
     splits_and = False
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, output: Any, language: str = "en") -> None:
+        self.locale = locale_of(language)
+        self.language = language
         self.quantities: list[Quantity] = []
         self.booleans: set[bool] = set()
         self.texts: list[ReadText] = []
         characters = 0
-        for count, leaf in enumerate(_leaves(output), start=1):
+        for count, leaf in enumerate(_leaves(output, self.locale), start=1):
             if isinstance(leaf, str):
                 characters += len(leaf)
-                self.texts.append(ReadText(leaf))
+                self.texts.append(ReadText(leaf, self.locale))
             elif isinstance(leaf, _Code):
                 characters += len(leaf.text)
-                self.texts.append(ReadText(leaf.text, is_code=True))
+                self.texts.append(ReadText(leaf.text, self.locale, is_code=True))
             elif isinstance(leaf, bool):
                 self.booleans.add(leaf)
             elif isinstance(leaf, Quantity):
@@ -147,16 +157,16 @@ class Reading:
     @cached_property
     def in_pieces(self) -> Reading:
         """The same with the elements, each a text of its own, that "and" parts in texts that are not long."""
-        whole = Reading(None)
+        whole = Reading(None, self.language)
         whole.splits_and = True
         whole.quantities, whole.booleans, whole.texts = self.quantities, self.booleans, list(self.texts)
         if self.is_parted:
             short = [text for text in self.texts if len(text.leaf) < _LONGEST_PIECED]
-            parts = ((text, part) for text in short for part in _PARTS.split(text.plain))
-            pieces = (piece for text, part in parts for piece in _AND.split(part) if piece != text.leaf)
+            parts = ((text, part) for text in short for part in text.marks.split(text.plain))
+            pieces = (piece for text, part in parts for piece in text.split_at_and(part) if piece != text.leaf)
             pieces = (piece for piece in pieces if not _DIGITS.fullmatch(piece.strip()))  # see `holds_digits`
             found = dict.fromkeys(islice(pieces, MOST_VALUES + 1))
-            whole.texts += map(ReadText, found) if len(found) <= MOST_VALUES else ()
+            whole.texts += (ReadText(piece, self.locale) for piece in found) if len(found) <= MOST_VALUES else ()
         return whole
 
     @cached_property
@@ -169,11 +179,14 @@ class ReadText:
     """A string of an output, or a piece of one, in the forms in which it is searched.
 
     Args:
+        locale: of the language that it is in; None for English and Chinese.
         is_code: whether its key says that it is a code or a name, so that "no" is one.
     """
 
-    def __init__(self, leaf: str, *, is_code: bool = False) -> None:
+    def __init__(self, leaf: str, locale: Locale | None = None, *, is_code: bool = False) -> None:
         self.leaf = leaf
+        self.locale = locale
+        self.marks = _PARTS_OF_COMMAS if locale and locale.has_decimal_comma else _PARTS
         self._is_code = is_code
 
     @cached_property
@@ -182,7 +195,13 @@ class ReadText:
         if self.leaf.count(_GROWING) > _MOST_GROWING:
             return ""
         text = plain(self.leaf)
+        text = self.locale.plain(text) if self.locale else text
         return text if len(text) <= 2 * MOST_CHARACTERS else ""
+
+    @cached_property
+    def numeric(self) -> str:
+        """`plain`, with numbers and units in the notation that `quantities` reads."""
+        return self.locale.numbers(self.plain) if self.locale else self.plain
 
     @cached_property
     def bare(self) -> str:
@@ -197,7 +216,7 @@ class ReadText:
     def is_text(self) -> bool:
         """Whether it is a sentence, in which a phrase may be searched, and not a bare value."""
         leaf = self.leaf
-        if len(leaf) > 1000:
+        if len(leaf) > 1000 or (self.locale and self.locale.is_sentence(self.plain)):
             return True
         words = leaf.split()
         chinese = len(_CHINESE.findall(leaf))
@@ -210,7 +229,7 @@ class ReadText:
     @cached_property
     def parts(self) -> list[str]:
         """What commas, brackets and the like part."""
-        return _PARTS.split(self.bare)
+        return self.marks.split(self.bare)
 
     @cached_property
     def clauses(self) -> list[str]:
@@ -248,11 +267,13 @@ class ReadText:
     def _words(self) -> tuple[set[bool], bool]:
         """What it says, and whether it has a doubtful "no"."""
         head = plain(self.leaf[:_SAID_WITHIN])
-        parts = _PARTS.split(head)
+        parts = self.marks.split(head)
         if len(self.leaf) > _SAID_WITHIN:
             parts.pop()  # it is cut: the "no" of "nobody" is none
         words = {fold(part) for part in parts if len(part) < 20}
-        said = {said for said, ones in ((True, _TRUE), (False, _FALSE)) if words & ones}
+        said = {said for said, ones in ((True, TRUE), (False, FALSE)) if words & ones}
+        if self.locale:
+            said |= self._said_in_language(self.locale, head)
         if _NO not in words or self._is_code:
             return said, False
         doubtful, start = False, 0
@@ -266,10 +287,27 @@ class ReadText:
             start = behind
         return said, doubtful
 
+    def _said_in_language(self, locale: Locale, head: str) -> set[bool]:
+        parts = [part for one in self.marks.split(locale.plain(head)) for part in (one, *_SENTENCE_END.split(one))]
+        if len(self.leaf) > _SAID_WITHIN:
+            parts.pop()
+        if locale.forms.beside:  # a space parts clauses
+            parts += [part.split()[0] for part in parts if " " in part.strip()]
+        words = {fold(part) for part in parts}
+        said = {said for said, ones in ((True, locale.yes), (False, locale.no)) if words & ones}
+        return said | {False} if _NO_SENTENCE.match(head) else said
+
     @cached_property
     def quantities(self) -> list[Quantity]:
         """The numbers in it; of too many no more than show that."""
-        return list(islice(each_quantity(self.plain), MOST_VALUES + 1))
+        return list(islice(each_quantity(self.numeric), MOST_VALUES + 1))
+
+    def split_at_and(self, part: str) -> list[str]:
+        """The elements of a list that "and", in English, Chinese or the text's language, joins in one of its parts."""
+        elements = _AND.split(part)
+        if self.locale:
+            elements = [one for element in elements for one in self.locale.joins.split(element)]
+        return elements
 
     def holds_digits(self, wanted: str, *, splits_and: bool) -> bool:
         """Whether one of its parts is these digits, and they are not of a telephone number, a date or a longer number.
@@ -284,7 +322,7 @@ class ReadText:
             at = self.bare.index(part, at)
             if wanted in part:
                 inner = at
-                for piece in _AND.split(part) if splits_and else (part,):
+                for piece in self.split_at_and(part) if splits_and else (part,):
                     inner = self.bare.index(piece, inner)
                     first = inner + len(piece) - len(piece.lstrip())
                     if _key(piece) == wanted and not is_in_longer(self.bare, first, inner + len(piece.rstrip())):
@@ -296,16 +334,16 @@ class ReadText:
     @cached_property
     def numerals(self) -> frozenset[str]:
         """The numbers in it as they are written, but for parts of larger quantities; none where there are too many."""
-        found = list(islice(each_numeral(self.bare), MOST_VALUES + 1))
+        found = list(islice(each_numeral(self.numeric if self.locale else self.bare), MOST_VALUES + 1))
         return frozenset(found) if len(found) <= MOST_VALUES else frozenset()
 
     @cached_property
     def times(self) -> set[tuple[int, int, int]]:
-        return dates.times_in(self.plain)
+        return dates.times_in(self.locale.clock(self.plain) if self.locale else self.plain)
 
     @cached_property
     def _digits_in_dates(self) -> str:
-        return dates.digits_in_dates(self.plain)
+        return dates.digits_in_dates(self.locale.dates(self.plain) if self.locale else self.plain)
 
     def days(self, year: int) -> set[datetime.date]:
         """Every calendar day of a year that it names in full."""
@@ -327,9 +365,9 @@ def _says_no(head: str, start: int, end: int, behind: int) -> bool:
     return before.endswith("\n") and goes_on and "No" in head[start:end]
 
 
-def key(text: str) -> str:
+def key(text: str, locale: Locale | None = None) -> str:
     """`fold`, and also without differences of accents, brackets, "&", hyphens between letters, and a leading "the"."""
-    return _key(bare(plain(text)))
+    return _key(bare(locale.spelled(text) if locale else plain(text)))
 
 
 def _key(bare_text: str) -> str:
@@ -344,13 +382,6 @@ def _by_key(parts: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def bare(text: str) -> str:
-    """The text without the accents of its Latin letters."""
-    if text.isascii():
-        return text
-    return normalized("NFC", _LATIN_ACCENTS.sub("", normalized("NFD", text)))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Leaves
 
@@ -361,7 +392,7 @@ class _Code(NamedTuple):
     text: str
 
 
-def _leaves(output: Any) -> Iterator[Quantity | str | _Code | bool | None]:
+def _leaves(output: Any, locale: Locale | None) -> Iterator[Quantity | str | _Code | bool | None]:
     """Strings, booleans and numbers of a JSON value; None, and nothing after it, where it has too many values."""
     # No recursion: an output may be nested deeper than Python calls. Iterators: most of a huge one is never looked at.
     waiting: list[Iterator[tuple[Any, str]]] = [iter([(output, "")])]
@@ -388,10 +419,18 @@ def _leaves(output: Any) -> Iterator[Quantity | str | _Code | bool | None]:
         elif isinstance(value, str):
             if unit.startswith(_CODE) and fold(value) == _NO:
                 yield _Code(value)
-            elif (unit := unit.lstrip(_CODE)) and (number := written_number(value)) is not None:
+            elif (unit := unit.lstrip(_CODE)) and (number := _written_number(value, locale)) is not None:
                 yield Quantity(number, unit)
             else:
                 yield _KEY_IN_TEXT.sub(" ", value) if ":" in value else value
+
+
+def _written_number(text: str, locale: Locale | None) -> int | float | None:
+    number = written_number(text)
+    if locale is None or len(text) > LONGEST_UNIT:
+        return number
+    read = written_number(locale.numbers(locale.spelled(text)))
+    return number if read is None else read
 
 
 _END: Final = object()

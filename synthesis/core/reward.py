@@ -150,22 +150,27 @@ def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubQuestio
     return by_tool
 
 
-def answered_by(sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any) -> list[int]:
+def answered_by(
+    sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any, language: str = "en"
+) -> list[int]:
     """Ids of the sub-questions of the called tool whose answers its output holds; see `solved_by`."""
     asked = [sub for sub in sub_tasks.get(tool, ()) if not sub.asks_state]
-    reading = Reading(output) if asked else None
+    reading = Reading(output, language) if asked else None
     return [sub.id for sub in asked if contains(reading, sub.answer)]
 
 
-def solved_by(sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any) -> list[int]:
+def solved_by(
+    sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any, language: str = "en"
+) -> list[int]:
     """The id of the sub-question that a successful call solves, or none: an output with several answers is a list.
 
     Args:
         sub_tasks: from `sub_tasks_by_tool`.
         tool: the called tool.
         output: the JSON value that the call returned, whole (not the text the model is shown, which may be truncated).
+        language: of the environment; see `matching.match`.
     """
-    found = answered_by(sub_tasks, tool, output)
+    found = answered_by(sub_tasks, tool, output, language)
     return found if len(found) == 1 else []
 
 
@@ -186,5 +191,7 @@ def score(
         ValueError: the environment cannot be scored, see `sub_tasks_by_tool`.
     """
     sub_tasks = sub_tasks_by_tool(environment)
-    solved = {id_ for call in calls if call.ok for id_ in solved_by(sub_tasks, call.tool, call.output)}
+    solved = {
+        id_ for call in calls if call.ok for id_ in solved_by(sub_tasks, call.tool, call.output, environment.language)
+    }
     return graded_reward(sub_tasks, solved, len(calls), grade, epsilon=epsilon)

@@ -24,6 +24,7 @@ from sandbox.settings import SettingError
 from synthesis.core.agent_loop import Finish
 from synthesis.core.environment import AnyEnvironment, CallRecord, PlayedEpisode, ToolsUnavailable
 from synthesis.core.files import first_line
+from synthesis.core.locales import READ
 from synthesis.core.matching import contains
 from synthesis.core.records import Message, ToolEnvironment
 from synthesis.core.references import FORM, is_reference, referred
@@ -122,9 +123,15 @@ class Rewards:
         Raises:
             InputError: names the reward, and what to use.
         """
-        if isinstance(environment, ToolEnvironment):
-            return
         for name in (part.name for part in self.parts):
+            if name == "answer" and _language_of(environment) not in READ:
+                raise InputError(
+                    f"reward answer: environment {environment.id} has language {_language_of(environment)!r:.20}, in "
+                    f"which answers are not read; they are in {', '.join(READ)}. Drop environments in other languages, "
+                    "or use --config.grpo.episode.reward=f1"
+                )
+            if isinstance(environment, ToolEnvironment):
+                continue
             if name in _COUNTED:
                 raise InputError(
                     f"reward {name} counts sub-tasks, and environment {environment.id} has none: it scores its "
@@ -242,7 +249,12 @@ def answers(episode: PlayedEpisode, counted: Reward | None) -> bool:
         return False
     if isinstance(environment, ToolEnvironment) and environment.sub_questions[-1].check is not msgspec.UNSET:
         return counted is not None and counted.solved == counted.needed
-    return episode.expected is not None and contains(episode.answer, episode.expected)
+    return episode.expected is not None and contains(episode.answer, episode.expected, _language_of(environment))
+
+
+def _language_of(environment: Any) -> str:
+    """The language of a record or an object of one's own; English where it has none."""
+    return str(getattr(environment, "language", "en"))
 
 
 def _format(episode: PlayedEpisode) -> float:

@@ -94,7 +94,7 @@ _METRIC: Final = (
 )  # fmt: skip
 CURRENCIES: Final = (
     "usd", "eur", "gbp", "cny", "jpy", "hkd", "chf", "cad", "aud", "inr", "krw", "nzd", "sgd", "twd", "sek", "nok",
-    "dkk", "pln", "czk", "huf", "brl", "mxn", "rub", "zar", "thb", "idr", "vnd", "aed",
+    "dkk", "pln", "czk", "huf", "brl", "mxn", "rub", "zar", "thb", "idr", "vnd", "aed", "try",
 )  # fmt: skip
 UNITS: Final[dict[str, tuple[str, float]]] = {
     "ft": ("length", 0.3048), "inch": ("length", 0.0254), "mi": ("length", 1609.344), "yd": ("length", 0.9144),
@@ -148,7 +148,8 @@ _SPELLINGS: Final = {
     "petabyte": "pb", "人": "people", "person": "people", "inhabitant": "people", "digit": "digits", "位": "digits",
     "neutron": "neutrons", "美元": "usd", "dollar": "usd", "us dollar": "usd", "欧元": "eur", "euro": "eur",
     "元": "cny", "人民币": "cny", "rmb": "cny", "yuan": "cny", "日元": "jpy", "yen": "jpy", "円": "jpy", "英镑": "gbp",
-    "rupee": "inr", "$": "usd", "us$": "usd", "€": "eur", "£": "gbp", "港元": "hkd", "hk$": "hkd", "c$": "cad",
+    "rupee": "inr", "$": "usd", "us$": "usd", "€": "eur", "£": "gbp", "港元": "hkd", "hk$": "hkd",
+    "r$": "brl", "₩": "krw", "₹": "inr", "₺": "try", "₽": "rub", "฿": "thb", "₫": "vnd", "c$": "cad",
     "ca$": "cad", "a$": "aud", "au$": "aud", "g/cm^3": "g/cm3", "kg/m^3": "kg/m3",
 }  # fmt: skip
 _CASED: Final = {"mW": "milliwatt", "mWh": "milliwatt-hour", "mHz": "millihertz", "mJ": "millijoule", "MV": "megavolt"}

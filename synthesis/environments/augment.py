@@ -52,7 +52,7 @@ async def augment(
         for name, steps in by_tool.items():
             others = [arguments(step.other_arguments) for step in steps]
             cases = [
-                Case(step.id, arguments(step.arguments), other, step.answer)
+                Case(step.id, arguments(step.arguments), other, step.answer, seed.language)
                 for step, other in zip(steps, others, strict=True)
             ]
             calls = await prove(tools[name], cases, context)
@@ -72,7 +72,7 @@ def _check_call(step: AugmentedStep, tools: Mapping[str, CodeTool], of: Decompos
         check_arguments(tool.spec, arguments(given))
     asked = next(one for one in of.sub_questions if one.id == step.id)
     check_arguments_ask(arguments(step.arguments), asked, of)
-    if text := leaked(tool.spec, [of.answer, *(one.answer for one in of.sub_questions)]):
+    if text := leaked(tool.spec, [of.answer, *(one.answer for one in of.sub_questions)], of.language):
         raise Rejected("answer_leaked", f"the document of {step.tool} gives an answer away: {text!r}; ask otherwise")
 
 

@@ -168,11 +168,17 @@ def drafted(
             `answer_in_question`; `wrong_language`.
     """
     structure = dependency_graph.check(
-        steps, answer, seed.structure or None, min_hops=config.min_hops, max_hops=config.max_hops, question=question
+        steps,
+        answer,
+        seed.structure or None,
+        min_hops=config.min_hops,
+        max_hops=config.max_hops,
+        question=question,
+        language=seed.language,
     )
     if nameless := [step.id for step in steps if not any(subject.strip() for subject in step.subjects)]:
         raise Rejected("no_subject", f"sub-questions {nameless} have no subjects; name what each is about")
-    check_questions(question, steps)
+    check_questions(question, steps, seed.language)
     check_language([question], seed.language, "the question")
     check_language((step.question for step in steps), seed.language, "a sub-question")
     subjects = (subject for step in steps for subject in step.subjects)

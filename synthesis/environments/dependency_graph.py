@@ -73,6 +73,7 @@ def check(
     min_hops: int,
     max_hops: int,
     question: str = "",
+    language: str = "en",
 ) -> Structure:
     """Whether a decomposition is well formed, and which structure it has.
 
@@ -83,6 +84,7 @@ def check(
         min_hops: least hops of a multi-hop structure.
         max_hops: most hops.
         question: the main question; "" leaves out the check that it is not empty text.
+        language: of the answers; see `matching.match`.
 
     Raises:
         Rejected: `no_sub_questions`, `bad_ids`, `cyclic`, `wrong_hop`, `wrong_structure`, `hop_budget`,
@@ -100,7 +102,7 @@ def check(
             raise Rejected(
                 "wrong_hop", f"sub-question {node.id} has hop {node.hop}, its longest path {levels[node.id]}"
             )
-        if not contains(node.answer.value, node.answer):
+        if not contains(node.answer.value, node.answer, language):
             raise Rejected("empty_answer", f"sub-question {node.id} has no checkable answer: {node.answer.value!r}")
         _check_short(node.answer, f"sub-question {node.id}")
     _check_short(answer, "the main question")
@@ -114,10 +116,10 @@ def check(
         raise Rejected("repeated_question", f"two sub-questions ask {repeated!r}")
     for node in nodes:
         # What nothing else uses has to be in the final answer, or it was asked for nothing.
-        if graph.out_degree(node.id) == 0 and not contains(answer.value, node.answer):
+        if graph.out_degree(node.id) == 0 and not contains(answer.value, node.answer, language):
             raise Rejected("orphan_sub_question", f"nothing uses the answer of sub-question {node.id}: {node.question}")
     ends = [node.answer.value for node in nodes if graph.out_degree(node.id) == 0]
-    if not contains(ends, answer):
+    if not contains(ends, answer, language):
         raise Rejected(
             "unconnected_answer", f"the answer {answer.value!r} is in none of the last steps' answers {ends}"
         )

@@ -311,7 +311,7 @@ async def distract(
         bands = index.draw(built.tools, context.config.distractors, rng, without=twins)
         chosen = [one for band in bands.values() for one in band]
         unchecked = [one.tool for one in chosen if one.tool.spec.name not in checked]
-        found = {one.spec.name for one in unchecked if leaked(one.spec, answers)}
+        found = {one.spec.name for one in unchecked if leaked(one.spec, answers, decomposition.language)}
         found |= await twins_of(built, [one for one in unchecked if one.spec.name not in found], context)
         if not found:
             break
@@ -342,4 +342,6 @@ async def twins_of(built: Built, candidates: Sequence[CodeTool], context: Enviro
                     wanted.append(answers[reference.sub_question])
     async with context.proofs:
         made = await play(candidates, asked, context.sandbox)
-    return {one.tool for one, answer in zip(made, wanted, strict=True) if one.ok and contains(one.output, answer)}
+    language = built.draft.decomposition.language
+    pairs = zip(made, wanted, strict=True)
+    return {one.tool for one, answer in pairs if one.ok and contains(one.output, answer, language)}

@@ -94,7 +94,8 @@ async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context:
     for attempt in range(context.config.attempts):
         # A wrong call makes right code look wrong, so each further round asks for both again.
         call = await ask(ReferenceCallAnswer, {"document": spec, "feedback": feedback}, check_call)
-        case = Case(step.id, arguments(call.arguments), arguments(call.other_arguments), step.answer)
+        given, other = arguments(call.arguments), arguments(call.other_arguments)
+        case = Case(step.id, given, other, step.answer, decomposition.language)
 
         async def check_code(given: ToolCodeAnswer, case: Case = case) -> tuple[CodeTool, list[ReferenceCall]]:
             tool = CodeTool(spec, read_source(given.code, spec.name))
@@ -132,7 +133,7 @@ def checked_spec(given: ToolDocumentAnswer | HarderToolDocumentAnswer, of: Decom
     if any(one.enum and one.type != "string" for one in given.parameters):
         raise Rejected("bad_document", "an enum needs the type string")
     # A policy sees the documents of all tools beside each other.
-    if text := leaked(spec, answers_of(of)):
+    if text := leaked(spec, answers_of(of), of.language):
         raise Rejected("answer_leaked", f"the document gives an answer away: {text!r}; use no example values")
     check_language(prose(spec), of.language, "the document")
     return spec

@@ -34,17 +34,16 @@ from synthesis.environments.number_words import (
     with_day_in_digits,
 )
 from synthesis.environments.teacher_answers import SubQuestionAnswer, WorldStep
-from synthesis.pipeline.languages import language_of
 
 
-def check_questions(question: str, steps: Sequence[SubQuestionAnswer]) -> None:
+def check_questions(question: str, steps: Sequence[SubQuestionAnswer], language: Language = "en") -> None:
     """Refuse a question that states the answer of a step, and a sub-question that states its own.
 
     Raises:
         Rejected: `answer_in_question`; the detail says which.
     """
     by_id = {step.id: step for step in steps}
-    asked = _Text(question)
+    asked = _Text(question, language)
     for step in steps:
         if _is_choice(step, by_id) or (isinstance(step, WorldStep) and step.check):
             continue
@@ -54,7 +53,7 @@ def check_questions(question: str, steps: Sequence[SubQuestionAnswer]) -> None:
                 f"the question states the answer of sub-question {step.id}, {step.answer.value!r}: {question!r}; ask "
                 "so that it has to be looked up",
             )
-        if _Text(step.question).says(step.answer):
+        if _Text(step.question, language).says(step.answer):
             raise Rejected(
                 "answer_in_question",
                 f"sub-question {step.id} states its own answer, {step.answer.value!r}: {step.question!r}; leave it out",
@@ -83,10 +82,10 @@ def check_arguments_ask(arguments: Mapping[str, object], step: SubQuestion, of: 
     Raises:
         Rejected: `answer_in_call`.
     """
-    given = [one for one in _leaves(arguments) if contains(one, step.answer)]
+    given = [one for one in _leaves(arguments) if contains(one, step.answer, of.language)]
     if not given:
         return
-    questions = _Text(of.question), _Text(step.question)
+    questions = _Text(of.question, of.language), _Text(step.question, of.language)
     by_id = {one.id: one for one in of.sub_questions}
     for one in given:
         named = any(text.names(one) for text in questions)
@@ -111,11 +110,11 @@ def _leaves(value: object) -> Iterable[str | int | float]:
         yield value
 
 
-def leaked(spec: ToolSpec, answers: Iterable[Answer]) -> str:
+def leaked(spec: ToolSpec, answers: Iterable[Answer], language: Language = "en") -> str:
     """The string of a tool's document that gives one of these answers away; "" when none does."""
     wanted = list(answers)
     for text in (spec.name.replace("_", " "), spec.description, *_strings_of(spec.parameters)):
-        read = _Text(text)
+        read = _Text(text, language)
         if any(read.says(answer, asked="") for answer in wanted):
             return text
     return ""
@@ -133,10 +132,10 @@ _SENTENCE: Final = "· · · · · · {} 。"
 """What makes a sentence of a few words, and no other answer."""
 
 
-def _read(text: str) -> list[Reading]:
+def _read(text: str, language: Language) -> list[Reading]:
     starts = range(0, max(1, len(text) - _OVERLAP), _PART - _OVERLAP)
     parts = [text[start : start + _PART] for start in starts]
-    return [Reading(form.format(part)) for part in parts for form in ("{}", _SENTENCE)]
+    return [Reading(form.format(part), language) for part in parts for form in ("{}", _SENTENCE)]
 
 
 class _Text:
@@ -151,18 +150,14 @@ class _Text:
     DIGITS = 3
     """Of a number that is looked for in other units: 8849 in "8.849 km", but not 2 in "2,000 m"."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._readings = _read(text)
+    def __init__(self, text: str, language: Language = "en") -> None:
+        self._text, self.language = text, language
+        self._readings = _read(text, language)
         joined = _LETTERS.sub(lambda one: _APART.sub("", one[0]), text[:_PART])
         sentences = _SENTENCES.split(text[:_PART])
         alone = [one.strip(" .。!！") for one in sentences if not one.rstrip().endswith(("?", "？"))]
-        self._alone = [Reading(one) for one in alone if one and len(one.split()) <= self.WORDS]
-        self._readings += [Reading(joined)] if joined != text[:_PART] else []
-
-    @cached_property
-    def language(self) -> Language:
-        return language_of(self._text)
+        self._alone = [Reading(one, language) for one in alone if one and len(one.split()) <= self.WORDS]
+        self._readings += [Reading(joined, language)] if joined != text[:_PART] else []
 
     def says(self, answer: Answer, *, asked: str | None = None) -> bool:
         """Return whether the text states an answer.
@@ -195,7 +190,7 @@ class _Text:
     @cached_property
     def _without_numerals(self) -> list[Reading]:
         text = _NUMERALS.sub("·", self._text)
-        return self._readings if text == self._text else _read(text)
+        return self._readings if text == self._text else _read(text, self.language)
 
     def _numbers(self, value: object, answer: Answer) -> list[Quantity]:
         """Return the numbers that a value may be stated as."""
@@ -228,7 +223,8 @@ class _Text:
         if not isinstance(value, str):
             return False
         if (day := whole_date(value)) is not None:
-            return contains(Reading(with_day_in_digits(self._text[:_PART], day.day, self.language)), Answer(value))
+            text = with_day_in_digits(self._text[:_PART], day.day, self.language)
+            return contains(Reading(text, self.language), Answer(value))
         rank = rank_of(value, self.language)
         return rank is not None and has_rank(self._text, rank, self.language)
 

@@ -66,7 +66,7 @@ async def _merged(built: Built, group: list[NeededTool], context: EnvironmentCon
     # answer.
     documents = sorted((tool.tool.spec for tool in group), key=lambda spec: -len(spec.parameters["properties"]))
     answers = [decomposition.answer, *(step.answer for step in decomposition.sub_questions)]
-    base = next((spec for spec in documents if not leaked(spec, answers)), None)
+    base = next((spec for spec in documents if not leaked(spec, answers, decomposition.language)), None)
     if base is None:
         raise Rejected("answer_leaked", f"every document of {documents[0].name} gives an answer away")
 
@@ -79,7 +79,7 @@ async def _merged(built: Built, group: list[NeededTool], context: EnvironmentCon
             check_arguments(base, call)
             check_arguments_ask(call, step, decomposition)
         cases = [
-            Case(step.id, call, own.others[0], step.answer)
+            Case(step.id, call, own.others[0], step.answer, decomposition.language)
             for call, own, step in zip(calls, group, members, strict=True)
         ]
         references = await prove(tool, cases, context)

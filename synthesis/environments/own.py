@@ -78,8 +78,11 @@ async def own_environment(
         levels = dependency_graph.hops(dependency_graph.graph_of(made))
         made = [msgspec.structs.replace(one, hop=levels[one.id]) for one in made]
         goal = _answer(answer)
-        structure = dependency_graph.check(made, goal, None, min_hops=1, max_hops=len(made), question=question)
-        calls = [await _called(number, step, tools, sandbox) for number, step in enumerate(steps, start=1) if step.tool]
+        structure = dependency_graph.check(
+            made, goal, None, min_hops=1, max_hops=len(made), question=question, language=language
+        )
+        numbered = [(number, step) for number, step in enumerate(steps, start=1) if step.tool]
+        calls = [await _called(number, step, tools, sandbox, language) for number, step in numbered]
         environment = ToolEnvironment(
             id=f"own-{name}",
             language=language,
@@ -121,11 +124,13 @@ def _sub_question(number: int, step: OwnStep) -> SubQuestion:
     )
 
 
-async def _called(number: int, step: OwnStep, tools: Mapping[str, CodeTool], sandbox: Sandbox) -> ReferenceCall:
+async def _called(
+    number: int, step: OwnStep, tools: Mapping[str, CodeTool], sandbox: Sandbox, language: str
+) -> ReferenceCall:
     if step.tool not in tools:
         raise Rejected("no_such_tool", f"step {number} calls {step.tool!r}; the code has {', '.join(tools) or 'none'}")
     result = await call(tools[step.tool], step.arguments, sandbox)
-    rule = match(result.value, _answer(step.answer)) if result.ok else None
+    rule = match(result.value, _answer(step.answer), language) if result.ok else None
     if rule is None:
         said = short(result.value) if result.ok else f"{result.kind}: {result.error}"
         raise Rejected(

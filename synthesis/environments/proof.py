@@ -31,6 +31,7 @@ class Case:
     arguments: Mapping[str, Any]
     other_arguments: Mapping[str, Any]
     answer: Answer
+    language: str = "en"
 
 
 async def prove(tool: CodeTool, cases: Sequence[Case], context: EnvironmentContext) -> list[ReferenceCall]:
@@ -62,7 +63,7 @@ async def prove_case(tool: CodeTool, case: Case, sandbox: Sandbox) -> ReferenceC
         raise Rejected("tool_failed", f"{shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
     if finding is not None:
         raise Rejected(finding.reason.value, f"{shown(tool, case.arguments)} {finding.detail}")
-    rule = match(first.value, case.answer)
+    rule = match(first.value, case.answer, case.language)
     if rule is None:
         raise Rejected(
             "wrong_answer",
@@ -81,7 +82,7 @@ async def prove_case(tool: CodeTool, case: Case, sandbox: Sandbox) -> ReferenceC
 
 
 def _check_wrong(tool: CodeTool, case: Case, wrong: Mapping[str, Any], made: MadeCall) -> None:
-    if made.ok and contains(made.output, case.answer):
+    if made.ok and contains(made.output, case.answer, case.language):
         raise Rejected(
             "ignores_arguments",
             f"{shown(tool, wrong)} returned {short(made.output)}, which holds the answer {case.answer.value!r} "

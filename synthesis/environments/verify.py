@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from synthesis.core.matching import contains, match
+from synthesis.core.readings import Reading
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
 from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_tool
 from synthesis.core.stages import Rejected
@@ -135,12 +136,12 @@ async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall
         output = await _replayed(environment, step, reference, tools[reference.tool], sandbox)
         found[step.id] = output
         calls.append(MadeCall(reference.tool, True, output))
-        if len(answered := answered_by(sub_tasks, reference.tool, output)) > 1:
+        if len(answered := answered_by(sub_tasks, reference.tool, output, environment.language)) > 1:
             raise Rejected(
                 "shared_call", f"{environment.id}: one call of {reference.tool} answers sub-questions {answered}"
             )
     ends = [found[id_] for id_ in dependencies if dependencies.out_degree(id_) == 0]
-    if not contains(ends, environment.answer):
+    if not contains(ends, environment.answer, environment.language):
         raise Rejected(
             "answer_not_reached",
             f"{environment.id}: {environment.answer.value!r} is not in the last outputs {short(ends)}",
@@ -152,7 +153,7 @@ async def _replayed(
     environment: ToolEnvironment, step: SubQuestion, reference: ReferenceCall, tool: CodeTool, sandbox: Sandbox
 ) -> Any:
     result = await call(tool, reference.arguments, sandbox)
-    rule = match(result.value, step.answer) if result.ok else None
+    rule = match(result.value, step.answer, environment.language) if result.ok else None
     if rule is None or result.value != reference.output or rule != reference.rule:
         raise Rejected(
             "replay_failed",
@@ -167,7 +168,8 @@ def _check_dependencies(
     given = [value for value in reference.arguments.values() if value is not None]
     for dependency in step.depends_on:
         known = found[dependency]
-        if not any(contains(known, Answer(value)) or _among(known, value) for value in given):
+        reading = Reading(known, environment.language)
+        if not any(contains(reading, Answer(value)) or _among(known, value, environment.language) for value in given):
             raise Rejected(
                 "dependency_unused",
                 f"{environment.id}: sub-question {step.id} is asked with {reference.arguments}; none of these is in "
@@ -175,9 +177,14 @@ def _check_dependencies(
             )
 
 
-def _among(output: Any, value: Any) -> bool:
+def _among(output: Any, value: Any, language: str) -> bool:
     """Whether an argument is a rewording of an output: a code or name inside it, or it inside a longer argument."""
-    return isinstance(value, str) and isinstance(output, str) and bool(output) and contains(value, Answer(output))
+    return (
+        isinstance(value, str)
+        and isinstance(output, str)
+        and bool(output)
+        and contains(value, Answer(output), language)
+    )
 
 
 async def _everything(
@@ -208,7 +215,7 @@ async def _shuffled(
         tool, id_ = tools[reference.tool], reference.sub_question
         own = [made.arguments for made in references if made.tool == reference.tool]
         foreign = _fitting(environment, [*references[index + 1 :], *references[:index]], tool)
-        proven = perturbed(tool, Case(id_, reference.arguments, others[id_], answers[id_]))
+        proven = perturbed(tool, Case(id_, reference.arguments, others[id_], answers[id_], environment.language))
         wrong = [one for one in [*foreign, *proven] if one and one not in own]
         calls += [(reference.tool, arguments) for arguments in wrong]
         whose += [id_] * len(wrong)

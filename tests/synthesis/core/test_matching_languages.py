@@ -1,0 +1,125 @@
+"""Answers in sentences of many languages, against tables of (answer, right sentence, wrong sentence)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synthesis.core.locales import READ
+from synthesis.core.matching import contains, match, same
+from synthesis.core.readings import Reading
+from synthesis.core.records import Answer
+
+ROOT = Path(__file__).parent.parent.parent
+TABLES = sorted((ROOT / "data" / "answers").glob("*.txt"))
+"""By language; each line: the answer as JSON, or value and unit as an object; a right sentence; a wrong one."""
+FEWEST, LEAST_FOUND, MOST_FALSE = 40, 0.95, 0.01
+
+A = Answer
+
+
+def rows(table: Path) -> list[tuple[Answer, str, str]]:
+    found = []
+    for line in table.read_text(encoding="utf-8").splitlines():
+        answer, right, wrong = line.split(" | ")
+        value: Any = json.loads(answer)
+        found.append((A(**value) if isinstance(value, dict) else A(value), right, wrong))
+    return found
+
+
+def test_each_language_that_is_read_has_a_table() -> None:
+    assert [table.stem for table in TABLES] == list(READ)
+    assert {table.stem for table in TABLES if len(rows(table)) >= FEWEST} >= set(READ) - {"fi"}
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_right_sentences_are_recognised(table: Path) -> None:
+    pairs = rows(table)
+    missed = [(answer.value, right) for answer, right, _ in pairs if not contains(right, answer, table.stem)]
+    assert len(missed) <= (1 - LEAST_FOUND) * len(pairs), missed
+
+
+def test_wrong_sentences_are_not() -> None:
+    pairs = [(table.stem, *row) for table in TABLES for row in rows(table)]
+    false = [
+        (language, answer.value, wrong) for language, answer, _, wrong in pairs if contains(wrong, answer, language)
+    ]
+    assert len(false) <= MOST_FALSE * len(pairs), false
+
+
+YES: list[tuple[str, Any, Answer, str]] = [
+    # What is ambiguous is read as the language writes it.
+    ("de", "1.234", A(1234), "number"), ("en", "1.234", A(1.234), "number"), ("de", "1,234", A(1.234), "number"),
+    ("en", "1,234", A(1234), "number"), ("fr", "1 234,5", A(1234.5), "number"), ("ko", "1,234", A(1234), "number"),
+    ("de", "0.500", A(0.5), "number"), ("de", "3.14", A(3.14), "number"), ("es", "1,234.5", A(1234.5), "number"),
+    ("de", "192.168.1.10 ist die Adresse des Servers.", A("192.168.1.10"), "string"),
+    ("de", "03.05.2026", A("2026-05-03"), "date"), ("de", "2026-05-03", A("3. Mai 2026"), "date"),
+    ("de", "25.12.2026", A("25. Dezember 2026"), "date"), ("de", "05/25/2026", A("2026-05-25"), "date"),
+    # English in a text of another language.
+    ("ko", "May 3, 2026", A("2026-05-03"), "date"), ("de", "It is 5 million.", A(5000000), "number"),
+    ("ja", "yes", A(True), "boolean"), ("th", "2:30 PM", A("14:30"), "time"),
+    # A billion is a million millions where the language says so.
+    ("de", "5 Billionen", A(5 * 10**12), "number"), ("fr", "5 billions", A(5 * 10**12), "number"),
+    ("pt", "5 bilhões", A(5 * 10**9), "number"), ("es", "5 billones", A(5 * 10**12), "number"),
+    # JSON values of an output.
+    ("de", {"Einwohner": "5 Millionen"}, A(5000000), "number"), ("ko", {"수도": "서울"}, A("서울"), "string"),
+    ("de", {"laenge_km": "1.234,5"}, A(1234500, unit="m"), "number"), ("ru", {"ответ": "да"}, A(True), "boolean"),
+    ("de", {"n": 1.234}, A(1.234), "number"), ("fr", ["rouge", "vert"], A(["vert", "rouge"]), "list"),
+    # Yes and no as text, units and aliases in the language.
+    ("fr", "Oui, bien sûr.", A("yes"), "boolean"), ("ru", "Нет.", A("no"), "boolean"),
+    ("fr", "Oui, bien sûr.", A("oui"), "boolean"), ("de", "5000 Meter", A(5, unit="Kilometer"), "number"),
+    ("de", "Das kostet 5 Millionen.", A(1, aliases=["5 Mio."]), "alias"),
+    # Clitics, particles, endings and digits.
+    ("ar", "وباريس", A("باريس"), "string"), ("ar", "للقاهرة", A("القاهرة"), "string"),
+    ("ko", "서울에서는", A("서울"), "string"), ("tr", "Ankara’da.", A("Ankara"), "string"),
+    ("fr", "La capitale est celle de l’Italie.", A("Italie"), "string"),
+    ("hi", "४२", A(42), "number"), ("th", "๔๒", A(42), "number"), ("ar", "٤٢", A(42), "number"),
+    ("ja", "４２です", A(42), "number"),
+]  # fmt: skip
+NO: list[tuple[str, Any, Answer]] = [
+    ("de", "1.234", A(1.234)), ("de", "1,234", A(1234)), ("de", "3,5", A("5")), ("de", "1.234 km", A("234 km")),
+    ("de", "1.234,5", A(1234)), ("de", "Am 3. Mai 2026 ist es so weit.", A(3)), ("de", "der 5. Präsident war er", A(5)),
+    ("ko", "5월 3일", A(3)), ("ko", "제5공화국입니다", A(5)), ("fr", "le 5e président fut lui", A(5)),
+    ("ru", "Кубов было много на столе.", A("Куба")), ("hi", "दिल्ली में है", A("दिल")), ("th", "กรุงเทพประกันภัย",
+        A("กรุงเทพ")),
+    ("ja", "東京都です", A("京都")), ("es", "No. de habitantes", A(False)), ("es", "ja, no, sv", A(False)),
+    ("es", {"code": "NO"}, A(False)), ("fr", "oui, non", A(True)), ("de", "Jagd", A(True)),
+    ("de", "5 Kilometer", A(5, unit="m")), ("ko", "5킬로그램", A(5, unit="g")), ("th", "3 พฤษภาคม 2569",
+        A("2026-05-04")),
+    ("ru", "2 дня", A("14:00")), ("fr", "2h30", A("14:30")), ("ko", "오후 2시 30분", A("02:30")),
+    ("ko", "남수단입니다", A("수단")), ("it", "dell'Italiano", A("Italia")), ("fr", "O'Brien est là.", A("Brien")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("language", "output", "answer", "rule"), YES, ids=lambda x: repr(x)[:50])
+def test_contained(language: str, output: Any, answer: Answer, rule: str) -> None:
+    assert match(output, answer, language) == rule
+
+
+@pytest.mark.parametrize(("language", "output", "answer"), NO, ids=lambda x: repr(x)[:50])
+def test_not_contained(language: str, output: Any, answer: Answer) -> None:
+    assert not contains(output, answer, language)
+
+
+def test_a_reading_has_its_language() -> None:
+    assert contains(Reading("5 Millionen", "de"), A(5000000)) and not contains(Reading("5 Millionen"), A(5000000))
+    assert same(A("3. Mai 2026"), A("2026-05-03"), "de")
+
+
+def test_a_language_without_tables_is_read_as_english() -> None:
+    assert "sw" not in READ and contains("5 million", A(5000000), "sw") and not contains("ndiyo", A(True), "sw")
+
+
+def test_english_and_chinese_load_no_tables() -> None:
+    read = "contains('5 million', Answer(5000000)) and contains('500万', Answer(5000000), 'zh')"
+    program = (
+        "import sys; from synthesis.core.matching import contains; from synthesis.core.records import Answer\n"
+        f"assert {read} and 'babel' not in sys.modules\n"
+        "assert contains('5 Millionen', Answer(5000000), 'de') and 'babel' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, check=True)
