@@ -23,6 +23,8 @@ from typing import Any
 import pytest
 from processor_time import slowness
 
+from synthesis.core.locales import READ, locale_of
+
 ROOT = Path(__file__).parent.parent
 FLOORS = ("sandbox", "synthesis", "astra_jax", "launch")
 ELSEWHERE = ("astra_jax/rollout/vllm/plugin", "astra_jax/evaluation/workers")
@@ -32,6 +34,7 @@ LENGTH, MOST_SECONDS = 20_000, 0.1
 ENDS = ("\0", "é", "!", "")
 MADE_AT_RUN_TIME = {
     "synthesis/astra_format/candidates.py": "words, escaped, with spaces between",
+    "synthesis/core/locales.py": "our own patterns, and the CLDR's words, escaped",
     "synthesis/core/chat_format.py": "a format's tags and a tokenizer's control tokens, escaped",
     "synthesis/core/markup.py": "tools' names, escaped",
     "synthesis/offline/grammar.py": "our own wordings",
@@ -233,6 +236,19 @@ def test_no_pattern_backtracks() -> None:
     distinct = {(one.pattern, one.flags): (place, one) for place, one in foreign.items()}
     found = {place: (one.pattern, text) for place, one in distinct.values() if (text := slow(one))}
     assert not found and len(distinct) > 90
+
+
+@pytest.mark.parametrize("language", READ)
+def test_no_pattern_of_a_language_backtracks(language: str) -> None:
+    locale = locale_of(language)
+    held = [*vars(locale).values(), *vars(locale.forms).values()] if locale else []
+    several = [list(one.values()) if isinstance(one, dict) else one for one in held]
+    listed = [part for one in several for part in (one if isinstance(one, list) else [one])]
+    parts = [two for part in listed for two in (part if isinstance(part, tuple) else [part])]
+    patterns = [one for one in parts if isinstance(one, re.Pattern)]
+    assert len(patterns) >= 10 or locale is None
+    assert not {one.pattern: text for one in patterns if (text := slow(one))}
+    assert not [one.pattern for one in patterns if groups_repeated(one)]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ class Words:
         after: pattern of all letters that may stand behind a name in its word (particles, case endings).
         beside: whether words touch: then `before` and `after` match next to the name, not up to the end of a word.
         links: pattern of the words between day, month and year, and between a number and its unit.
-        years: pattern of what may stand before a year.
         ordinals: pattern of ranks, days of a month and the like, which are no numbers; it starts with what they have
             before the number, if anything, and its group `n` is the number.
         touches: whether words of the language touch digits.
@@ -69,7 +68,6 @@ class Words:
     after: str = ""
     beside: bool = False
     links: str = r"(?!)"
-    years: str = r"(?!)"
     ordinals: str = r"(?P<n>(?!))"
     touches: bool = False
     clock: Clock = Clock()
@@ -390,7 +388,6 @@ WORDS: Final[dict[str, Words]] = {
         after=rf"(?:{_THAI_AFTER})|[^\u0e00-\u0e7f]",
         beside=True,
         links=r"(?:เดือน|ปี|ค\.ศ\.|พ\.ศ\.|ปี ค\.ศ\.|ปี พ\.ศ\.)",
-        years=r"พ\.ศ\.",
         ordinals=r"(?:ครั้งที่|คนที่|อันดับที่|อันดับ|บทที่|วันที่|ลำดับที่|คนที่|เป็นที่)\s?(?P<n>\d{1,4})",
         touches=True,
         clock=Clock(

@@ -56,8 +56,10 @@ _MYRIADS: Final = {"ko": {"만": "万", "억": "亿", "조": "万亿"}, "ja": {"
 """In Korean and Japanese tens, hundreds and thousands multiply these: 5천만."""
 _ERAS: Final = {"令和": 2018, "平成": 1988, "昭和": 1925, "大正": 1911, "明治": 1867}
 _BUDDHIST: Final = 543
+_BUDDHIST_YEAR = re.compile(r"พ\.ศ\.[ ]?(\d{4})(?!\d)")
 _LONGEST_PREFIX: Final = 16
 """Of a unit that stands before its number: 시속 120km."""
+_DIGIT = re.compile(r"\d")
 _NATIVE_DIGIT = re.compile(r"[^\D0-9]")
 _NUMERIC_DATE = re.compile(r"(?<![\w./-])(\d{1,2})([./-])[ ]?(\d{1,2})\2[ ]?(\d{4})(?![\d/-]|\.\d)")
 _KOREAN_DATE = re.compile(
@@ -84,7 +86,9 @@ class Locale:
         symbols = data["number_symbols"]["latn"]
         self.has_decimal_comma = symbols["decimal"] == ","
         group = r"\.\d{3}" if symbols["group"] == "." else r"(?!)"
-        self._written = re.compile(rf"[1-9]\d{{0,2}}(?:{group})+(?:,\d+)?|\d+,\d+") if self.has_decimal_comma else None
+        self._written = (
+            re.compile(rf"(?<!\d)(?:[1-9]\d{{0,2}}(?:{group})+(?:,\d+)?|\d++,\d+)") if self.has_decimal_comma else None
+        )
         short = data["date_formats"]["short"].pattern
         self._is_day_first = short.index("d") < short.index("M") < short.index("y")
         self.yes = frozenset(fold(self.spelled(one)) for one in words.yes.split("|"))
@@ -155,7 +159,9 @@ class Locale:
             self._months.update({name: number, bare(name): number})
 
     def dates(self, text: str) -> str:
-        """The text with its dates as 2026-05-03, and days without a year as 3 May."""
+        """A `plain` text with its dates as 2026-05-03, and days without a year as 3 May."""
+        if not _DIGIT.search(text):
+            return text
         if self.language == "ko":
             return _KOREAN_MONTH.sub(r"\1月", _KOREAN_DATE.sub(_korean_date, text))
         if self.language == "ja":
@@ -200,8 +206,8 @@ class Locale:
         )
 
     def clock(self, text: str) -> str:
-        """The text with its times as 14:30."""
-        return self._times(self.dates(text), durations=False)
+        """A text of `dates` with its times as 14:30."""
+        return self._times(text, durations=False)
 
     def _times(self, text: str, *, durations: bool) -> str:
         """Args: durations: whether 14h30, which is both, becomes a duration."""
@@ -275,13 +281,12 @@ class Locale:
         edge = "" if self.language in ("ko", "ja", "th") else rf"{after}(?![^\W\d_]|[{marks}])"
         links = rf"(?:[ ](?:{words.links})[ ]?)?"
         self._number = self._pattern(
-            r"(?<![0-9A-Za-z_.,:/^#])(?P<n>\d+(?>(?:[.,]\d+)*))"
+            r"(?<![0-9A-Za-z_.,:/^#])(?P<n>\d++(?>(?:[.,]\d+)*))"
             rf"(?:[ ]?-?(?P<mult>{any_of(self._multipliers)}){edge}(?P<join>[ ](?=\d))?)?"
             rf"(?:{links}[ ]?-?(?P<unit>{any_of(self._units)}){edge}(?![ ]?/))?"
         )
         self._between = self._pattern(rf"( (?:h|min|day|week|year|month))(?:{words.joins})(?=\d)")
         self._ordinal = self._pattern(words.ordinals)
-        self._year = self._pattern(rf"(?:{words.years})[ ]?(?P<n>\d{{4}})(?!\d)")
 
     def unit(self, name: str) -> str:
         """The name in `units` of a unit that is spelled in the language."""
@@ -321,9 +326,12 @@ class Locale:
         return found
 
     def numbers(self, text: str) -> str:
-        """The text with its numbers as 1234.5, its multipliers as million or 万, and its units as km."""
-        text = self._times(self.dates(text), durations=True)
-        text = self._year.sub(lambda one: f"{one['n']} ({int(one['n']) - _BUDDHIST})", text)
+        """A text of `dates` with its numbers as 1234.5, its multipliers as million or 万, and its units as km."""
+        if not _DIGIT.search(text):
+            return text
+        text = self._times(text, durations=True)
+        if self.language == "th":
+            text = _BUDDHIST_YEAR.sub(lambda one: f"{one[1]} ({int(one[1]) - _BUDDHIST})", text)
         text = self._ordinal.sub(_ranked, text)
         if self.language in _TENS:
             text = _THOUSANDS.sub(_summed, text)

@@ -100,7 +100,7 @@ def _meanings(alias: str, answer: Answer, locale: Locale | None) -> Iterator[Ans
     """An alias as it stands and, for a number, as the one number that it is."""
     yield Answer(alias)
     if isinstance(answer.value, int | float) and not isinstance(answer.value, bool):
-        numbers = quantities(locale.numbers(locale.spelled(alias)) if locale else alias)
+        numbers = quantities(locale.numbers(locale.dates(locale.spelled(alias))) if locale else alias)
         if len(numbers) == 1 and len(alias.split()) <= _SHORT:
             unit = numbers[0].unit or answer.unit
             tolerance = answer.tolerance if unit == answer.unit else 0.0
@@ -144,23 +144,25 @@ def _string_in(reading: Reading, value: str, wanted: str) -> bool:
     if wanted not in reading.keys and not (locale and locale.forms.may_hold(reading.keys, wanted)):
         return False
     phrase = bare(locale.spelled(value) if locale else plain(value)).strip(QUOTES + BRACKETS)
+    number = locale.numbers(locale.dates(phrase)) if locale else phrase
     is_chinese = _CHINESE.search(phrase) is not None
     return any(
-        (locale is not None or wanted in text.key) and _in_text(reading, text, wanted, phrase, is_chinese=is_chinese)
+        (locale is not None or wanted in text.key)
+        and _in_text(reading, text, wanted, phrase, number, is_chinese=is_chinese)
         for text in reading.texts
     )
 
 
-def _in_text(reading: Reading, text: ReadText, wanted: str, phrase: str, *, is_chinese: bool) -> bool:
+def _in_text(reading: Reading, text: ReadText, wanted: str, phrase: str, number: str, *, is_chinese: bool) -> bool:
+    """Args: number: the phrase, with numbers and units in the notation that `quantities` reads."""
     if text.key == wanted or not reading.is_parted:
         return text.key == wanted
-    digits = text.locale.numbers(phrase) if text.locale else phrase
-    if _DIGITS.fullmatch(digits):
+    if _DIGITS.fullmatch(number):
         # Bare digits follow the rule for numbers: not a part of a date, of 1,234 or of 5 million.
         if text.holds_digits(wanted, splits_and=reading.splits_and):
             return True
-        return text.is_text and digits in text.numerals
-    quantity = whole_quantity(digits)
+        return text.is_text and number in text.numerals
+    quantity = whole_quantity(number)
     if quantity and phrase[0] != "+" and not any(same_quantity(one, quantity, 0.0) for one in text.quantities):
         return False  # $5 is not in $5 million, nor 2 h in 2 h 30 min; but +47 is in a telephone number
     short = text.is_text and len(phrase) <= _SHORT and not is_chinese

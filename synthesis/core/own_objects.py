@@ -11,8 +11,8 @@
             return float("40" in episode.answer)
 
 Beside `question` it may have `system` (a system message), `id`, `answer` (what the final answer should say) and
-`language` (ISO 639-1 code of the final answer's language; English without it). Every episode plays on a deep copy of its
-own, so a method may keep state in `self`. The methods run in the trainer's process, with its rights: they are the
+`language` (ISO 639-1 code of the final answer's language; English without it). Every episode plays on a deep copy of
+its own, so a method may keep state in `self`. The methods run in the trainer's process, with its rights: they are the
 operator's code. Their arguments are whatever a model wrote, checked against the annotations and nothing else.
 """
 

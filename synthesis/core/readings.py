@@ -201,7 +201,12 @@ class ReadText:
     @cached_property
     def numeric(self) -> str:
         """`plain`, with numbers and units in the notation that `quantities` reads."""
-        return self.locale.numbers(self.plain) if self.locale else self.plain
+        return self.locale.numbers(self.dated) if self.locale else self.plain
+
+    @cached_property
+    def dated(self) -> str:
+        """`plain`, with days in the notation that `dates` reads."""
+        return self.locale.dates(self.plain) if self.locale else self.plain
 
     @cached_property
     def bare(self) -> str:
@@ -339,11 +344,11 @@ class ReadText:
 
     @cached_property
     def times(self) -> set[tuple[int, int, int]]:
-        return dates.times_in(self.locale.clock(self.plain) if self.locale else self.plain)
+        return dates.times_in(self.locale.clock(self.dated) if self.locale else self.plain)
 
     @cached_property
     def _digits_in_dates(self) -> str:
-        return dates.digits_in_dates(self.locale.dates(self.plain) if self.locale else self.plain)
+        return dates.digits_in_dates(self.dated)
 
     def days(self, year: int) -> set[datetime.date]:
         """Every calendar day of a year that it names in full."""

@@ -126,9 +126,9 @@ class Rewards:
         for name in (part.name for part in self.parts):
             if name == "answer" and _language_of(environment) not in READ:
                 raise InputError(
-                    f"reward answer: environment {environment.id} has language {_language_of(environment)!r:.20}, in "
-                    f"which answers are not read; they are in {', '.join(READ)}. Drop environments in other languages, "
-                    "or use --config.grpo.episode.reward=f1"
+                    f"reward answer: environment {environment.id} has language {_language_of(environment)!r:.20}; the "
+                    f"languages in which answers are read are {', '.join(READ)}. Leave out environments in others, or "
+                    "use --config.grpo.episode.reward without answer"
                 )
             if isinstance(environment, ToolEnvironment):
                 continue

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from processor_time import MOST_SECONDS, loop_seconds
 
 from sandbox.limits import Limits
+from synthesis.core.locales import READ, locale_of
 from synthesis.core.matching import contains, match
 from synthesis.core.normal_text import fold, normalized
 from synthesis.core.quantities import quantities, written_number
@@ -72,6 +73,56 @@ def test_reading_numbers_and_notation_grows_as_the_text_does(unit: str) -> None:
     for read in (quantities, fold, written_number, unit_of_key):
         # A square of 8,000 is half a second.
         assert spent(8_000, read) < 3 * spent(4_000, read) + 0.01, read.__name__
+
+
+IN_LANGUAGES = {
+    "ar": ["و", "وال", "القاهرة", "للقاهرة ", "٥٬٠٠٠", "5 ملايين ", "3 مايو 2026 ", "الساعة 2:30 مساء ", "\u064e"],
+    "de": ["5 Millionen ", "1.234,", "1.234.", "1.", "3. Mai 2026 ", "3.5.2026", "14 Uhr 30 ", "am 5. ", "ja, ",
+    " und "],
+    "es": ["5 mil millones ", "3 de ", "3 de mayo de 2026 ", "a las 2 de la tarde ", "5.º ", "sí. ", "No. A"],
+    "fi": ["helsingi", "helsinki", "Helsingissä ", "5. ", "kello 14.30 "],
+    "fr": ["14h30 ", "l'", "5 millions d'", "5 millions d'euros ", "1er mai ", "oui "],
+    "hi": ["दिल्ली", "ि", "५", "5 लाख ", "3 मई 2026 ", "दोपहर 2:30 बजे "],
+    "it": ["dell'", "5 mila ", "alle 2 di pomeriggio ", "5 ore e "],
+    "ja": ["東京", "東京は", "は", "5千1百", "5千1百万", "1億2", "令和8年5月3日", "午後2時半", "赤、"],
+    "ko": ["서울", "서울은", "은는이가", "12만 3", "5천1", "5천1백만", "2026년 5월 3일", "오후 2시 반", "시속 5km",
+    "서울과 "],
+    "pt": ["R$ 5 ", "14h30 ", "5 milhões de ", "1º de maio de 2026 "],
+    "ru": ["москв", "москвами", "Москве ", "нижний нижнем ", "5 млн ", "5 г. ", "3 мая 2026 года ", "в 2 часа дня "],
+    "th": ["และ", "คือ", "กรุงเทพ", "คือกรุงเทพครับ", "๕", "5 ล้าน", "พ.ศ. 2569", "3 พ.ค. 2569 ", "14.30 น. ", "ใช่ "],
+    "tr": ["ankara", "ankara'", "Ankara'dır ", "'", "%50 ", "5. a", "saat 14.30'da "],
+    "vi": ["ngày 3 tháng 5 năm 2026 ", "14 giờ 30 phút ", "5 nghìn tỷ ", "tháng "],
+}  # fmt: skip
+NAMES = {
+    "ar": "القاهرة",
+    "fi": "Helsinki",
+    "hi": "दिल्ली",
+    "ja": "東京",
+    "ko": "서울",
+    "ru": "Нижний Новгород",
+    "th": "กรุงเทพ",
+}
+
+
+@pytest.mark.parametrize("language", sorted({*IN_LANGUAGES}))
+def test_no_language_holds_the_loop(language: str) -> None:
+    locale = locale_of(language)
+    assert locale is not None and {*IN_LANGUAGES} == {*READ} - {"en", "zh"}
+    answers = [*ANSWERS, A(NAMES.get(language, "Ankara")), A("Москва")]
+
+    def search(output: Any) -> None:
+        reading = Reading(output, language)
+        for answer in answers:
+            match(reading, answer)
+
+    for unit in [*IN_LANGUAGES[language], *UNITS[::6]]:
+        for form, output in outputs(unit, MOST_CHARACTERS).items():
+            assert loop_seconds(lambda given=output: search(given)) < 1.5 * MOST_SECONDS, (form, unit)
+        text = unit * (16_000 // len(unit)) + "é"
+        for read in (locale.plain, locale.dates, locale.clock, locale.numbers, locale.is_sentence, locale.joins.split):
+            short, long = text[: len(text) // 2], text
+            spent = loop_seconds(lambda read=read, text=long: read(text))
+            assert spent < 3 * loop_seconds(lambda read=read, text=short: read(text)) + 0.01, (read, unit)
 
 
 WIDE = [

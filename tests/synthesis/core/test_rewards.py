@@ -9,6 +9,7 @@ import sys
 import types
 from typing import Any
 
+import msgspec
 import pytest
 from rollout_world import make_environment
 
@@ -16,7 +17,7 @@ from sandbox.settings import SettingError
 from synthesis.core import rewards
 from synthesis.core.environment import CallRecord, ToolsUnavailable
 from synthesis.core.own_objects import OwnEnvironment
-from synthesis.core.records import Message
+from synthesis.core.records import Answer, Message
 from synthesis.core.refusals import InputError
 from synthesis.core.reward import f1_reward
 from synthesis.core.rewards import Rewards, Unscorable, parsed, played, rewards_of
@@ -183,3 +184,40 @@ def test_a_file_is_imported_once(tmp_path) -> None:
     (tmp_path / "judge.py").write_text("SEEN = []\ndef judge(episode):\n    SEEN.append(1)\n    return 1\n")
     first, second = (Rewards(f"{tmp_path}/judge.py:judge") for _ in range(2))
     assert first._own == second._own
+
+
+async def test_an_answer_is_read_in_the_language_of_its_environment() -> None:
+    german = msgspec.structs.replace(RECORD, language="de", answer=Answer(5000000))
+    sentence = "Die Stadt hat 5 Millionen Einwohner."
+    counted = f1_reward(solved=1, needed=2, calls=2)
+    Rewards("answer").check(german)
+    assert (await Rewards("answer").score(episode(sentence, environment=german), counted, own)).value == 1.0
+    english = msgspec.structs.replace(german, language="en")
+    assert (await Rewards("answer").score(episode(sentence, environment=english), counted, own)).value == 0.0
+
+
+def test_answers_in_a_language_that_is_not_read_are_refused_by_name() -> None:
+    swahili = msgspec.structs.replace(RECORD, language="sw")
+    with pytest.raises(
+        InputError, match="reward answer: environment .* has language 'sw'.* are ar, de, en, .*, vi, zh"
+    ):
+        Rewards("f1,answer:0.5").check(swahili)
+    Rewards("f1").check(swahili)
+
+
+async def test_an_object_of_ones_own_says_its_language() -> None:
+    class Own:
+        question = "Was ist 5 mal eine Million?"
+        answer = 5000000
+        language = "de"
+
+        def score(self, episode) -> float:
+            return 0.0
+
+    environment = OwnEnvironment(Own())
+    Rewards("answer").check(environment)
+    said = episode("Das sind 5 Millionen.", environment=environment)
+    assert (await Rewards("answer").score(said, None, own)).value == 1.0
+    Own.language = "sw"
+    with pytest.raises(InputError, match="has language 'sw'"):
+        Rewards("answer").check(OwnEnvironment(Own()))
