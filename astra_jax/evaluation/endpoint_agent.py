@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from astra_jax.evaluation.suite import Decoding, EvaluationError, ModelEndpoint
 from synthesis.core.chat_format import Call, MalformedCall, escape_tags, parse_arguments
 from synthesis.core.endpoint import Endpoint, RequestRefused
@@ -135,7 +133,7 @@ class EndpointAgent:
         limit = self._decoding.max_tokens
         while True:
             try:
-                reply = await self._endpoint.complete("turn", msgspec.json.encode(body), rng)
+                reply = await self._endpoint.complete_turn("turn", body, rng)
                 break
             except RequestRefused as refusal:
                 limit = room_left(refusal.status, refusal.said, limit)  # which is less each time
@@ -145,15 +143,20 @@ class EndpointAgent:
                     self.overflowed = True
                     return None
                 body[self._served.limit] = limit
-        if reply.broken_off:
-            raise Transient(f"{self._served.model}: a turn was broken off (finish_reason={reply.finish_reason!r:.80})")
+        if reply.broken_off and not reply.message.get("refusal"):  # a refusal is an answer, and a wrong one
+            raise Transient(f"{self._served.model}: a turn was {reply.problem}")
         self.steps += 1
         self.prompt_tokens += reply.usage.prompt
         self.completion_tokens += reply.usage.completion
         self.reply = reply.message
-        message = _sendable(self.reply, self.steps)
+        message = {**reply.message, "content": reply.message["content"] or ""}
+        given = message.get("tool_calls") or []
+        if not isinstance(given, list) or not all(isinstance(call, Mapping) for call in given):
+            raise Transient(f"{self._served.model}: tool_calls is not a list of calls: {str(given):.80}")
+        written = [{**call, "function": call.get("function") or {}} for call in given]
+        if written:
+            message["tool_calls"] = written
         self.messages.append(message)
-        written = message.get("tool_calls") or []
         self._pending = [call["id"] for call in written]
         self.calls += len(written)
         calls = [_call(call) for call in written]
@@ -174,20 +177,6 @@ def spoken(agent: EndpointAgent) -> str:
     _, ended, rest = (text := str(agent.messages[-1]["content"])).rpartition("</think>")
     # Not what follows a reply: ACEBench's harness takes a call with a blank behind it as no call.
     return "" if "<think>" in text and not ended else rest.lstrip()
-
-
-_KEPT = ("content", "reasoning_content", "reasoning", "tool_calls")
-
-
-def _sendable(message: Mapping[str, Any], turn: int) -> dict[str, Any]:
-    """An answer as the next request may hold it: without empty fields, every call with an id."""
-    kept = {name: message[name] for name in _KEPT if message.get(name)}
-    if calls := kept.get("tool_calls"):
-        kept["tool_calls"] = [
-            {"id": call.get("id") or f"call_{turn}_{i}", "type": "function", "function": call.get("function") or {}}
-            for i, call in enumerate(calls)
-        ]
-    return {"role": "assistant", "content": "", **kept}
 
 
 def _call(written: Mapping[str, Any]) -> Call:

@@ -24,7 +24,7 @@ from sandbox.settings import (
 )
 
 if TYPE_CHECKING:  # --help does not wait for them
-    from synthesis.core.endpoint_settings import AnswerForm
+    from synthesis.core.endpoint_settings import AnswerForm, ApiName
     from synthesis.pipeline.embedding import Embedder
     from synthesis.pipeline.prompts import Prompts
     from synthesis.pipeline.teacher import Mode, OpenAITeacher, OpenAITeacherConfig
@@ -32,7 +32,16 @@ if TYPE_CHECKING:  # --help does not wait for them
 flags.adopt_module_key_flags(roles)
 
 _URL = flags.DEFINE_string(
-    "teacher_url", None, "OpenAI-compatible endpoint of the teacher, ending in /v1; by default the offline teacher."
+    "teacher_url",
+    None,
+    "Address of the teacher's endpoint, ending in /v1 for OpenAI-compatible services; by default the offline teacher.",
+)
+_API = flags.DEFINE_enum(
+    "teacher_api",
+    "openai",
+    ["openai", "anthropic", "gemini"],
+    "API of the teacher's endpoint. For anthropic (https://api.anthropic.com) and gemini "
+    "(https://generativelanguage.googleapis.com) install the extra of that name.",
 )
 _MODEL = flags.DEFINE_string("teacher_model", None, "The served model's name; with --teacher_url.")
 _KEY_FILE = flags.DEFINE_string("teacher_key_file", None, "File whose first line is the endpoint's key.")
@@ -60,6 +69,12 @@ _FORM = flags.DEFINE_enum(
 _CONCURRENCY = number_flag("teacher_concurrency", 256, Count, "Requests in flight at most.")
 _REQUESTS = number_flag("teacher_requests_per_minute", None, Rate, "Rate limit; by default none.")
 _TOKENS = number_flag("teacher_tokens_per_minute", None, Rate, "Rate limit, prompts and answers; by default none.")
+_UNUSABLE = number_flag(
+    "teacher_unusable_answers",
+    50,
+    Count,
+    "Answers of one kind after which the run stops if less than one in a hundred is usable.",
+)
 _OUTAGE = number_flag(
     "teacher_outage_minutes", 60.0, Minutes, "How long the endpoint may answer nothing before the run stops."
 )
@@ -85,8 +100,8 @@ _MODE = flags.DEFINE_enum(
     "record: keep all answers, and ask only for those not kept yet. replay: ask nothing, the answers are all kept.",
 )
 _OF_THE_TEACHER: tuple[flags.FlagHolder[Any], ...] = (
-    _TEMPERATURE, _MAX_TOKENS, _TIMEOUT, _TRIES, _EXTRA_BODY, _PROMPTS, _FORM, roles.JUDGE_OWN,
-    _CONCURRENCY, _REQUESTS, _TOKENS, _OUTAGE, _TOKEN_BUDGET, _MONEY_BUDGET, _PRICES, RECORDING, _MODE,
+    _API, _TEMPERATURE, _MAX_TOKENS, _TIMEOUT, _TRIES, _EXTRA_BODY, _PROMPTS, _FORM, roles.JUDGE_OWN,
+    _CONCURRENCY, _REQUESTS, _TOKENS, _OUTAGE, _UNUSABLE, _TOKEN_BUDGET, _MONEY_BUDGET, _PRICES, RECORDING, _MODE,
 )  # fmt: skip
 
 
@@ -116,6 +131,7 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
             url,
             model,
             key,
+            api=cast("ApiName", _API.value),
             temperature=_TEMPERATURE.value,
             max_tokens=_MAX_TOKENS.value,
             timeout_seconds=_TIMEOUT.value,
@@ -128,6 +144,7 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
             requests_per_minute=_REQUESTS.value,
             tokens_per_minute=_TOKENS.value,
             outage_seconds=_OUTAGE.value * 60,
+            unusable_answers=_UNUSABLE.value,
             token_budget=_TOKEN_BUDGET.value,
             money_budget=_MONEY_BUDGET.value,
             price_prompt=prices[0],

@@ -67,6 +67,7 @@ class AssistantTurn:
     Attributes:
         problem: why the turn cannot be used although it could be read; None where it can.
         repairs: names of the repairs that were needed to read a call, by its index in `calls`.
+        sent: the message as the model's endpoint sent it, to be sent back to it; None: no endpoint did.
     """
 
     reasoning: str
@@ -74,6 +75,7 @@ class AssistantTurn:
     calls: list[Call] = field(default_factory=list)
     problem: TurnProblem | None = None
     repairs: dict[int, list[str]] = field(default_factory=dict)
+    sent: dict[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

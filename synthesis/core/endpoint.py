@@ -1,38 +1,39 @@
-"""Chat completions over HTTP that outlive a flaky endpoint: limits, budget, retries, and an end when nothing answers.
+"""Requests to model endpoints that outlive failures: limits, a budget, retries, and an end when nothing answers.
 
-aiohttp is spoken to directly: the `openai` package takes 2 ms of processor time a request, so that one process makes
-500 a second at best; aiohttp takes a tenth of that (`benchmarks/teacher.py`).
+An `endpoint_apis.Api` sends a request and reads its reply. This module decides when a request is sent, what a failure
+means, and when the run stops.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
+import re
 import time
-import urllib.parse
-import urllib.request
-import warnings
-import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from sandbox.answers import AnswerTooLarge, read_answer, without_keys
+from synthesis.core.chat_format import AssistantTurn
+from synthesis.core.endpoint_apis import Api, api_class
 from synthesis.core.endpoint_limits import AnswerLengths, EndpointLimits, OwnLimits, TokenEstimate
 from synthesis.core.endpoint_replies import (
+    BadStatus,
     EndpointReply,
+    NoReply,
+    StatusRefused,
+    TryFailed,
     UnreadableReply,
-    read_completion,
-    said_used,
-    shown,
-    too_many,
+    meaning_of,
 )
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
-from synthesis.core.progress import TRAFFIC
-from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff, retry_after
+from synthesis.core.openai_messages import own_fields, without_fields
+from synthesis.core.progress import TRAFFIC, say_beside_bars
+from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff
 from synthesis.core.recording import Recording
 from synthesis.core.stages import Stopped
 from synthesis.core.typed import decode_json, json_decoder
@@ -59,36 +60,6 @@ class RequestRefused(Exception):
         self.status, self.said = status, said
 
 
-class _Failure(Exception):
-    """A try that another may mend. `lost`: the model may have written an answer all the same, which is paid for."""
-
-    def __init__(
-        self,
-        problem: str,
-        *,
-        busy: bool = False,
-        wait: float | None = None,
-        lost: bool = False,
-        used: Usage | None = None,
-        lasting: _Refusal | None = None,
-    ) -> None:
-        super().__init__(problem)
-        self.busy = busy
-        self.lasting = lasting  # what it is if it stays so
-        self.wait = wait
-        self.lost = lost
-        self.used = used  # where the endpoint said it
-
-
-class _Refusal(Exception):
-    """A status with which a request is refused, whoever is to blame."""
-
-    def __init__(self, status: int, said: str, *, account: bool = False) -> None:
-        super().__init__(f"status {status}: {said}")
-        self.status, self.said = status, said
-        self.account = account or status == 402
-
-
 class _Limit(msgspec.Struct):
     """Of a request's body."""
 
@@ -103,13 +74,14 @@ class _Line:
     """What belongs to one event loop."""
 
     loop: asyncio.AbstractEventLoop
-    session: Any
+    api: Api
     limits: EndpointLimits
-    judging: asyncio.Lock
+    judging: asyncio.Lock = field(default_factory=asyncio.Lock)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Endpoint:
-    """A chat completions endpoint.
+    """An endpoint of one model.
 
     Args:
         recording: keeps what was spent; without it a restart counts from zero.
@@ -122,15 +94,18 @@ class Endpoint:
         watch: called with each request that was answered, its reply, and what it cost in money.
     """
 
-    TRANSIENT = frozenset({408, 409, 425, 429})
-    """Statuses below 500 that another try may mend."""
-
     EMPTY_SECONDS = 150.0
     """For so long an account says that it is empty, and answers nothing, before that is believed: DashScope says of a
     minute's tokens, with the same words, what OpenAI says of money."""
 
-    OF_GATEWAYS = frozenset({502, 504})
-    """Statuses with which a gateway says that it lost the answer; with other ones nothing was written."""
+    STARTUP_SECONDS = 5.0
+    """How long an address that never answered may fail as a wrong one does. With the time to connect and a pause that
+    is 15 seconds at most."""
+
+    LONGEST_STARTUP_PAUSE = 1.5
+
+    TELL_SECONDS = (3.0, 30.0)
+    """After so long without an answer the reason is printed, and again after so long."""
 
     OF_THE_CALLER = frozenset({401, 402, 407, *range(300, 400)})
     """Statuses that are about the key, the account, the proxy or the address: no other request would fare better."""
@@ -150,16 +125,19 @@ class Endpoint:
         self._prices = Prices(config.price_prompt, config.price_completion)
         self.watch: Callable[[bytes, EndpointReply, float], None] | None = None
         self._recording = recording
-        self._url = f"{config.base_url.rstrip('/')}/chat/completions"
-        self._headers = {"Authorization": f"Bearer {config.api_key}", "Content-Type": "application/json"}
-        self._proxy = _proxy_of(config.base_url)
+        self._api = api_class(config.api)
         self._opened: _Line | None = None
         self._limits = limits
         self._lengths = AnswerLengths(config.max_tokens)
         self._densest = 0.0  # most prompt tokens a byte of an answered request
         self._answered = 0.0
         self._probed = 0.0
-        self._refusal: _Refusal | None = None
+        self._pending = 0  # requests that wait for an answer, or for another try
+        self._silent_since = 0.0  # start of the first try that failed since the last answer; 0.0: none did
+        self._told = -math.inf
+        self._verdict: Stopped | None = None
+        self._names_ends = False  # whether its answers have a finish reason
+        self._unread: set[str] = set()  # fields that it sends, and refuses to be sent
 
     async def complete(
         self,
@@ -186,19 +164,32 @@ class Endpoint:
             EndpointDown: no request at all is answered.
             BudgetSpent: too little is left for it.
         """
+        self._pending += 1
+        try:
+            return await self._complete(kind, body, rng, timeout_seconds, trying)
+        finally:
+            self._pending -= 1
+            if not self._pending:  # time in which nobody asks is no outage
+                self._silent_since = 0.0
+
+    async def _complete(
+        self, kind: str, body: bytes, rng: random.Random, timeout_seconds: float | None, trying: bool
+    ) -> EndpointReply:
         config = self.config
         first_failure = last_failure = passed_over = 0.0
         failures = faults = 0
         while True:
+            began = time.monotonic()
             try:
                 return await self._try(kind, body, timeout_seconds)
-            except _Refusal as refusal:
-                if trying and refusal.status not in self.OF_THE_CALLER:
+            except StatusRefused as refusal:
+                if trying and not refusal.account and refusal.status not in self.OF_THE_CALLER:
                     raise RequestRefused(str(refusal), status=refusal.status, said=refusal.said) from None
                 failure = await self._judged(refusal, body)
-            except _Failure as problem:
+            except TryFailed as problem:
                 failure = problem
             now = time.monotonic()
+            self._silent_since = self._silent_since or max(began, self._answered)
             failures, faults = failures + 1, faults + (not failure.busy)
             first_failure = first_failure or now
             pause = backoff(failures, first=config.backoff_seconds, longest=config.longest_backoff_seconds, rng=rng)
@@ -216,33 +207,101 @@ class Endpoint:
                         f"{failures} times: {failure}"
                     )
             last_failure = now
-            silent = now - max(first_failure, self._answered)
-            if failure.lasting is not None and silent > min(config.outage_seconds, self.EMPTY_SECONDS):
-                raise self._refuses(failure.lasting)
-            if max(silent, failure.wait or 0.0) > config.outage_seconds:
-                raise EndpointDown(
+            silent = now - self._silent_since if self._silent_since else 0.0
+            if failure.wrong_address and not self._answered:
+                pause = min(pause, self.LONGEST_STARTUP_PAUSE)
+            self._check_silence(failure, silent)
+            self._tell(failure, silent)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._line().stopped.wait(), pause)
+
+    def _check_silence(self, failure: TryFailed, silent: float) -> None:
+        """Stop the run where the endpoint has answered nothing for too long.
+
+        Args:
+            silent: seconds without an answer to anybody.
+
+        Raises:
+            Stopped: for all requests that wait, and for those to come.
+        """
+        config = self.config
+        if failure.wrong_address and not self._answered and silent > min(config.outage_seconds, self.STARTUP_SECONDS):
+            raise self._stop(
+                EndpointUnusable(
+                    f"base_url={config.base_url} does not answer as a model endpoint ({failure})",
+                    f"{failure.wrong_address}, and run the same command again to resume",
+                )
+            )
+        if failure.lasting is not None and silent > min(config.outage_seconds, self.EMPTY_SECONDS):
+            raise self._refuses(failure.lasting)
+        if max(silent, failure.wait or 0.0) > config.outage_seconds:
+            raise self._stop(
+                EndpointDown(
                     f"{config.base_url} has answered nothing for {silent:,.0f} s ({failure})"
                     + (f" and asks to wait for {failure.wait:,.0f} s" if failure.wait else ""),
                     f"see to the endpoint or raise outage_seconds={config.outage_seconds:,.0f}, and run the same "
                     "command again to go on",
                 )
-            await asyncio.sleep(pause)
+            )
+
+    def _tell(self, failure: TryFailed, silent: float) -> None:
+        """Print why the program waits, beside the progress bar, now and then."""
+        now, (first, again) = time.monotonic(), self.TELL_SECONDS
+        if max(silent, failure.wait or 0.0) < first or now - self._told < again:
+            return
+        self._told = now
+        asked = f", which asks to wait for {failure.wait:,.0f} s" if failure.wait else ""
+        say_beside_bars(
+            f"Waiting for {self.config.base_url}{asked}: {failure!s:.200}. No answer for {silent:,.0f} s; the run "
+            f"stops after {self.config.outage_seconds:,.0f} s."
+        )
+
+    async def complete_turn(
+        self, kind: str, body: Mapping[str, Any], rng: random.Random, *, timeout_seconds: float | None = None
+    ) -> EndpointReply:
+        """`complete` for a conversation that holds the endpoint's own messages.
+
+        Some endpoints refuse fields of messages that they sent themselves, and name them. Those fields are left out of
+        this request and of all later ones.
+
+        Args:
+            body: the request, with the conversation in `messages`.
+        """
+        while True:
+            messages = [without_fields(message, self._unread) for message in body["messages"]]
+            request = msgspec.json.encode({**body, "messages": messages})
+            try:
+                return await self.complete(kind, request, rng, timeout_seconds=timeout_seconds)
+            except RequestRefused as refusal:
+                if refusal.status not in (400, 422):
+                    raise
+                named = {name for name in own_fields(messages) if re.search(rf"\b{re.escape(name)}\b", refusal.said)}
+                if not named:
+                    raise
+                self._unread |= named
+                say_beside_bars(
+                    f"{self.config.base_url} refuses {', '.join(sorted(named))} in messages of the model: left out"
+                )
+
+    def read_turn(self, message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
+        """Return what a reply's `message` says; see `Api.read_turn`."""
+        return self._api.read_turn(message, tools)
 
     def limits(self) -> EndpointLimits:
         """Those of the event loop that runs."""
         return self._line().limits
 
     async def close(self) -> None:
-        """Hang up; also done when nobody uses the endpoint any more."""
+        """Close all connections. The next request opens them again."""
         if self._opened is not None:
-            await self._opened.session.close()
-            self._opened = None
+            opened, self._opened = self._opened, None
+            await opened.api.close()
 
     async def _try(self, kind: str, body: bytes, timeout_seconds: float | None = None) -> EndpointReply:
         limits = self._line().limits
         async with limits.slot():
-            if self._refusal is not None:
-                raise self._refuses(self._refusal)
+            if self._verdict is not None:
+                raise self._copy(self._verdict)
             permit = await limits.reserve(TokenEstimate(kind, len(body), lambda: self._at_most(body), STAGE.get()))
             used: Usage | None = None
             answered = False
@@ -253,7 +312,7 @@ class Endpoint:
                 try:
                     reply = await self._send(body, timeout_seconds)
                     used, answered = reply.usage, True
-                except _Failure as failure:
+                except TryFailed as failure:
                     used = failure.used or (self._at_most(body) if failure.lost else None)
                     raise
                 except asyncio.CancelledError:
@@ -266,7 +325,12 @@ class Endpoint:
         self._densest = max(self._densest, used.prompt / len(body))
         if self.watch is not None:
             self.watch(body, reply, self._prices.of(used))
-        self._answered = time.monotonic()
+        self._answered, self._silent_since = time.monotonic(), 0.0
+        if reply.finish_reason:
+            self._names_ends = True
+        elif self._names_ends and not reply.problem:
+            problem = "broken off by the endpoint (no finish_reason, which its other answers have)"
+            reply = msgspec.structs.replace(reply, problem=problem)
         TRAFFIC.tokens += used.tokens
         return reply
 
@@ -290,45 +354,19 @@ class Endpoint:
         return Usage(math.ceil(len(body) * (self._densest or 1.0)), limit)
 
     async def _send(self, body: bytes, timeout_seconds: float | None) -> EndpointReply:
-        import aiohttp
-
         TRAFFIC.requests += 1
-        seconds = timeout_seconds or self.config.timeout_seconds
-        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self._line().session.post(
-                self._url, data=body, headers=self._headers, proxy=self._proxy, allow_redirects=False, timeout=timeout
-            ) as response:
-                status, data = response.status, await read_answer(response)
-                elsewhere = without_keys(response.headers.get("Location", "").encode(), self._headers).decode()
-                asked_wait = retry_after(response.headers.get("Retry-After")) if status != 200 else None
-        except TimeoutError:
-            raise _Failure(f"no answer in {seconds:g} s", lost=True) from None
-        except aiohttp.InvalidURL:
-            raise EndpointUnusable(
-                f"base_url={self.config.base_url} is no address", "write http://HOST:PORT/v1"
-            ) from None
-        except (aiohttp.ClientError, OSError, AnswerTooLarge) as error:
-            reached = not isinstance(error, aiohttp.ClientConnectorError)
-            raise _Failure(f"{type(error).__name__}: {error}", lost=reached) from None
-        if status == 429 and (about := too_many(data)) != "busy":
-            if about == "request":
-                raise _Refusal(status, shown(data))
-            refusal = _Refusal(status, shown(data), account=True)
-            raise _Failure(str(refusal), busy=True, wait=asked_wait, lasting=refusal)
-        if status in self.TRANSIENT or status >= 500:
-            busy, lost = status == 429, status in self.OF_GATEWAYS
-            raise _Failure(f"status {status}: {shown(data)}", busy=busy, wait=asked_wait, lost=lost)
-        if 300 <= status < 400:
-            raise _Refusal(status, f"it sends us to {elsewhere[:200]!r}; give that as base_url if you trust it")
-        if status != 200:
-            raise _Refusal(status, shown(data))
-        try:
-            return read_completion(data, len(body))
+            return await self._line().api.send(body, timeout_seconds or self.config.timeout_seconds)
+        except NoReply as error:
+            fix = "" if error.connected else "see that the endpoint is running and that this is its address"
+            raise TryFailed(str(error), lost=error.connected, wrong_address=fix) from None
         except UnreadableReply as error:
-            raise _Failure(str(error), lost=True, used=said_used(data)) from None
+            fix = "give the address of the API, which ends in /v1 for most services" if error.foreign else ""
+            raise TryFailed(str(error), lost=True, used=error.usage, wrong_address=fix) from None
+        except BadStatus as error:
+            raise meaning_of(error) from None
 
-    async def _judged(self, refusal: _Refusal, body: bytes) -> _Failure:
+    async def _judged(self, refusal: StatusRefused, body: bytes) -> TryFailed:
         """What a refusal means: the failure that kept the endpoint from telling.
 
         Raises:
@@ -336,7 +374,7 @@ class Endpoint:
             EndpointUnusable: it is about the endpoint: nobody was answered yet, or the status speaks of no request, and
                 the simplest request with the same settings is refused as well.
         """
-        if refusal.status in self.OF_THE_CALLER:
+        if refusal.account or refusal.status in self.OF_THE_CALLER:
             raise self._refuses(refusal)
         async with self._line().judging:  # one after the other: the first may speak for all
             telling = self._answered and refusal.status not in self.OF_THE_ENDPOINT
@@ -353,7 +391,7 @@ class Endpoint:
         self._probed = now
         return await self._probe(body) is None
 
-    async def _probe(self, body: bytes) -> _Failure | None:
+    async def _probe(self, body: bytes) -> TryFailed | None:
         """Ask the simplest of questions with a request's settings; why there was no answer.
 
         Raises:
@@ -365,15 +403,24 @@ class Endpoint:
         simplest = msgspec.json.encode({**settings, "messages": [{"role": "user", "content": "Say yes."}]})
         try:
             await self._try("probe", simplest)
-        except _Refusal as refusal:
+        except StatusRefused as refusal:
             raise self._refuses(refusal) from None
-        except _Failure as failure:
+        except TryFailed as failure:
             return failure
         return None
 
-    def _refuses(self, refusal: _Refusal) -> EndpointUnusable:
-        """The end of the run; requests that are still to be sent learn of it."""
-        self._refusal = refusal
+    def _stop(self, verdict: Stopped) -> Stopped:
+        """Return the end of the run; requests that wait, and those still to be sent, get the same."""
+        self._verdict = verdict
+        self._line().stopped.set()
+        return verdict
+
+    @staticmethod
+    def _copy(verdict: Stopped) -> Stopped:
+        return type(verdict)(verdict.problem, verdict.remedy)
+
+    def _refuses(self, refusal: StatusRefused) -> Stopped:
+        """Return the end of the run for a refusal that holds for every request."""
         config, status = self.config, refusal.status
         remedy = f"see to model={config.model!r}, max_tokens={config.max_tokens} and whatever else the message names"
         if status in (401, 403):
@@ -387,43 +434,22 @@ class Endpoint:
                 f"see that model={config.model!r} is the name of a served model ({config.base_url.rstrip('/')}/models "
                 "lists them) and that base_url ends in /v1"
             )
-        return EndpointUnusable(
-            f"{config.base_url} refuses every request with {refusal}",
-            f"{remedy}, and run the same command again to go on",
+        return self._stop(
+            EndpointUnusable(
+                f"{config.base_url} refuses every request with {refusal}",
+                f"{remedy}, and run the same command again to go on",
+            )
         )
 
     def _line(self) -> _Line:
         loop = asyncio.get_running_loop()
         if self._opened is None or self._opened.loop is not loop:
-            import aiohttp  # a quarter of a second, and the offline teacher needs none of it
-
             config = self.config
-            session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),  # `EndpointLimits.slot` is the limit
-                timeout=aiohttp.ClientTimeout(total=config.timeout_seconds),
-            )
-            weakref.finalize(self, _hang_up, session)
+            try:
+                api = self._api(config)
+            except ValueError as error:
+                problem = f"base_url={config.base_url} is no address ({error})"
+                raise EndpointUnusable(problem, "write http://HOST:PORT/v1") from None
             own = self._limits or OwnLimits(config, self._budget, self._lengths)
-            self._opened = _Line(loop, session, own, asyncio.Lock())
+            self._opened = _Line(loop, api, own)
         return self._opened
-
-
-def _proxy_of(url: str) -> str | None:
-    """The proxy that the environment names for an address; aiohttp would look it up for each request, in a thread."""
-    address = urllib.parse.urlsplit(url)
-    if not address.hostname or urllib.request.proxy_bypass(address.hostname):
-        return None
-    return urllib.request.getproxies().get(address.scheme)
-
-
-def _hang_up(session: Any) -> None:
-    """Close a session that nobody closed, without a loop to wait in."""
-    import aiohttp
-
-    if not session.closed:
-        connector = session.connector
-        session.detach()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # it wants to be awaited, but has closed them already
-            if asyncio.iscoroutine(waiting := aiohttp.BaseConnector.close(connector)):
-                waiting.close()

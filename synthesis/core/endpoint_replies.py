@@ -1,28 +1,27 @@
-"""What an endpoint says: a completion, or why there is none; each service has words of its own for both."""
+"""Replies of model endpoints, in one form for every API: the text, why it may not be whole, what it cost."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from synthesis.core.endpoint_limits import BYTES_PER_TOKEN
-from synthesis.core.openai_messages import text_of
-from synthesis.core.rate_limits import Usage
-from synthesis.core.typed import decode_any_json, decode_json, json_decoder
+from synthesis.core.rate_limits import Usage, retry_after
+from synthesis.core.typed import decode_any_json
 
-_WHOLE = frozenset(
-    {"", "stop", "tool_calls", "function_call"}  # OpenAI's
+_COMPLETE = frozenset(
+    {"stop", "tool_calls", "function_call"}  # OpenAI, Gemini
     | {"eos", "eos_token", "stop_sequence"}  # Text Generation Inference, llama.cpp
-    | {"end_turn", "tool_use"}  # Anthropic's, which gateways hand on
-    | {"complete", "completed", "tool_call"}  # Cohere's
+    | {"end_turn", "tool_use"}  # Anthropic, also through gateways
+    | {"complete", "completed", "tool_call"}  # Cohere
     | {"stopped", "null"}
 )
-"""How an answer ends that its model has ended, in lower case. Any other word is believed to say the opposite: there are
-too many for a list (`content_filter`, `abort`, `error`, `repetition`, `SAFETY`, `insufficient_system_resource`,
-`sensitive`, ...), and half an answer that is taken for a whole one is trained on, while a good one that is asked for
-again costs a request and, if it is always so, an error that names the word."""
+"""Finish reasons of complete answers, in lower case. Any other reason counts as broken off: services have too many for
+a list (`content_filter`, `abort`, `error`, `SAFETY`, `refusal`, `unknown`, ...). Half an answer that passes for a whole
+one is trained on; a good answer that is requested again costs one request."""
 
 _AT_THE_LIMIT = frozenset(
     {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
@@ -33,138 +32,224 @@ _EMPTY_ACCOUNT = frozenset(
 )
 """`code` or `type` of a 429 where money is missing, and not patience: OpenAI's, the last Moonshot's."""
 
+_NO_CREDIT = re.compile(r"(credit balance is too low|insufficient (?:credits|balance|funds))", re.IGNORECASE)
+"""Anthropic sends this with status 400, gateways with 200."""
+
 _TOO_LARGE = re.compile(r"request too large", re.IGNORECASE)
-_OF_A_MINUTE = re.compile(r"Limit:? ([\d,]{1,15})(?:, Used:? [\d,]{1,15})?, Requested:? ([\d,]{1,15})", re.IGNORECASE)
+_PER_MINUTE = re.compile(r"Limit:? ([\d,]{1,15})(?:, Used:? [\d,]{1,15})?, Requested:? ([\d,]{1,15})", re.IGNORECASE)
 """As OpenAI and Groq write it."""
+
+_ERROR_FIELD = re.compile(r"(?:^|_)errors?(?:$|_)|^error|error$", re.IGNORECASE)
 
 
 class EndpointReply(msgspec.Struct, frozen=True):
-    """One completion.
+    """One answer of a model.
 
     Attributes:
-        text: the message's content; "" where it has none.
+        text: what the model says; "" where it says nothing.
         finish_reason: as the endpoint gave it (`stop`, `length`, `tool_calls`, ...); "" where it gave none.
         usage: tokens as the endpoint counted them, estimated by size where it did not.
-        sent: the message's JSON.
+        message: the assistant message in the API's own form, with every field that the endpoint sent. The next request
+            of the conversation holds it as it is.
+        problem: why the answer is not whole; "" where it is.
     """
 
     text: str
     finish_reason: str
     usage: Usage
-    sent: msgspec.Raw
+    message: dict[str, Any]
+    problem: str = ""
 
     @property
     def truncated(self) -> bool:
-        """Whether the token limit cut it off."""
+        """Whether the token limit cut the answer off."""
         return self.finish_reason.lower() in _AT_THE_LIMIT
 
     @property
     def broken_off(self) -> bool:
-        """Whether something else ended it than its model or the token limit, such as a filter or an error."""
-        return not self.truncated and self.finish_reason.lower() not in _WHOLE
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """The message with all that the endpoint put in it (`role`, `content`, `tool_calls`, `reasoning_content`, ...).
-
-        Decoded at each access: who only wants the text does not pay for it.
-        """
-        return decode_json(self.sent, dict[str, Any])
+        """Whether something other than the model or the token limit ended the answer, such as a filter."""
+        return bool(self.problem) and not self.truncated
 
 
-class _Message(msgspec.Struct):
-    content: Any = None
+class BadStatus(Exception):
+    """The endpoint answered with an error status, or with an error that names one.
+
+    Attributes:
+        status: HTTP status.
+        body: of the response.
+        retry_after: header `Retry-After`; None where it is absent.
+        location: header `Location`; "" where it is absent.
+    """
+
+    def __init__(self, status: int, body: bytes, retry_after: str | None = None, location: str = "") -> None:
+        super().__init__(f"status {status}: {shown(body)}")
+        self.status, self.body, self.retry_after, self.location = status, body, retry_after, location
 
 
-class _Choice(msgspec.Struct):
-    message: msgspec.Raw
-    finish_reason: str | None = None
+class NoReply(Exception):
+    """No reply arrived.
 
+    Attributes:
+        connected: whether the request reached the endpoint, so that the model may have written an answer.
+    """
 
-class _Counts(msgspec.Struct):
-    prompt_tokens: float | None = None
-    completion_tokens: float | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Counts | None = None
-
-
-class _Counted(msgspec.Struct):
-    """Of a body that is otherwise of no use."""
-
-    usage: _Counts
-
-
-_counted = json_decoder(_Counted)
-_completions = json_decoder(_Completion)
-_messages = json_decoder(_Message)
+    def __init__(self, problem: str, *, connected: bool) -> None:
+        super().__init__(problem)
+        self.connected = connected
 
 
 class UnreadableReply(Exception):
-    """A body that is no completion; the message says why, and shows its beginning."""
+    """A reply that holds no answer of the API, such as a web page.
+
+    Attributes:
+        usage: what the reply says was used; None where it does not.
+        foreign: whether the reply has nothing of the API, so that the address may be wrong.
+    """
+
+    def __init__(self, problem: str, usage: Usage | None = None, *, foreign: bool = True) -> None:
+        super().__init__(problem)
+        self.usage, self.foreign = usage, foreign
 
 
-def read_completion(data: bytes, size: int) -> EndpointReply:
-    """The completion that a body holds.
+class TryFailed(Exception):
+    """A failed try that another may fix.
+
+    Attributes:
+        busy: the endpoint asks for patience (429).
+        wait: seconds that the endpoint asks to wait.
+        lost: whether the model may have written an answer all the same, which is paid for.
+        used: what the try cost, where the endpoint said so.
+        lasting: the refusal that it is if it lasts.
+        wrong_address: the fix, where the failure is that of a wrong address; "" for others.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        busy: bool = False,
+        wait: float | None = None,
+        lost: bool = False,
+        used: Usage | None = None,
+        lasting: StatusRefused | None = None,
+        wrong_address: str = "",
+    ) -> None:
+        super().__init__(problem)
+        self.busy, self.wait, self.lost, self.used = busy, wait, lost, used
+        self.lasting, self.wrong_address = lasting, wrong_address
+
+
+class StatusRefused(Exception):
+    """A status with which a request is refused, whoever is to blame."""
+
+    def __init__(self, status: int, said: str, *, account: bool = False) -> None:
+        super().__init__(f"status {status}: {said}")
+        self.status, self.said = status, said
+        self.account = account or status == 402
+
+
+_TRANSIENT = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that another try may fix."""
+
+_OF_GATEWAYS = frozenset({502, 504})
+"""With these a gateway reports a lost answer; with other statuses nothing was written."""
+
+
+def meaning_of(error: BadStatus) -> TryFailed | StatusRefused:
+    """Return what an error status means for its request."""
+    status, data, wait = error.status, error.body, retry_after(error.retry_after)
+    if status == 429 and (about := too_many(data)) != "busy":
+        if about == "request":
+            return StatusRefused(status, shown(data))
+        refusal = StatusRefused(status, shown(data), account=True)
+        return TryFailed(str(refusal), busy=True, wait=wait, lasting=refusal)
+    if status in _TRANSIENT or status >= 500:
+        return TryFailed(str(error), busy=status == 429, wait=wait, lost=status in _OF_GATEWAYS)
+    if 300 <= status < 400:
+        said = f"it sends us to {error.location[:200]!r}; give that as base_url if you trust it"
+        return StatusRefused(status, said)
+    return StatusRefused(status, shown(data), account=_without_credit(data))
+
+
+def end_problem(reason: str, limit: int, *, field: str = "finish_reason") -> str:
+    """Return why an answer with this finish reason is not whole; "" where it is.
 
     Args:
-        size: of the request's body, bytes; its tokens are estimated by it where the endpoint has not counted them.
-
-    Raises:
-        UnreadableReply: it holds none.
+        reason: the finish reason; "": the endpoint gave none.
+        limit: `max_tokens` of the request, for the message.
+        field: name of the finish reason in the API.
     """
-    try:
-        completion = _completions.decode(data)
-        choice = completion.choices[0]
-        text = text_of(_messages.decode(choice.message).content)
-    except (msgspec.DecodeError, UnicodeDecodeError, IndexError, RecursionError) as error:
-        raise UnreadableReply(f"the body is no chat completion ({error}): {shown(data)}") from None
-    counts = completion.usage or _Counts()
-    prompt, written = counts.prompt_tokens, counts.completion_tokens
-    used = Usage(
-        size // BYTES_PER_TOKEN if prompt is None else int(prompt),
-        len(text.encode(errors="replace")) // BYTES_PER_TOKEN if written is None else int(written),
-    )
-    return EndpointReply(text, choice.finish_reason or "", used, choice.message)
+    word = reason.lower()
+    if word in _AT_THE_LIMIT:
+        return f"cut off at max_tokens={limit}"
+    return "" if word in _COMPLETE or not word else f"broken off by the endpoint ({field}={reason!r:.80})"
 
 
-def said_used(data: bytes) -> Usage | None:
-    """What a body says was used that is of no other use."""
-    try:
-        usage = _counted.decode(data).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+def error_problem(*levels: Any) -> tuple[str, int | None] | None:
+    """Return the error that a reply with HTTP status 200 carries, and its status; None where it carries none.
+
+    Args:
+        levels: the objects of the reply where services put errors: the reply, its first choice, the message.
+    """
+    for level in levels:
+        if not isinstance(level, Mapping):
+            continue
+        if level.get("type") == "error" or level.get("object") == "error":
+            return shown(msgspec.json.encode(level)), _status_of(level)
+        for name, value in level.items():
+            if isinstance(name, str) and _ERROR_FIELD.search(name) and value not in (None, "", "0", 0, False, [], {}):
+                return f"{name}: {shown(msgspec.json.encode(value))}", _status_of(value)
+    return None
+
+
+def _status_of(error: Any) -> int | None:
+    code = error.get("code", error.get("status")) if isinstance(error, Mapping) else error
+    code = int(code) if isinstance(code, str) and code.isdigit() and len(code) == 3 else code
+    return code if isinstance(code, int) and 400 <= code < 600 else None
+
+
+def token_count(value: Any) -> int | None:
+    """Return a count of tokens, which some servers send as a float or as text; None where it is none."""
+    if isinstance(value, str):
+        value = value.strip()
+        value = float(value) if re.fullmatch(r"\d{1,15}(\.\d{1,3})?", value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         return None
-    if usage.prompt_tokens is None or usage.completion_tokens is None:
-        return None
-    return Usage(int(usage.prompt_tokens), int(usage.completion_tokens))
+    return int(value)
 
 
 def too_many(data: bytes) -> Literal["busy", "account", "request"]:
-    """What a 429 with this body is about: the moment, an account that is empty, or a request that is too large for any
-    moment."""
-    try:
-        given = decode_any_json(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return "busy"
-    given = given[0] if isinstance(given, list) and given else given
-    error = given.get("error", given) if isinstance(given, dict) else None
-    if not isinstance(error, dict):
-        error = {"message": error}
-    if any(error.get(name) in _EMPTY_ACCOUNT for name in ("code", "type") if isinstance(error.get(name), str)):
-        return "account"
-    message = error.get("message")
-    if not isinstance(message, str):
-        return "busy"
-    if _TOO_LARGE.search(message):
-        return "request"
-    if found := _OF_A_MINUTE.search(message):
-        limit, requested = (int(one.replace(",", "") or 0) for one in found.groups())
-        return "request" if requested > limit else "busy"
+    """Return what a 429 with this body is about: the moment, an empty account, or a request that never fits."""
+    for error in _errors(data):
+        if any(error.get(name) in _EMPTY_ACCOUNT for name in ("code", "type") if isinstance(error.get(name), str)):
+            return "account"
+        message = error.get("message")
+        if not isinstance(message, str):
+            continue
+        if _TOO_LARGE.search(message):
+            return "request"
+        if found := _PER_MINUTE.search(message):
+            limit, requested = (int(one.replace(",", "") or 0) for one in found.groups())
+            return "request" if requested > limit else "busy"
     return "busy"
 
 
+def _without_credit(data: bytes) -> bool:
+    """Return whether an error is about an account without money, whatever its status."""
+    return any(_NO_CREDIT.search(str(error.get("message"))[:1_000]) for error in _errors(data))
+
+
+def _errors(data: bytes) -> Iterator[Mapping[str, Any]]:
+    """The error that a body holds, as services nest it."""
+    try:
+        given = decode_any_json(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    given = given[0] if isinstance(given, list) and given else given
+    error = given.get("error", given) if isinstance(given, dict) else None
+    yield error if isinstance(error, dict) else {"message": error}
+
+
 def shown(data: bytes) -> str:
-    """The beginning of a body, for a person."""
+    """Return the beginning of a body, for a person."""
     return " ".join(data[:500].decode(errors="replace").split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, get_args
@@ -26,6 +27,9 @@ the agent, who scores."""
 
 AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
 
+ApiName = Literal["openai", "anthropic", "gemini"]
+"""The API of an endpoint: OpenAI's chat completions, Anthropic's messages, or Gemini's `generateContent`."""
+
 
 @dataclass(frozen=True)
 class RoleSettings(Settings):
@@ -34,6 +38,7 @@ class RoleSettings(Settings):
     Attributes:
         base_url: where it is served, ending in `/v1`.
         model: its name there.
+        api: of that address; None: `openai` where `base_url` is another.
         api_key: of that address; None: where `base_url` is another, none is sent.
         weight: how often it is drawn, beside the others of its role.
         temperature: of sampling.
@@ -67,6 +72,7 @@ class RoleSettings(Settings):
     tokens_per_minute: Rate | None = None
     price_prompt: Amount | None = None
     price_completion: Amount | None = None
+    api: ApiName | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,11 +93,13 @@ def _check_extra(whose: str, extra: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class OpenAITeacherConfig(Settings):
-    """An OpenAI-compatible endpoint (vLLM, SGLang, a hosted service).
+    """An endpoint of models (vLLM, SGLang, a hosted service).
 
     Attributes:
-        base_url: ends in `/v1`.
+        base_url: ends in `/v1` for `api="openai"`; `https://api.anthropic.com` and
+            `https://generativelanguage.googleapis.com` for the other two.
         model: the served model's name.
+        api: which API the endpoint speaks. `anthropic` and `gemini` need the extra of that name.
         api_key: sent as a bearer token; local servers take any.
         temperature: of sampling.
         max_tokens: of one answer, thinking included.
@@ -115,7 +123,10 @@ class OpenAITeacherConfig(Settings):
         longest_backoff_seconds: see there.
         failures: of one request, 429 apart, before `TeacherError`, where the endpoint meanwhile answers other requests.
         outage_seconds: how long the endpoint may answer nothing at all before the run stops with `EndpointDown`; and
-            how long it may put one request off with 429, while it answers others, before `TeacherError`.
+            how long it may put one request off with 429, while it answers others, before `TeacherError`. An address
+            where nothing was answered yet and nobody listens, or something other than the API answers, is reported in
+            15 seconds.
+        unusable_answers: answers of one kind of which none is usable before the run stops.
         token_budget: tokens of all requests, earlier runs with the same recording included; None is no cap.
         money_budget: the same in money; wants prices.
         price_prompt: of a million prompt tokens, in any one currency.
@@ -143,10 +154,12 @@ class OpenAITeacherConfig(Settings):
     longest_backoff_seconds: Seconds = 60.0
     failures: Count = 12
     outage_seconds: Seconds = 3600.0
+    unusable_answers: Count = 50
     token_budget: TotalOrZero | None = None
     money_budget: Amount | None = None
     price_prompt: Amount = 0.0
     price_completion: Amount = 0.0
+    api: ApiName = "openai"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,6 +178,20 @@ class OpenAITeacherConfig(Settings):
                         "prices of a million tokens"
                     )
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """What cards say of the model: its name, its address without what may be secret, how it samples."""
+        address = urllib.parse.urlsplit(self.base_url)
+        port = f":{address.port}" if address.port else ""
+        return {
+            "model": self.model,
+            **({} if self.api == "openai" else {"api": self.api}),
+            "endpoint": f"{address.scheme}://{address.hostname}{port}{address.path}",
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            **({"extra_body": dict(self.extra_body)} if self.extra_body else {}),
+        }
+
     def models(self, role: Role) -> tuple[OpenAITeacherConfig, ...]:
         """The settings of a role's requests, of each model that may answer them."""
         return tuple(self._of(own) for own in self.roles.get(role, (RoleSettings(),)))
@@ -179,5 +206,6 @@ class OpenAITeacherConfig(Settings):
         if own.base_url not in (None, self.base_url) or own.model not in (None, self.model):
             others |= {"price_prompt": own.price_prompt or 0.0, "price_completion": own.price_completion or 0.0}
         if own.base_url not in (None, self.base_url):
-            others["api_key"] = own.api_key or "EMPTY"  # a key is for its address alone
+            # A key and an API belong to one address.
+            others |= {"api_key": own.api_key or "EMPTY", "api": own.api or "openai"}
         return replace(self, **{**given, **others, "roles": {}})

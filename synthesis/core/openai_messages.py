@@ -1,10 +1,12 @@
-"""Messages as OpenAI's chat completions have them: what a model is asked with, and what it answers."""
+"""Messages of OpenAI's chat completions: those of requests, those of replies, and replies in later requests."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,16 +30,17 @@ Cohere's."""
 _OF_THOUGHTS = ("thinking", "reasoning", "text", "summary", "content")
 _THINKING_PART = re.compile(r"(?:redacted_)?thinking|reasoning|thought")
 _AROUND_NAME = re.compile(
-    r"""[\s"'`]{0,9}(?:(?:functions?|tools?|default_api|api)(?:[.:/]|::))?([a-zA-Z0-9_.-]+?)(?::\d{1,4}|\(\))?[\s"'`]{0,9}"""
+    r"""[\s"'`]{0,9}(?:(?:functions?|tools?|default_api|api)(?:[.:/]|::))?([a-zA-Z0-9_.-]+?)(?::\d{1,4}|\(\)|<\|.{0,200})?[\s"'`]{0,9}"""
 )
-"""A tool's name within a namespace (OpenAI, Gemini), with a number behind it (Kimi), quoted, or as an empty call."""
+"""A tool's name within a namespace (OpenAI, Gemini), with a number (Kimi) or the model's own markup behind it
+(`find<|channel|>commentary`), quoted, or as an empty call."""
 _FUNCTIONS = ("function", "functionCall", "toolUse")
 """Where a call's name and arguments stand: OpenAI, Gemini, Bedrock."""
 _PARSERS = "serve the model with the parsers of its calls and its thinking"
 
 
 def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """OpenAI's messages; thinking is `reasoning_content`, as compatible servers call it."""
+    """Return OpenAI's messages; thinking is `reasoning_content`, as compatible servers call it."""
     every: list[dict[str, Any]] = []
     for message in messages:
         one: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -59,6 +62,86 @@ def estimated_tokens(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     text = msgspec.json.encode([messages, tools]).decode()
     chinese = len(re.findall(r"[\u3400-\u9fff]", text))
     return chinese + (len(text) - chinese) // 4
+
+
+def sendable(message: Mapping[str, Any], request: bytes) -> dict[str, Any]:
+    """Return an assistant message as the next request may hold it: without empty fields, every call with its own id.
+
+    Some services send calls without ids, or with an empty one. Those get ids that all services accept: Mistral takes
+    nine letters and digits only.
+
+    Args:
+        request: to which the message is the reply; it makes the ids of each turn of a conversation different.
+    """
+    kept = {name: value for name, value in message.items() if value not in (None, "", [], {})}
+    calls = kept.get("tool_calls")
+    if isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls):
+        given = Counter(call.get("id") for call in calls if isinstance(call.get("id"), str))
+        kept["tool_calls"] = [
+            {
+                "type": "function",
+                **{name: value for name, value in call.items() if value is not None},
+                "id": id
+                if isinstance(id := call.get("id"), str) and id and given[id] == 1
+                else _new_id(request, number),
+            }
+            for number, call in enumerate(calls)
+        ]
+    if "content" not in kept:
+        kept["content"] = message.get("content", "") if kept.get("tool_calls") else ""
+    return {**kept, "role": "assistant"}
+
+
+def _new_id(request: bytes, number: int) -> str:
+    return hashlib.sha256(b"%d %s" % (number, request)).hexdigest()[:9]
+
+
+def replayed(
+    messages: Sequence[Message],
+    sent: Sequence[Mapping[str, Any] | None],
+    read_turn: Callable[[Mapping[str, Any]], AssistantTurn],
+) -> list[dict[str, Any]]:
+    """Return a conversation as its endpoint knows it: its messages as it sent them, results under its ids of calls.
+
+    Args:
+        sent: what the endpoint sent for each assistant message of `messages`; None or missing: another wrote it.
+        read_turn: reads one of them.
+    """
+    own, ids = iter(sent), dict[str, str]()
+    every: list[dict[str, Any]] = []
+    for message, plain in zip(messages, to_openai(messages), strict=True):
+        plain.pop("name", None)
+        if message.role == "assistant" and (raw := next(own, None)) is not None:
+            theirs = read_turn(raw).calls
+            ids |= {a.id: b.id for a, b in zip(message.tool_calls, theirs, strict=False) if isinstance(b, ToolCall)}
+            plain = dict(raw)
+        elif message.role == "tool":
+            plain["tool_call_id"] = ids.get(message.tool_call_id, message.tool_call_id)
+        every.append(plain)
+    return every
+
+
+_PLAIN_FIELDS = frozenset({"role", "content", "tool_calls", "parts", "id", "type", "function"})
+"""Fields that a message of a model, or a call in it, has on every endpoint."""
+
+
+def own_fields(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the further fields of a model's messages and of their calls."""
+    for message in messages:
+        if message.get("role") == "assistant":
+            calls = message.get("tool_calls")
+            for one in (message, *(calls if isinstance(calls, list) else ())):
+                yield from one.keys() - _PLAIN_FIELDS
+
+
+def without_fields(message: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    """Return a model's message without fields of these names, on itself and on its calls."""
+    if not names or message.get("role") != "assistant":
+        return message
+    kept = {name: value for name, value in message.items() if name not in names}
+    if isinstance(calls := kept.get("tool_calls"), list):
+        kept["tool_calls"] = [{name: value for name, value in call.items() if name not in names} for call in calls]
+    return kept
 
 
 def read_reply(message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
@@ -183,7 +266,7 @@ def _call(written: Any, number: int, tools: Collection[str]) -> tuple[Call, list
         read, needed = read_arguments(arguments)
     except ValueError as error:
         return MalformedCall(arguments if isinstance(arguments, str) else _json(arguments), f"{name}: {error}"), []
-    return ToolCall(str(given.get("id") or f"call_{number}"), name, read), [*repairs, *needed]
+    return ToolCall(str(given.get("id") or function.get("id") or f"call_{number}"), name, read), [*repairs, *needed]
 
 
 def _tool_name(name: str, tools: Collection[str]) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -79,6 +79,61 @@ class Stopped(Refusal):
         return "; ".join(part for part in (self.problem, self.finished, self.remedy) if part)
 
 
+class NothingAccepted(Stopped):
+    """Next to nothing that a step made was accepted; the message has the most common reasons."""
+
+
+@dataclass
+class Acceptance:
+    """Counts of what a step accepted and rejected, which stop a run that would be paid for in vain.
+
+    Attributes:
+        what: name of the things counted, for the message.
+        stop_after: so many are counted before the first verdict; 0: the run never stops.
+        setting: name of the setting of `stop_after`.
+    """
+
+    MIN_SHARE: ClassVar[float] = 0.01
+    """Below this share of accepted things the run stops."""
+    REASONS: ClassVar[int] = 3
+    """The message names so many."""
+
+    what: str
+    stop_after: int
+    setting: str
+    accepted: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def accept(self) -> None:
+        """Count one that was accepted."""
+        self.accepted += 1
+
+    def reject(self, reason: str, example: str) -> None:
+        """Count one that was rejected.
+
+        Raises:
+            NothingAccepted: too few were accepted.
+        """
+        if not self.stop_after:
+            return
+        self.reasons[reason] += 1
+        self.examples.setdefault(reason, example)
+        total = self.accepted + self.reasons.total()
+        if total < self.stop_after or self.accepted >= self.MIN_SHARE * total:
+            return
+        common = "; ".join(
+            f"{count} times {one}" + (f", such as: {self.examples[one]:.300}" if self.examples[one] else "")
+            for one, count in self.reasons.most_common(self.REASONS)
+        )
+        accepted = f"only {self.accepted}" if self.accepted else "none"
+        raise NothingAccepted(
+            f"{self.what}: {accepted} of {total} accepted. Most common reasons: {common}",
+            f"fix what the reasons name, or raise {self.setting}={self.stop_after}, and run the same command again to "
+            "resume",
+        )
+
+
 @dataclass
 class StageResult(Generic[Out]):
     """What a stage made of its inputs.
@@ -116,6 +171,7 @@ async def run_stage(
     description: str = "",
     sink: Callable[[Out], object] | None = None,
     stored: bool = False,
+    stop_after: int = 0,
 ) -> StageResult[Out]:
     """Run one stage over all its inputs.
 
@@ -133,6 +189,8 @@ async def run_stage(
         backoff_seconds: the first pause; doubles with each try, with seeded jitter.
         description: the progress bar's label; the name when empty.
         sink: takes the outputs in order, one by one, when all inputs are finished; then the result has no outputs.
+        stop_after: inputs after which the run stops if less than one in a hundred is accepted; 0: never. Failures of
+            the infrastructure (`OUTSIDE`) do not count, nor do inputs of earlier runs.
         stored: the result's outputs are read from the journal whenever they are asked for, while it is open.
 
     Raises:
@@ -154,6 +212,7 @@ async def run_stage(
     progress = Progress(description or name, total, resumed)
     finished, dropped = resumed, 0
     stopped: Stopped | None = None
+    acceptance = Acceptance(f"stage {name}", stop_after, "stop_after")
 
     def unfinished() -> Iterator[tuple[str, In]]:
         nonlocal resumed, finished
@@ -189,6 +248,13 @@ async def run_stage(
             journal.add(name, item_key, *row)
             finished, dropped = finished + 1, dropped + (row[0] is None)
             progress.count(rejected=row[0] is None)
+            try:
+                if row[0] is not None:
+                    acceptance.accept()
+                elif row[1] not in OUTSIDE:
+                    acceptance.reject(row[1], row[2])
+            except NothingAccepted as stop:
+                stopped = stopped or stop
             await asyncio.sleep(0)  # a stage that asks nobody would hold the loop, and Ctrl-C, to its end
             if stopped is not None:  # others still finish what they have begun: it may be paid for
                 return

@@ -59,6 +59,7 @@ class EnvironmentsConfig(Settings):
         quality_percentile: of the run's decompositions by that mean, this share (0 to 1) is below the cut and dropped;
             those that are as good as the one at the cut stay. The original's is 0.9. 0 leaves the threshold alone.
         attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
+        stop_after: records of a stage after which the run stops if less than one in a hundred is accepted.
         merge_similarity: least cosine similarity of the documents of tools that become one.
         distractors: most irrelevant tools of each similarity band.
         high_cut: normalised similarity above which an irrelevant tool is `high` (paper: 0.85).
@@ -101,6 +102,7 @@ class EnvironmentsConfig(Settings):
     quality_threshold: Share = 0.85
     quality_percentile: Share = 0.0
     attempts: Count = 3
+    stop_after: Count = 50
     merge_similarity: Share = 0.6
     distractors: Mapping[Band, CountOrZero] = field(default_factory=lambda: dict.fromkeys(BANDS, 2))
     high_cut: Share = 0.85

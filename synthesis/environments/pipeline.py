@@ -105,7 +105,9 @@ async def _synthesize(
     seeds = question_seeds(config, seed, list(given.values()), worlds_in)
     # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
     named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
-    settings = {key: value for key, value in resolved(config).items() if key not in _LATER or value}
+    settings = {
+        key: value for key, value in resolved(config).items() if (key not in _LATER or value) and key != "stop_after"
+    }
     what = [{**settings, **named}, seed, executor.embedder.name, seeds, sorted(given.items())]
     identity = msgspec.json.encode(what, order="deterministic")
     run = hashlib.sha256(identity).hexdigest()[:8]
@@ -116,7 +118,7 @@ async def _synthesize(
         files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
         preview=preview,
     )  # fmt: skip
-    track.claim("held_out", grows=("count",), free=("concurrency",), replace=replace)
+    track.claim("held_out", grows=("count",), free=("concurrency", "stop_after"), replace=replace)
 
     async def stage(
         name: str,

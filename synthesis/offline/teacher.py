@@ -51,8 +51,9 @@ class OfflineTeacher:
         return result
 
     async def act(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int
-    ) -> AssistantTurn:
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int,
+        sent: Sequence[dict[str, Any] | None] = (),
+    ) -> AssistantTurn:  # fmt: skip
         """See `pipeline.teacher.Teacher.act`."""
         try:
             # "AgentTurn": how its draws have been named since the first version.

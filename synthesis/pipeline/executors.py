@@ -117,8 +117,13 @@ class LocalExecutor:
     @asynccontextmanager
     async def workers(self, make_context: MakeContext[C]) -> AsyncIterator[Workers[C]]:
         """See `Executor.workers`."""
-        async with make_context(self._means) as context:
-            yield _Here(context, self._means.teacher)
+        teacher = self._means.teacher
+        try:
+            async with make_context(self._means) as context:
+                yield _Here(context, teacher)
+        finally:
+            if isinstance(teacher, OpenAITeacher):  # it opens its connections again when it is asked again
+                await teacher.close()
 
 
 def follows_rules(teacher: object) -> bool:

@@ -12,7 +12,6 @@ import contextlib
 import copy
 import hashlib
 import random
-import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
@@ -21,14 +20,15 @@ import msgspec
 
 from synthesis.core.chat_format import AssistantTurn, MalformedCall
 from synthesis.core.endpoint import Endpoint, RequestRefused
-from synthesis.core.endpoint_replies import EndpointReply
 from synthesis.core.endpoint_settings import OpenAITeacherConfig, Role
 from synthesis.core.loose_json import read_loosely
-from synthesis.core.openai_messages import read_reply, to_openai
+from synthesis.core.openai_messages import replayed
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.rate_limits import Budget, Spent, summed
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language, Message, ToolSpec
+from synthesis.core.stages import Acceptance
+from synthesis.core.typed import decode_json
 from synthesis.pipeline.answer_forms import (
     BadAnswer,
     Form,
@@ -80,8 +80,9 @@ class Teacher(Protocol):
         ...
 
     async def act(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int
-    ) -> AssistantTurn:
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int,
+        sent: Sequence[dict[str, Any] | None] = (),
+    ) -> AssistantTurn:  # fmt: skip
         """The next turn of the conversation, as the agent in it: what it is shown is the conversation, nothing else.
 
         Args:
@@ -89,6 +90,7 @@ class Teacher(Protocol):
             tools: that may be called.
             language: of the conversation.
             seed: as of `ask`.
+            sent: `AssistantTurn.sent` of each assistant message in `messages`.
 
         Returns:
             What it thinks, says and calls; a call that could not be read is a `MalformedCall`. The calls' ids are its
@@ -142,8 +144,8 @@ def description(teacher: Teacher) -> Mapping[str, Any]:
 class OpenAITeacher:
     """A `Teacher` behind an OpenAI-compatible endpoint, asked in the strictest form that it enforces (`answer_forms`).
 
-    An endpoint that fails changes no answer: the same request is sent again, with the same seed. A model's own bad
-    answer (cut off, no JSON, not of its type) is asked for with another seed, and with what was wrong.
+    After a failure of the endpoint the same request is sent again, with the same seed. After a bad answer of the model
+    (cut off, no JSON, not of its type) another seed is sent, and what was wrong.
 
     Args:
         recording: keeps answers (see `mode`) and, in any mode, what was spent.
@@ -198,7 +200,7 @@ class OpenAITeacher:
         """See `description`: the model, where it is served (the address without what may be secret), how it samples."""
         roles = {
             role: [
-                {**_described(one), "weight": weight}
+                {**one.described, "weight": weight}
                 for one, weight in zip(self.config.models(role), self.config.weights(role), strict=True)
             ]
             for role in get_args(Role)
@@ -206,7 +208,7 @@ class OpenAITeacher:
         }
         return {
             "name": type(self).__name__,
-            **_described(self.config),
+            **self.config.described,
             "prompts": self.prompts.digest,
             **({"roles": roles} if roles else {}),
             **({"judge_own_text": True} if self.config.judge_own_text else {}),
@@ -296,55 +298,65 @@ class OpenAITeacher:
             self._answers.keep(digest, text, problem)
 
     async def act(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int
-    ) -> AssistantTurn:
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int,
+        sent: Sequence[dict[str, Any] | None] = (),
+    ) -> AssistantTurn:  # fmt: skip
         """See `Teacher.act`: OpenAI's messages and tools, for which the served model has a chat template of its own.
 
-        A turn that the token limit cut off, or a filter or an error broke off, is asked for again, as is one with a
-        call that cannot be read or another problem; when tries run out, the latter is returned as it is.
+        The endpoint gets its own messages back as it sent them. A turn that is not whole, that holds a call that cannot
+        be read, or that has another problem is requested again; when tries run out, the latter is returned as it is.
 
         Raises:
-            TeacherError: all turns were cut or broken off, or the endpoint refused the request.
+            TeacherError: no turn was whole, or the endpoint refused the request.
             Stopped: as `ask`.
         """
         config, served = self._model("agent")
-        body = _body(config, [{name: one[name] for name in one if name != "name"} for one in to_openai(messages)], seed)
+        endpoint = served.endpoint
+        body = _body(config, replayed(messages, (), endpoint.read_turn), seed)
         if tools:
             body["tools"] = [tool.to_openai() for tool in tools]
         names = [tool.name for tool in tools]
-        digest = self._digest(lambda: msgspec.json.encode(body))
+        # A recording knows the conversation by what it says: ids and signatures of another run do not matter.
+        api = {} if config.api == "openai" else {"api": config.api}
+        digest = self._digest(lambda: msgspec.json.encode({**body, **api}))
         if (known := await self._recorded(digest, "a turn of the agent", seed, config)) is not None:
-            return read_reply(msgspec.json.decode(known), names)
-        try:
-            sent = await self._turn(config, served, body, seed, names)
-        except TeacherError as error:
-            self._record(digest, "", str(error))
-            raise
-        self._record(digest, sent.decode())
-        return read_reply(msgspec.json.decode(sent), names)
+            message = decode_json(known, dict[str, Any])
+        else:
+            conversation = {**body, "messages": replayed(messages, sent, endpoint.read_turn)}
+            try:
+                message = await self._turn(config, served, conversation, seed, names)
+            except TeacherError as error:
+                self._record(digest, "", str(error))
+                raise
+            self._record(digest, msgspec.json.encode(message).decode())
+        return replace(endpoint.read_turn(message, names), sent=message)
 
     async def _turn(
         self, config: OpenAITeacherConfig, served: _Served, body: Mapping[str, Any], seed: int, tools: Sequence[str]
-    ) -> bytes:
-        """A turn as the endpoint sent it."""
-        unreadable: bytes | None = None
+    ) -> dict[str, Any]:
+        """Return a turn as the endpoint sent it."""
+        unreadable: dict[str, Any] | None = None
         problems: dict[str, None] = {}
         for number in range(config.tries):
             seeded = {"seed": (seed + number) % 2**31} if "seed" in body else {}
-            request = msgspec.json.encode({**body, **seeded})
             try:
-                reply = await served.endpoint.complete(
-                    "agent_turn", request, self._jitter, timeout_seconds=config.timeout_seconds
+                reply = await served.endpoint.complete_turn(
+                    "agent_turn", {**body, **seeded}, self._jitter, timeout_seconds=config.timeout_seconds
                 )
             except RequestRefused as error:
                 raise TeacherError(f"a turn of the agent: {error}") from None
-            if problem := _cut(reply, config):
-                problems[problem] = None
+            if reply.problem:
+                problems[reply.problem] = None
+                served.acceptance("a turn of the agent").reject(reply.problem, reply.text)
                 continue
-            unreadable = bytes(reply.sent)
-            turn = read_reply(reply.message, tools)
-            if turn.problem is None and not any(isinstance(call, MalformedCall) for call in turn.calls):
+            unreadable = reply.message
+            turn = served.endpoint.read_turn(unreadable, tools)
+            malformed = [(call.error, call.text) for call in turn.calls if isinstance(call, MalformedCall)]
+            malformed += [(turn.problem.detail, turn.content)] if turn.problem else []
+            if not malformed:
+                served.acceptance("a turn of the agent").accept()
                 return unreadable
+            served.acceptance("a turn of the agent").reject(*malformed[0])
         if unreadable is None:
             raise TeacherError(f"a turn of the agent: {' or '.join(problems)} in all of {config.tries} tries")
         return unreadable
@@ -367,14 +379,17 @@ class OpenAITeacher:
                 reply = await served.endpoint.complete(kind, body, self._jitter, timeout_seconds=config.timeout_seconds)
             except RequestRefused as error:
                 raise TeacherError(f"{answer.__name__}: {error}") from None
-            if cut := _cut(reply, config):
-                problem = f"the answer was {cut}"
-                continue
-            try:
-                return read_answer(reply.text, answer)
-            except BadAnswer as error:
-                refused = "" if reply.text else reply.message.get("refusal")
-                problem = f"the model refused: {refused!s:.200}" if refused else str(error)
+            if reply.problem:
+                problem = f"the answer was {reply.problem}"
+            else:
+                try:
+                    given = read_answer(reply.text, answer)
+                except BadAnswer as error:
+                    problem = str(error)
+                else:
+                    served.acceptance(answer.__name__).accept()
+                    return given
+            served.acceptance(answer.__name__).reject(problem, reply.text)
         raise TeacherError(f"{answer.__name__}: no valid answer in {config.tries} tries; {problem}")
 
     async def form_of_answers(self, config: OpenAITeacherConfig) -> Form:
@@ -446,6 +461,15 @@ class _Served:
     endpoint: Endpoint
     form: Form | None = None
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    answers: dict[str, Acceptance] = field(default_factory=dict)
+
+    def acceptance(self, kind: str) -> Acceptance:
+        """Return the counts of a kind of answers."""
+        if kind not in self.answers:
+            config = self.endpoint.config
+            what = f"answers of {config.model} at {config.base_url} to requests for {kind}"
+            self.answers[kind] = Acceptance(what, config.unusable_answers, "unusable_answers")
+        return self.answers[kind]
 
 
 def _door(config: OpenAITeacherConfig) -> str:
@@ -453,26 +477,6 @@ def _door(config: OpenAITeacherConfig) -> str:
     plain = OpenAITeacherConfig(config.base_url, config.model)
     own = ("temperature", "max_tokens", "timeout_seconds", "tries", "extra_body", "roles", "judge_own_text")
     return repr(replace(config, **{name: getattr(plain, name) for name in own}))
-
-
-def _cut(reply: EndpointReply, config: OpenAITeacherConfig) -> str:
-    """Why an answer is not whole; "" where it is."""
-    if reply.truncated:
-        return f"cut off at max_tokens={config.max_tokens}"
-    return f"broken off by the endpoint (finish_reason={reply.finish_reason!r:.80})" if reply.broken_off else ""
-
-
-def _described(config: OpenAITeacherConfig) -> dict[str, Any]:
-    """A model, as cards name it."""
-    address = urllib.parse.urlsplit(config.base_url)
-    port = f":{address.port}" if address.port else ""
-    return {
-        "model": config.model,
-        "endpoint": f"{address.scheme}://{address.hostname}{port}{address.path}",
-        "temperature": config.temperature,
-        "max_tokens": config.max_tokens,
-        **({"extra_body": dict(config.extra_body)} if config.extra_body else {}),
-    }
 
 
 def _identity(config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt: str, seed: int) -> bytes:

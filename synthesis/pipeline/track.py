@@ -136,6 +136,7 @@ class Track(Generic[C]):
         depends: Sequence[str] | None = None,
         later: Mapping[str, Any] = {},
         about: Callable[[In], str] | None = None,
+        judged: bool = True,
     ) -> Records[Out]:
         """Run a stage and note what it rejects. What it made is read from the journal by whoever asks for it.
 
@@ -149,6 +150,7 @@ class Track(Generic[C]):
             later: more of those, which earlier versions did not name, with the value that all of their runs had or left
                 no trace of: with that one the stage is theirs.
             about: a digest of what is bound to the function and belongs to an input.
+            judged: whether the run stops where the stage accepts next to nothing; see `run_stage`.
         """
         stage = self._prefix + name
         teacher = of_records(self._workers.teacher)
@@ -170,6 +172,7 @@ class Track(Generic[C]):
             result = await run_on(
                 self._workers, stage, function, inputs, key=key, out=out, journal=self._journal,
                 concurrency=concurrency or self._concurrency, description=label, stored=True,
+                stop_after=self._config.get("stop_after", 0) if judged else 0,
             )  # fmt: skip
         finally:
             STAGE.reset(before)

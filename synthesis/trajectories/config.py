@@ -64,6 +64,7 @@ class TrajectoriesConfig(Settings):
         operators: verification operators in order, by their names in `OPERATORS`; a chain must pass all.
         votes: votes of the first, tries of the second.
         attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
+        stop_after: records of a stage after which the run stops if less than one in a hundred is accepted.
         server_tasks: share of the tasks that are made from the server alone, without a chain.
         tool_counts: numbers of different tools of such tasks.
         several_servers: share of the tasks whose tools are of several servers, with a chain that crosses them or
@@ -122,6 +123,7 @@ class TrajectoriesConfig(Settings):
     operators: tuple[Annotated[str, OneOf(_operators)], ...] = ("vote", "back_translation")
     votes: Count = 3
     attempts: Count = 3
+    stop_after: Count = 50
     server_tasks: Share = 0.4
     tool_counts: tuple[Count, ...] = (1, 2, 3)
     several_servers: Share = 0.0

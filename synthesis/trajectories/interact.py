@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -97,6 +98,7 @@ class _TeacherAgent:
         self.turns = self._calls = 0
         self.repairs: dict[str, list[str]] = {}
         self._task, self._context = task, context
+        self._sent: list[dict[str, Any] | None] = []
 
     def hear(self, message: str) -> int:
         """What the user says next, and how often it has spoken: tools may be there from then on."""
@@ -116,7 +118,7 @@ class _TeacherAgent:
         number = rng_for(self._context.seed, "agent", self._task.id, self.turns).getrandbits(31)
         try:
             turn = await self._context.teacher.act(
-                self.messages, self._tools, language=self._task.language, seed=number
+                self.messages, self._tools, language=self._task.language, seed=number, sent=self._sent
             )
         except TeacherError as error:
             raise Rejected("teacher_failed", str(error)) from error
@@ -125,6 +127,7 @@ class _TeacherAgent:
         calls = [self._own(call, number) for number, call in enumerate(turn.calls, start=self._calls + 1)]
         self.repairs |= {calls[index].id: repairs for index, repairs in turn.repairs.items()}
         self.turns, self._calls = self.turns + 1, self._calls + len(calls)
+        self._sent.append(turn.sent)
         self.messages.append(Message("assistant", turn.content.strip(), turn.reasoning.strip(), calls))
         return calls
 

@@ -52,7 +52,7 @@ _JOINS: Mapping[str, Any] = {"informative_joins": False}
 """Goes to the teacher with what is asked about chains and tasks. Stages did not name it, nor what else stands in their
 `later`, until after runs had been made with it: a run that has it does not go on from what may be without it."""
 _GROWS = ("trajectories", "surplus")
-_FREE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds")
+_FREE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds", "stop_after")
 """Settings that change no record."""
 _BEFORE: Mapping[str, Any] = {"conducts": {}, "informative_joins": False, "policies": 0.0}
 """What runs did that know nothing of a setting, where it is not today's default."""
@@ -157,7 +157,7 @@ class _Run:
             raise InputError(f"servers: {twice[0]!r} is the id of a source too; leave one of them out")
         collected = await self.track.stage(
             "collect", collect, sources, key=source_key, out=ServerDocument, label="collect tool documents",
-            concurrency=config.collect_concurrency, depends=(),
+            concurrency=config.collect_concurrency, depends=(), judged=False,
         )  # fmt: skip
         facts = fact_documents(languages, only=config.fact_servers, emulated=config.emulated_servers)
         registries = read_registries(config.registries, languages=languages)

@@ -18,7 +18,7 @@ from aiohttp import web
 from flaky_endpoint import Flaky, completion
 
 from synthesis.core.chat_format import AssistantTurn
-from synthesis.core.openai_messages import to_openai
+from synthesis.core.openai_messages import read_reply, replayed, to_openai
 from synthesis.core.records import Language, Message, ToolCall, ToolSpec
 from synthesis.core.stages import rng_for
 from synthesis.offline.teacher import OfflineTeacher
@@ -283,11 +283,12 @@ class Asking(OpenAITeacher):
         return await super().ask(answer, variables, language=language, seed=seed)
 
     async def act(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int
-    ) -> AssistantTurn:
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int,
+        sent: Sequence[dict[str, Any] | None] = (),
+    ) -> AssistantTurn:  # fmt: skip
         given = await self._offline.act(messages, tools, language=language, seed=seed)
         calls = [call for call in given.calls if isinstance(call, ToolCall)]
         (turn,) = to_openai([Message("assistant", given.content, given.reasoning, calls)])
-        said = json.dumps([{name: one[name] for name in one if name != "name"} for one in to_openai(messages)])
+        said = json.dumps(replayed(messages, sent, read_reply))
         self._answers.turns[said, seed % 2**31] = {**turn, "tool_calls": turn.get("tool_calls", [])}
-        return await super().act(messages, tools, language=language, seed=seed)
+        return await super().act(messages, tools, language=language, seed=seed, sent=sent)

@@ -156,8 +156,9 @@ async def test_a_reply_has_the_whole_message() -> None:
     assert (called.text, called.finish_reason, called.truncated) == ("", "tool_calls", False)
     assert (long.text, long.finish_reason, long.truncated) == ("abcd" * 5, "length", True)
     assert long.usage == Usage(len(request) // 4, 5)  # not counted by the endpoint: estimated
-    assert (empty.message, empty.finish_reason) == ({"content": ""}, "")
-    assert (listed.text, listed.usage, listed.broken_off) == ("abc", Usage(7, 3), False)
+    assert (empty.message, empty.finish_reason) == ({"role": "assistant", "content": ""}, "")
+    assert (called.problem, long.problem) == ("", "cut off at max_tokens=16384")
+    assert (listed.text, listed.usage, listed.problem) == ("abc", Usage(7, 3), "")
 
 
 @pytest.mark.parametrize(
@@ -453,7 +454,7 @@ async def test_a_redirect_is_not_followed_with_the_key() -> None:
 
 
 async def test_an_address_that_is_none_stops_the_run() -> None:
-    with pytest.raises(EndpointUnusable, match="base_url=http:///v1 is no address; write http://HOST:PORT/v1"):
+    with pytest.raises(EndpointUnusable, match="base_url=http:///v1 is no address .*; write http://HOST:PORT/v1"):
         await ask(teacher_of("http:///v1"))
 
 

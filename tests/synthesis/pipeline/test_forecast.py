@@ -107,6 +107,4 @@ async def test_more_records_make_the_bounds_narrower_and_rejections_count() -> N
 
 
 def reply(usage: Usage) -> EndpointReply:
-    import msgspec
-
-    return EndpointReply("Yes.", "stop", usage, msgspec.Raw(b"{}"))
+    return EndpointReply("Yes.", "stop", usage, {})

@@ -52,7 +52,7 @@ class Agent:
         assert answer is EmulatedResult
         return EmulatedResult("", self.emulated, False)
 
-    async def act(self, messages, tools, *, language, seed):
+    async def act(self, messages, tools, *, language, seed, sent=()):
         turn = sum(message.role == "assistant" for message in messages)
         return self.turns[min(turn, len(self.turns) - 1)]
 

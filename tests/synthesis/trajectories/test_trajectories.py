@@ -87,7 +87,7 @@ class CountingTeacher(OfflineTeacher):
             raise RuntimeError("killed")
         return await super().ask(answer, variables, language=language, seed=seed)
 
-    async def act(self, messages, tools, *, language, seed):
+    async def act(self, messages, tools, *, language, seed, sent=()):
         self.count += 1
         if self.limit is not None and self.count > self.limit:
             raise RuntimeError("killed")
@@ -287,7 +287,7 @@ class Agent:
         self.seen.append([(one["call"].name, one["result"]) for one in variables["history"]])
         return EmulatedResult("", self.emulated, False)
 
-    async def act(self, messages, tools, *, language, seed):
+    async def act(self, messages, tools, *, language, seed, sent=()):
         return self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]
 
 
@@ -380,7 +380,7 @@ async def test_the_offline_agent_retries_and_then_reports(tmp_path):
         async def ask(self, answer, variables, *, language, seed):
             return await super().ask(answer, variables, language=language, seed=11)
 
-        async def act(self, messages, tools, *, language, seed):
+        async def act(self, messages, tools, *, language, seed, sent=()):
             return await super().act(messages, tools, language=language, seed=11)
 
     done = await play(NeverCareless(), tmp_path, rate=1, max_turns=9)
