@@ -40,6 +40,8 @@ class AnthropicApi(Api):
     def _request(self, body: bytes) -> dict[str, Any]:
         asked = decode_json(body, dict[str, Any])
         given = {name: value for name, value in asked.items() if name not in ("messages", "seed", "tools")}
+        if given.get("temperature") == 1:  # the API's own, and current models take no other
+            del given["temperature"]
         if (form := given.pop("response_format", None)) is not None:
             if form["type"] != "json_schema":
                 raise BadStatus(400, f"Anthropic's API has no {form['type']}".encode())
