@@ -27,16 +27,17 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "vaš vaša",
     "ca": "és són era ha han que es pot us està estan serà vostè aquest aquesta si perquè hi ho molt té cal quin "
     "quina s",
-    "cs": "je jsou není byl byla bylo byly být bude budou se si že který která které jak pokud jste jsem máte vaše "
+    "cs": "je jsou nebyl nebyla nebylo není byl byla bylo byly být bude budou se si že který která které jak "
+    "pokud jste jsem máte vaše "
     "aby ale lze",
     "cy": "mae ydy yw oedd bydd wedi nid eich chi gallwch hwn hyn os pan roedd fod ddim beth faint",
     "da": "er var bliver blev har kan skal vil ikke du din dit jeg det som hvis når hvad hvor hvordan vi være været",
     "de": "ist sind war waren wird werden wurde wurden hat haben kann können muss nicht kein keine sie ich wir ihr "
-    "ihre ihren es dass wenn wie viele sich auch noch bitte diese dieser dieses",
+    "ihre ihren es dass wenn wie viele sich auch noch bitte Sie Ihr Ihre Ihren Ihnen diese dieser dieses",
     "el": "είναι ήταν δεν μην να θα που πως αν έχει έχουν έχετε μπορείτε μπορεί σας σου μου αυτό αυτή τι πού πώς "
     "όταν πρέπει",
     "en": "is are was were be been has have had does will would can could should must not you your it its they "
-    "their we our he she his her this that these which who what when where how if because please there i",
+    "their we our he she his her this that these which who what when where how if because please there",
     "es": "es son está están fue fueron ha han será que se su sus lo le les más muy este esta estos si cuando cómo "
     "qué cuál dónde puede pueden tiene tienen hay usted nos mi me tu ya porque favor era sido ser",
     "et": "on ei see mis kes kui oli olid olla saab te teie seda pole palun selle oma aga et mitu kuidas ole",
@@ -116,7 +117,8 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "ta": "இல்லை உள்ளது என்ன எப்படி நீங்கள் உங்கள் இந்த என்று வேண்டும் முடியும் ஆகும் எவ்வளவு -கிறது -ன்றன -ட்டது "
     "-வில்லை -ீர்களா -ள்ளது -வும் -ந்தது",
     "te": "ఉంది లేదు మీరు మీ ఈ ఏమి ఎలా ఎంత అని కావాలి కాదు ఉన్నాయి -ంది -ాయి -ండి -లేదు",
-    "th": "เป็น คือ ไม่ ได้ จะ ครับ ค่ะ แล้ว กรุณา โปรด ที่ คุณ เท่าไร ให้ ต้อง ถูก เกินไป ว่า จาก เมื่อ เพื่อ โดย "
+    "th": "ฉัน ขออภัย เรา ไม่พบ ขอบคุณ เป็น คือ ไม่ ได้ จะ ครับ ค่ะ แล้ว กรุณา โปรด ที่ คุณ เท่าไร ให้ ต้อง "
+    "ถูก เกินไป ว่า จาก เมื่อ เพื่อ โดย "
     "ไว้ อยู่ นี้ ซึ่ง หาก",
     "tl": "ay ito iyon ako ikaw siya kami kayo sila mo ko niya kapag dahil nang po ba mayroon wala maaari ilan",
     "tr": "bu değil var yok mı mi mu mü nasıl nerede kaç nedir olan olarak oldu olacak ama çünkü eğer lütfen sizin "
@@ -130,7 +132,7 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "zh": "的 是 了 吗 呢 请 您 你 我 这 那 什么 多少 哪 怎 将 已 没有 可以 需要 如果 因为 位于 返回 被 把 也 用于 "
     "预计 不是 不能 无法 正在 嗎 請 這 什麼 將 沒有 無法 為了 因為 位於",
 }  # fmt: skip
-_ENGLISH: Final = frozenset(("the", "of", "to", "with", "by", "from", "and", "for"))
+_ENGLISH: Final = frozenset(("the", "of", "to", "with", "by", "from", "and", "for", "in"))
 """Words that English sentences have, and English names too."""
 
 

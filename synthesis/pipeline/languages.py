@@ -130,11 +130,13 @@ _FEWEST_UNENDED: Final = {1: 4, 2: 5, 3: 6}
 _FEWEST_EMBEDDED: Final = 7
 """Words of a sentence in another script within a sentence of the wanted language."""
 _LONG_WORD: Final = 4
-"""Letters. Titles have short words of clauses: "ne", "que", "som"."""
+"""Letters of a long word. Titles have short words of clauses: "ne", "que", "som"."""
 _MOST_FOR_A_CLAUSE_WORD: Final = 7
 """Words without such a mark for each word of a clause: a list of names has one at times."""
-_FEWEST_SMALL: Final = 4
+_FEWEST_SMALL: Final = 3
 """Words without a capital of a sentence that only the mark at its end shows; its first word counts as one."""
+_FEWEST_LONG: Final = 2
+"""Long words among these: addresses have abbreviations."""
 _SMALL_SHARE: Final = 0.6
 """Share of such words in it: names of companies may end in a period too."""
 _FEWEST_ALIKE: Final = 12
@@ -155,8 +157,16 @@ _NAMELIKE: Final = re.compile(
     r"[A-Za-z0-9]{0,60}[_/\\$#=<>{}\[\]][^\s]{0,200}|[A-Za-z]{0,30}[0-9][A-Za-z0-9]{0,60}|[A-Z]{2,30}\b"
 )
 """Identifiers, paths, codes."""
+_KEY_WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_NAMING: Final = frozenset(
+    ("title", "name", "song", "track", "album", "film", "movie", "book", "work", "show", "episode")
+)
+"""Words of keys of titles, which may be whole sentences: "Non, je ne regrette rien"."""
+_LONGEST_TITLE: Final = 8
+"""Words of one that is not judged."""
 _JSON_STARTS: Final = ("{", "[", '"')
-_SENTENCES: Final = re.compile(r"[.!?؟](?=\s)|[。！？;；।۔։။។\n]")
+_SENTENCES: Final = re.compile(r"[!?؟](?=\s)|\.(?=\s{1,4}[^\sa-z\d])|[。！？;；।۔։။។\n]")
+"""Marks at the end of a sentence. No new one begins with a small letter or a digit: "apto. 52", "S.A. de C.V."."""
 _ENDS: Final = (".", "!", "?", "。", "！", "？", "؟", "।", "۔", "։", "။", "។", "…")
 _ABBREVIATED: Final = re.compile(r"(?:[.(]\w{1,3}|\b[A-Za-zА-Яа-я])\.$")
 """The end of a name or a number in place of a sentence: S.A., (ca. 1050)."""
@@ -194,29 +204,37 @@ def stray_text(text: str, language: Language, *others: Language) -> tuple[str, L
     Returns:
         The text, of JSON the string, and its language; None where there is none.
     """
-    for one in _strings(text):
+    for one, key in _strings(text):
+        is_name = any(word.casefold().removesuffix("s") in _NAMING for word in _KEY_WORD.findall(key))
+        if is_name and len(one.split()) <= _LONGEST_TITLE:
+            continue
         found = _strays(one, language)
         if found and found not in others and all(_strays(one, other) for other in others):
             return one, found
     return None
 
 
-def _strings(text: str) -> Iterator[str]:
-    """Yield the strings of a JSON text, those opened that hold JSON too; any other text as it is."""
-    waiting: list[Any] = [text]
+def _strings(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the strings of a JSON text, each with its key or ""; any other text as it is.
+
+    Strings that hold JSON are opened.
+    """
+    waiting: list[tuple[Any, str]] = [(text, "")]
     while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict | list):
-            waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
+        value, key = waiting.pop()
+        if isinstance(value, dict):
+            waiting += reversed([(one, str(name)) for name, one in value.items()])
+        elif isinstance(value, list):
+            waiting += reversed([(one, key) for one in value])
         elif isinstance(value, str):
             opened: Any = None
             if value.lstrip()[:1] in _JSON_STARTS:
                 with suppress(ValueError, RecursionError):
                     opened = parse_json(value)
             if opened is None:
-                yield value
+                yield value, key
             else:
-                waiting.append(opened)
+                waiting.append((opened, key))
 
 
 def _strays(text: str, language: Language) -> Language | None:
@@ -285,7 +303,9 @@ def _is_running_text(sentence: str, found: Language, wanted: Language) -> bool:
     if len(clause_words) < len(own):
         return False
     if clause_words and ends:
-        return number >= (_FEWEST_CHARACTERS[script == "han"] if script in _UNSPACED else _FEWEST_WORDS)
+        if script in _UNSPACED:
+            return number >= _FEWEST_CHARACTERS[script == "han"]
+        return number >= _FEWEST_WORDS - (script != "latin")
     if clause_words:
         longest = max(map(len, clause_words))
         fewest = _FEWEST_UNENDED[1 if len(clause_words) > 1 else 2 if longest >= _LONG_WORD else 3]
@@ -295,8 +315,9 @@ def _is_running_text(sentence: str, found: Language, wanted: Language) -> bool:
         return False
     if script in _UNSPACED:
         return script == "han" and number > _FEWEST_CHARACTERS[True]
-    fewest = _FEWEST_SMALL if words[0].lower() != words[0].upper() else _FEWEST_WORDS
-    return len(_small(words)) >= max(fewest, _SMALL_SHARE * number)
+    small = _small(words)
+    long = sum(len(one) >= _LONG_WORD for one in small)
+    return len(small) >= max(_FEWEST_SMALL, _SMALL_SHARE * number) and long >= _FEWEST_LONG
 
 
 def _around(sentence: str, language: Language) -> tuple[int, bool]:
@@ -329,11 +350,11 @@ def _like(language: Language) -> set[Language]:
 def _other_language(text: str, language: Language) -> Language | None:
     """Return the language that the words of a text are in, where that is clearly not `language`."""
     script, words = _script(text := _NAMELIKE.sub(" ", text[:_MOST]))
+    candidates = _WRITES.get(script, _LATIN)
+    if language not in candidates and words > 1:
+        return _most_probable(text, script)[0]
     if not script or words < _FEWEST_WORDS:
         return None
-    candidates = _WRITES.get(script, _LATIN)
-    if language not in candidates:
-        return _most_probable(text, script)[0]
     alike = _like(language) if words < _FEWEST_ALIKE else {language}
     found, shares = _most_probable(text, script)
     own = sum(shares.get(one, 0.0) for one in (*alike, *_NO_LANGUAGE))
