@@ -36,7 +36,7 @@ from synthesis.environments.number_words import (
 from synthesis.environments.teacher_answers import SubQuestionAnswer, WorldStep
 
 
-def check_questions(question: str, steps: Sequence[SubQuestionAnswer], language: Language = "en") -> None:
+def check_questions(question: str, steps: Sequence[SubQuestionAnswer], language: Language) -> None:
     """Refuse a question that states the answer of a step, and a sub-question that states its own.
 
     Raises:
@@ -110,7 +110,7 @@ def _leaves(value: object) -> Iterable[str | int | float]:
         yield value
 
 
-def leaked(spec: ToolSpec, answers: Iterable[Answer], language: Language = "en") -> str:
+def leaked(spec: ToolSpec, answers: Iterable[Answer], language: Language) -> str:
     """The string of a tool's document that gives one of these answers away; "" when none does."""
     wanted = list(answers)
     for text in (spec.name.replace("_", " "), spec.description, *_strings_of(spec.parameters)):
@@ -150,7 +150,7 @@ class _Text:
     DIGITS = 3
     """Of a number that is looked for in other units: 8849 in "8.849 km", but not 2 in "2,000 m"."""
 
-    def __init__(self, text: str, language: Language = "en") -> None:
+    def __init__(self, text: str, language: Language) -> None:
         self._text, self.language = text, language
         self._readings = _read(text, language)
         joined = _LETTERS.sub(lambda one: _APART.sub("", one[0]), text[:_PART])

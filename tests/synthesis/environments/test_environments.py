@@ -409,19 +409,19 @@ def test_fact_tables_hold_the_needed_row_and_another_value() -> None:
 
 def test_documents_that_give_the_answer_away() -> None:
     spec = ToolSpec("t", "Code of a country.", {"properties": {"c": {"type": "string", "enum": ["NO", "SE"]}}})
-    assert leaked(spec, [Answer("DK"), Answer("NO")]) == "NO"
-    assert leaked(spec, [Answer("DK")]) == leaked(spec, []) == ""
+    assert leaked(spec, [Answer("DK"), Answer("NO")], "en") == "NO"
+    assert leaked(spec, [Answer("DK")], "en") == leaked(spec, [], "en") == ""
     defaults = ToolSpec("t", "Code.", {"properties": {"c": {"type": "string", "default": "NO"}}})
-    assert leaked(defaults, [Answer("NO")]) == "NO"
+    assert leaked(defaults, [Answer("NO")], "en") == "NO"
     inside = {"properties": {"c": {"anyOf": [{"type": "array", "items": {"examples": ["of Oslo"]}}]}}}
-    assert leaked(ToolSpec("t", "Code.", inside), [Answer("Oslo")]) == "of Oslo"
+    assert leaked(ToolSpec("t", "Code.", inside), [Answer("Oslo")], "en") == "of Oslo"
     few = ToolSpec("t", "Code.", {"properties": {"c": {"description": "City, e.g. Oslo"}}})
-    assert leaked(few, [Answer("Oslo")]) == "City, e.g. Oslo" and not leaked(few, [Answer("Rome")])
+    assert leaked(few, [Answer("Oslo")], "en") == "City, e.g. Oslo" and not leaked(few, [Answer("Rome")], "en")
     long = ToolSpec("t", f"{'It is a tool. ' * 2_000}Oslo is such a city.", {"properties": {}})
-    assert leaked(long, [Answer("Oslo")]) and not leaked(long, [Answer("Rome")])
-    assert leaked(ToolSpec("weather_in_oslo", "Code.", {"properties": {}}), [Answer("Oslo")]) == "weather in oslo"
+    assert leaked(long, [Answer("Oslo")], "en") and not leaked(long, [Answer("Rome")], "en")
+    assert leaked(ToolSpec("weather_in_oslo", "Code.", {"properties": {}}), [Answer("Oslo")], "en") == "weather in oslo"
     relation = all_relations()["capital_of_country"]
-    assert leaked(fact_tool(relation, ["Japan"], "en").spec, [Answer("Tokyo")]) == ""
+    assert leaked(fact_tool(relation, ["Japan"], "en").spec, [Answer("Tokyo")], "en") == ""
 
 
 @pytest.mark.parametrize(

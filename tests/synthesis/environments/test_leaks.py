@@ -29,6 +29,7 @@ from synthesis.environments.teacher_answers import Argument, DecompositionAnswer
 from synthesis.pipeline.context import together
 from synthesis.pipeline.embedding import document_text
 from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.partition import Partition
 from synthesis.pipeline.teacher import TeacherError
 
@@ -60,7 +61,7 @@ CHOICE = step(3, "Is 717,710 of Oslo or 291,940 of Bergen more?", "Oslo", "71771
     ],
 )
 def test_questions_that_have_to_be_answered(question: str, steps: list[SubQuestionAnswer]) -> None:
-    check_questions(question, steps)
+    check_questions(question, steps, "en")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_questions_that_have_to_be_answered(question: str, steps: list[SubQuesti
 )
 def test_questions_that_state_an_answer_are_refused(question: str, steps: list[SubQuestionAnswer], said: str) -> None:
     with pytest.raises(Rejected, match=f"answer_in_question.*{said}"):
-        check_questions(question, steps)
+        check_questions(question, steps, "en")
 
 
 STATED: list[tuple[str, Any]] = [
@@ -145,27 +146,27 @@ NOT_STATED: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("question", "answer"), STATED)
 def test_a_question_states_its_answer_in_another_spelling(question: str, answer: Any) -> None:
     with pytest.raises(Rejected, match="answer_in_question"):
-        check_questions("?", [step(1, question, answer, "it")])
+        check_questions("?", [step(1, question, answer, "it")], language_of(question))
 
 
 @pytest.mark.parametrize(("question", "answer"), NOT_STATED)
 def test_a_question_may_count_something_else(question: str, answer: Any) -> None:
-    check_questions("?", [step(1, question, answer, "it")])
+    check_questions("?", [step(1, question, answer, "it")], language_of(question))
 
 
 def test_a_question_states_what_a_step_counts() -> None:
     moons = step(1, "How many moons has Mars?", 2, "Mars")
     with pytest.raises(Rejected, match="the question states the answer of sub-question 1, 2"):
-        check_questions("What is the area of the planet with two moons?", [moons])
-    check_questions("Which of the two planets, Mars and Venus, is larger?", [moons])
+        check_questions("What is the area of the planet with two moons?", [moons], "en")
+    check_questions("Which of the two planets, Mars and Venus, is larger?", [moons], "en")
 
 
 def test_a_document_may_count_something_else() -> None:
     text = "Compares two countries: which of the countries is larger."
     spec = ToolSpec("compare", text, {"type": "object", "properties": {}})
-    assert leaked(spec, [Answer(2)]) == ""
-    assert leaked(spec, [Answer("two countries")]) == text
-    assert leaked(replace(spec, description="Knows all fifty states."), [Answer(50)])
+    assert leaked(spec, [Answer(2)], "en") == ""
+    assert leaked(spec, [Answer("two countries")], "en") == text
+    assert leaked(replace(spec, description="Knows all fifty states."), [Answer(50)], "en")
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -377,7 +378,7 @@ async def test_what_a_model_asks_is_kept(tmp_path: Path) -> None:
     for one in read_dataset(tmp_path / "train", ToolEnvironment):
         answers = [one.answer, *(part.answer for part in one.sub_questions)]
         offered = [*one.tools, *(tool for band in one.distractors.values() for tool in band)]
-        assert not any(leaked(tool.spec, answers) for tool in offered)
+        assert not any(leaked(tool.spec, answers, "en") for tool in offered)
 
 
 def test_sources_are_split_whole(tmp_path: Path) -> None:
