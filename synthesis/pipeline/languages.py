@@ -251,8 +251,17 @@ def _strays(text: str, language: Language) -> Language | None:
     return None
 
 
+def as_prose(text: str) -> str:
+    """Return a text that is known to be running text with a mark at its end, so that it is judged as a sentence.
+
+    Questions and descriptions of tools often lack it: "Listar todas as cidades".
+    """
+    text = text.rstrip()
+    return text if text.endswith(_ENDS) else f"{text}."
+
+
 def check_language(texts: Iterable[str], language: Language, what: str) -> None:
-    """Refuse texts that are not in a language.
+    """Refuse running text that is not in a language.
 
     Args:
         what: they are, for the message.
@@ -261,7 +270,7 @@ def check_language(texts: Iterable[str], language: Language, what: str) -> None:
         Rejected: `wrong_language`; the detail names the language and the text.
     """
     for text in texts:
-        if found := stray_text(text, language):
+        if found := stray_text(as_prose(text), language):
             stray, other = found
             raise Rejected(
                 "wrong_language",

@@ -17,7 +17,7 @@ from synthesis.core.normal_text import normalized
 from synthesis.core.openai_messages import estimated_tokens
 from synthesis.core.records import Language, McpExecution, ServedPrompt, ServedResource, ToolServer, ToolSpec
 from synthesis.core.tool_schemas import brief
-from synthesis.pipeline.languages import NAMES, strays
+from synthesis.pipeline.languages import NAMES, as_prose, strays
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.schemas import Unmappable, object_schema
 
@@ -273,7 +273,7 @@ def _tool(raw: Any, name: str, language: Language, changes: dict[str, str]) -> T
         raise Unmappable("no_description", "the description is missing or empty")
     if _is_vague(description, name):
         raise Unmappable("vague_description", f"the description says no more than the name: {description!r}")
-    if (other := strays(description, language)) not in (None, "en"):  # all the world documents its tools in English
+    if (other := strays(as_prose(description), language)) not in (None, "en"):  # all the world documents its tools in English
         raise Unmappable("other_language", f"the description is in {NAMES[other]}: {description:.80}")
     if isinstance(made := raw.get("changes"), Mapping):  # of `openapi`
         changes.update(made)

@@ -30,7 +30,7 @@ from synthesis.core.mirror import fetched
 from synthesis.core.records import EmulatedExecution, Language
 from synthesis.core.refusals import InputError
 from synthesis.core.tool_schemas import brief
-from synthesis.pipeline.languages import NAMES, language_of
+from synthesis.pipeline.languages import NAMES, as_prose, language_of
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.document_files import LINES, WHOLE, read_values, suffix
 from synthesis.servers.normalize import has_parameters
@@ -174,7 +174,7 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
     stem = path.name.split(".")[0]
     number = place.rpartition(":")[2] if ":" in place else ""
     own = "_".join(filter(None, (_slug(stem), number))) or "server"
-    texts = [server.title, server.description, *map(_words, server.tools)]
+    texts = [server.title, *(as_prose(text) for text in (server.description, *map(_words, server.tools)) if text)]
     return ServerDocument(
         _slug(server.id) or own,
         server.title or stem,
