@@ -216,7 +216,9 @@ def _alternatives(first: list[Any], second: list[Any]) -> list[Any]:
 
 
 def _excluded(first: Any, second: Any) -> dict[str, Any]:
-    options = [option for one in (first, second) for option in (one["anyOf"] if set(one) == {"anyOf"} else [one])]
+    options: list[Any] = []
+    for one in (first, second):
+        options += one["anyOf"] if isinstance(one, dict) and set(one) == {"anyOf"} else [one]
     return {"anyOf": [one for i, one in enumerate(options) if one not in options[:i]]}
 
 

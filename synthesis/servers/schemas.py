@@ -187,7 +187,7 @@ class _Normalizer:
             raise Unmappable("all_of", str(problem)) from None
         if not isinstance(merged, dict):
             return merged
-        if schema.get("nullable") is True or schema.get("x-nullable") is True:
+        if schema.get("nullable") is True or schema.get("x-nullable") is True or schema.get("default", 0) is None:
             merged = nullable(merged)
         for key, closed in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
             if key in schema and closed not in merged:
@@ -195,7 +195,7 @@ class _Normalizer:
                     self.changes["unchecked_keyword"] = f"{key} beside anyOf is not checked"
                 elif closed != "items" or "prefixItems" in merged:
                     merged[closed] = self.schema(schema[key], trail, depth + 1)
-        return self.fitted(merged)
+        return self.fitted(merged, is_merged=True)
 
     def merged(self, schema: Mapping[str, Any], trail: tuple[str, ...], depth: int) -> Any:
         """One schema for a schema, what it refers to, and its `allOf`, `anyOf` and `oneOf`."""
@@ -278,7 +278,9 @@ class _Normalizer:
             is_right, what = CHECKED[key]
             if not is_right(normal[key]):
                 raise Unmappable("invalid_schema", f"{key} must be {what}, not {brief(normal[key]):.80}")
-        return normal
+        if None in normal.get("enum", []) and "null" not in type_names(normal):
+            normal = nullable(normal)
+        return self.fitted(normal, is_merged=False)
 
     def name_patterns(self, normal: dict[str, Any], patterns: Any, trail: tuple[str, ...], depth: int) -> None:
         """Properties by patterns of their names: patterns are words for the model, values are checked."""
@@ -335,35 +337,30 @@ class _Normalizer:
                     self.names |= {name: one for name in names if name not in self.names}
         return self.names.get(reference)
 
-    def fitted(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """The schema with values of its own type: `enum`, `const`, `default`, `examples`; null where it is listed."""
-        if schema.get("default", 0) is None or None in _values(schema.get("enum")):
-            schema = nullable(schema)
+    def fitted(self, schema: dict[str, Any], *, is_merged: bool) -> dict[str, Any]:
+        """The schema with `enum`, `const`, `default` and `examples` of its type.
+
+        What a document lists beside a type is converted to it. Of a merged schema, values that only one part takes go.
+        """
         names = type_names(schema)
         if not names or not all(isinstance(name, str) for name in names):
             return schema
-        for key in ("enum", "const"):
-            if key in schema:
-                values = [
-                    _as_type(value, names) for value in (_values(schema[key]) if key == "enum" else [schema[key]])
-                ]
-                if _UNFIT in values:
-                    detail = f"{key} is {brief(schema[key]):.80} and type is {schema['type']!r}; correct one of them"
-                    raise Unmappable("enum_of_other_type", detail)
-                schema[key] = _once(values) if key == "enum" else values[0]
-        for key in ("default", "examples"):
-            if key in schema:
-                values = [
-                    _as_type(value, names) for value in (_values(schema[key]) if key == "examples" else [schema[key]])
-                ]
-                if _UNFIT in values:
-                    line = f"{key} {brief(schema[key]):.80} is not of type {schema['type']!r} and left out"
-                    self.changes[f"{key}_of_other_type"] = line
-                    values = [value for value in values if value is not _UNFIT]
-                if not values:
-                    del schema[key]
-                else:
-                    schema[key] = values if key == "examples" else values[0]
+        for key, is_list in (("enum", True), ("const", False), ("default", False), ("examples", True)):
+            if key not in schema:
+                continue
+            given = _values(schema[key]) if is_list else [schema[key]]
+            kept = [value for value in given if has_type(_plain(value), names)] if is_merged and key == "enum" else []
+            values = [_as_type(value, names) for value in kept or given]
+            if _UNFIT in values:
+                line = f"{key} is {brief(schema[key]):.80} and type is {schema['type']!r}"
+                if key in ("enum", "const"):
+                    raise Unmappable("all_of" if is_merged else "enum_of_other_type", f"{line}; correct one of them")
+                self.changes[f"{key}_of_other_type"] = f"{line}; {key} is left out"
+                values = [value for value in values if value is not _UNFIT]
+            if values:
+                schema[key] = _once(values) if is_list else values[0]
+            else:
+                del schema[key]
         return schema
 
     def plain(self, value: Any, depth: int) -> Any:
@@ -449,11 +446,14 @@ def _values(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def _plain(value: Any) -> Any:
+    """A number of a YAML document without how it is `written` there: 0o17, 1.10."""
+    return value if not hasattr(value, "written") else int(value) if isinstance(value, int) else float(value)
+
+
 def _as_type(value: Any, names: list[str]) -> Any:
     """The value as one of the types, where nothing of it is lost by that: `1` and "1", `true` and "true"."""
-    written = getattr(value, "written", None)  # as a YAML document has it: 0755, 1.10
-    plain = int(value) if isinstance(written, str) and isinstance(value, int) else value
-    plain = float(plain) if isinstance(written, str) and isinstance(plain, float) else plain
+    written, plain = getattr(value, "written", None), _plain(value)
     if has_type(plain, names):
         return plain
     if "string" in names and isinstance(plain, bool | int | float):

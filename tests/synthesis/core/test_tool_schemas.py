@@ -93,6 +93,7 @@ schemas = st.recursive(
             {},
             optional={
                 "properties": st.dictionaries(names, inner, max_size=2), "additionalProperties": inner, "items": inner,
+                "propertyNames": inner,
                 "prefixItems": st.lists(inner, min_size=1, max_size=2), "not": inner,
                 "anyOf": st.lists(inner, min_size=1, max_size=2), "oneOf": st.lists(inner, min_size=1, max_size=2),
                 "allOf": st.lists(inner, min_size=1, max_size=2),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import jsonschema
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from synthesis.core.tool_schemas import argument_error
 from synthesis.servers.schemas import Unmappable, normal_schema, object_schema
@@ -152,6 +154,7 @@ def test_parameters_that_cannot_be_read_never_give_a_tool_that_takes_nothing(giv
         {"type": "string", "enum": ["a", None]},
         {"type": "string", "enum": ["a"], "nullable": True},
         {"type": "string", "default": None},
+        {"$ref": "#/$defs/S", "default": None},
         {"type": "Optional[str]"},
         {"const": "a", "nullable": True},
         {"anyOf": [{"type": "string"}, {"type": "integer"}], "nullable": True},
@@ -222,6 +225,52 @@ def test_schemas_that_contradict_each_other_are_rejected(parts):
     with pytest.raises(Unmappable) as problem:
         of(x={"allOf": parts})
     assert problem.value.reason == "all_of"
+
+
+TYPES = ["string", "integer", "number", "boolean", "array", "object", "null"]
+names = st.sampled_from("ab")
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 4) | st.sampled_from([0.5, 1.0, "", "a", "bc"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=2),
+    max_leaves=5,
+)
+
+
+def with_values_of_its_type(schema: dict) -> dict:
+    fits = jsonschema.Draft202012Validator({"type": schema["type"]}).is_valid
+    listed = {"enum": [value for value in schema.get("enum", []) if fits(value)]}
+    return {key: value for key, value in schema.items() if key != "enum"} | (listed if listed["enum"] else {})
+
+
+def schemas(inner):
+    numbers, counts = st.integers(-2, 4), st.integers(0, 3)
+    optional = {
+        "enum": st.lists(values, min_size=1, max_size=4), "minimum": numbers, "maximum": numbers,
+        "exclusiveMinimum": numbers, "multipleOf": st.sampled_from([1, 2, 3, 0.5]), "minLength": counts,
+        "maxItems": counts, "uniqueItems": st.booleans(), "required": st.lists(names, max_size=2, unique=True),
+        "properties": st.dictionaries(names, inner, max_size=2), "additionalProperties": inner, "items": inner,
+        "prefixItems": st.lists(inner, min_size=1, max_size=2), "propertyNames": inner, "not": inner,
+        "allOf": st.lists(inner, min_size=1, max_size=3), "anyOf": st.lists(inner, min_size=1, max_size=3),
+    }  # fmt: skip
+    types = st.sampled_from(TYPES) | st.lists(st.sampled_from(TYPES), min_size=1, max_size=4, unique=True)
+    return st.fixed_dictionaries({"type": types}, optional=optional).map(with_values_of_its_type)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(
+    st.recursive(st.booleans() | schemas(st.booleans()), schemas, max_leaves=4),
+    st.lists(values, min_size=1, max_size=6),
+)
+def test_normal_forms_take_what_their_schemas_take(schema, arguments):
+    """By the reference implementation; schemas that contradict themselves are rejected instead."""
+    try:
+        normal = kept({"type": "object", "properties": {"x": schema}})
+    except Unmappable as problem:
+        assert problem.reason in ("all_of", "invalid_schema")
+        return
+    for value in arguments:
+        taken = not argument_error(normal, {"x": value})
+        assert taken == jsonschema.Draft202012Validator(schema).is_valid(value), normal
 
 
 def test_names_of_properties():
