@@ -72,12 +72,13 @@ def test_the_whole_registry_is_accounted_for_and_quick():
     assert read.read == 1_704 == len(read.documents) + len(read.rejected)
     assert read.reasons() == {"not_connected": 1_000, "no_tools": 1, "other_language": 15}
     assert [done.server_id for done in servers] == [document.id for document in with_own_ids(read.documents)]
-    kept = [done.server for done in servers if done.server is not None]
+    kept = [server for done in servers for server in done.servers]
     reasons = sum((done.reasons() for done in servers), Counter())
     tools = sum(len(server.tools) for server in kept)
     assert tools + reasons.total() == sum(done.read for done in servers) == 4_889
     for done, document in zip(servers, read.documents, strict=True):
-        assert done.read == len(document.tools) == len(done.rejected) + len(done.server.tools if done.server else [])
+        kept_tools = sum(len(server.tools) for server in done.servers)
+        assert done.read == len(document.tools) == len(done.rejected) + kept_tools
         assert all(tool.reason and tool.detail for tool in done.rejected)
     for server in kept:
         assert len({tool.name for tool in server.tools}) == len(server.tools) >= 3
@@ -97,9 +98,10 @@ def test_the_registry_crawled_twice_gives_the_same_servers(tmp_path):
     once = normalize_all(read_registries([REGISTRY]).documents[:150])
     documents = read_registries([REGISTRY]).documents[:150] + read_registries([again]).documents[:150]
     twice = normalize_all(documents)
-    assert [done.server for done in twice if done.server] == [done.server for done in once if done.server]
+    kept = [server for done in once for server in done.servers]
+    assert [server for done in twice for server in done.servers] == kept
     copies = sum((done.reasons() for done in twice[150:]), Counter())
-    assert copies["duplicate_server"] >= sum(len(done.server.tools) for done in once if done.server)
+    assert copies["duplicate_server"] >= sum(len(server.tools) for server in kept)
     assert len({done.server_id.casefold() for done in twice}) == 300
 
 
