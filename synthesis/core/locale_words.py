@@ -48,6 +48,8 @@ class Words:
         after: pattern of all letters that may stand behind a name in its word (particles, case endings).
         beside: whether words touch: then `before` and `after` match next to the name, not up to the end of a word.
         links: pattern of the words between day, month and year, and between a number and its unit.
+        minus: pattern of the words for a minus sign before a number.
+        below: pattern of what says "below zero" behind a number and its unit.
         ordinals: pattern of ranks, days of a month and the like, which are no numbers; it starts with what they have
             before the number, if anything, and its group `n` is the number.
         touches: whether words of the language touch digits.
@@ -68,6 +70,8 @@ class Words:
     after: str = ""
     beside: bool = False
     links: str = r"(?!)"
+    minus: str = r"(?!)"
+    below: str = r"(?!)"
     ordinals: str = r"(?P<n>(?!))"
     touches: bool = False
     clock: Clock = Clock()
@@ -140,6 +144,8 @@ WORDS: Final[dict[str, Words]] = {
         "das ist nicht wahr|nein das stimmt nicht|die aussage ist falsch|die antwort ist nein|die antwort lautet nein",
         sentence=r"\b(?:ist|sind|war|waren|wird|wurde|hat|haben|heißt|lautet|liegt|liegen|beträgt|kostet|befindet|"
         r"findet|fährt|beginnt|geboren|schrieb|gehören|gehört|gibt|dauert|kommt|kommen|stammt|spricht|lebt|leben|es|er|sie)\b",
+        minus=r"\bminus",
+        below=r"unter (?:Null|dem Gefrierpunkt)",
         joins=_and("und|sowie|& "),
         after="e?s|'s?|n|en",
         links=r"(?:der|den|im)",
@@ -163,6 +169,8 @@ WORDS: Final[dict[str, Words]] = {
         "l'affirmation est fausse|la réponse est non",
         sentence=r"\b(?:est|sont|était|étaient|a|ont|se|s'appelle|coûte|mesure|compte|dure|fut|il|elle|ce|ils|elles|"
         r"parle|vit|né|née|part|commence|située?s?)\b|\bc'",
+        minus=r"(?<!\bau )\bmoins",
+        below=r"(?:au-dessous de|sous|en dessous de) zéro",
         joins=_and("et|ainsi que"),
         before=r"(?:l|d|qu|n|s|j|c|m|t|jusqu|lorsqu|puisqu|presqu)'",
         links=r"(?:de|d'|du|des|de l'année)",
@@ -185,6 +193,8 @@ WORDS: Final[dict[str, Words]] = {
         "no es así|la afirmación es falsa|la respuesta es no",
         sentence=r"\b(?:es|son|era|eran|fue|está|están|tiene|tienen|hay|se|cuesta|mide|dura|vive|nació|habla|sale|"
         r"empieza|ubica|asciende|alcanza|llama)\b",
+        minus=r"(?<!\bal )(?<!\blo )\bmenos",
+        below=r"bajo cero",
         joins=_and("y|e|así como"),
         links=r"(?:de|del|de l año|del año)",
         ordinals=r"\b(?P<n>\d{1,3})\.?(?:[°ª]|er|ro|ra|do|da|to|ta)(?=\s[a-zà-ÿ]{3,}|[.,]?$)(?!\sceln?s|\scent)",
@@ -209,6 +219,8 @@ WORDS: Final[dict[str, Words]] = {
         "a afirmação é falsa|a resposta é não",
         sentence=r"\b(?:é|são|era|eram|foi|está|estão|fica|tem|têm|há|custa|mede|dura|vive|nasceu|fala|sai|começa|se|"
         r"localiza|chega|chama)\b",
+        minus=r"(?<!pelo )(?<!\bao )\bmenos",
+        below=r"abaixo de zero",
         joins=_and("e|bem como"),
         links=r"(?:de|do|do ano de|da)",
         ordinals=r"\b(?P<n>\d{1,3})\.?[°ªºao](?=\s[a-zà-ÿ]{3,}|[.,]?$)(?!\scel|\scent)",
@@ -230,6 +242,8 @@ WORDS: Final[dict[str, Words]] = {
         sentence=r"\b(?:è|sono|era|erano|fu|sta|stanno|ha|hanno|c'è|ci|si|costa|misura|dura|vive|nacque|nato|nata|"
         r"parla|"
         r"parte|inizia|conta|trova|chiama)\b",
+        minus=r"\bmeno",
+        below=r"sotto (?:lo )?zero",
         joins=_and("e|ed|nonché"),
         before=r"(?:l|d|un|dell|all|nell|sull|dall|quell|c|s)'",
         links=r"(?:di|d'|del|dell'anno)",
@@ -254,6 +268,8 @@ WORDS: Final[dict[str, Words]] = {
         r"живет|"
         r"живут|есть|имеет|родился|родилась|говорит|говорят|равн[аоы]?|длится|начинается|насчитывает|входят|он|она|"
         r"оно|в|на)\b",
+        minus=r"\bминус",
+        below=r"(?:ниже нуля|мороза)",
         joins=_and("и|а также"),
         after=_RUSSIAN_CASES,
         links=r"(?:от|по)",
@@ -280,6 +296,7 @@ WORDS: Final[dict[str, Words]] = {
         sentence=r"(?:d[ıiuü]r|t[ıiuü]r|yor|[dt][ıiuü]|m[ıiuü]ş|'\w{1,6}|[ae]r|var|yok)\W*$|\b(?:olarak|başkenti|olan|"
         r"ve)\b",
         fewest=1,
+        minus=r"\beksi",
         joins=_and("ve|ile|ve de"),
         after=rf"'\w{{1,10}}|(?:{_TURKISH_CASES})",
         links=r"(?:tarihinde)",
@@ -297,6 +314,8 @@ WORDS: Final[dict[str, Words]] = {
         yes="kyllä|joo|tosi|totta|se on totta|oikein|se pitää paikkansa|pitää paikkansa|aivan",
         no="ei|epätosi|se ei ole totta|ei ole totta|väärin|se ei pidä paikkaansa|ei pidä paikkaansa",
         sentence=r"\b(?:on|ovat|oli|olivat|sijaitsee|maksaa|kestää|asuu|syntyi|puhuu|alkaa|lähtee|se|hän)\b",
+        minus=r"\bmiinus",
+        below=r"(?:pakkasta|nollan alapuolella)",
         joins=_and("ja|sekä"),
         after=_FINNISH_CASES,
         links=r"(?!)",
@@ -315,6 +334,7 @@ WORDS: Final[dict[str, Words]] = {
         "아니요 그렇지 않습니다|아니요 아닙니다|답은 아니요입니다|사실이 아니에요",
         sentence=r"(?:다|요|죠|까|임|음)[.!?]?$|[가-힣)](?:은|는|이|가)\s",
         fewest=1,
+        minus=r"(?:영하|마이너스)",
         joins=r"(?<=[가-힣a-zA-Z])(?:와|과|이랑|랑|하고)\s|,?\s(?:및|그리고)\s",
         after=rf"(?:{_KOREAN_PARTICLES})(?:{_KOREAN_PARTICLES})?(?:{_KOREAN_PARTICLES})?",
         ordinals=r"제\s?(?P<n>\d{1,4})|(?P<n2>\d{1,4})(?:번째|번 째|등급)",
@@ -337,6 +357,7 @@ WORDS: Final[dict[str, Words]] = {
         "答えはいいえです",
         sentence=r"です|ます|でした|ました|である|ません|だ[。.!]?$|[はがを].",
         fewest=1,
+        minus=r"(?:氷点下|零下|マイナス)",
         joins=r"(?<=[\u3040-\u30ff\u3400-\u9fffA-Za-zー])(?:と|や|および|及び|そして)|、",
         before=r"[ぁ-ん]|\W",
         after=rf"{_JAPANESE_PARTICLES}|\W",
@@ -358,6 +379,7 @@ WORDS: Final[dict[str, Words]] = {
         yes="हाँ|हां|जी हाँ|जी हां|सही|सही है|यह सही है|सत्य|सच|यह सच है|बिल्कुल|यह सत्य है|उत्तर हाँ है|कथन सत्य है|कथन सही है",
         no="नहीं|जी नहीं|गलत|गलत है|यह गलत है|असत्य|झूठ|यह सच नहीं है|यह सही नहीं है|ऐसा नहीं है|उत्तर नहीं है|कथन असत्य है|कथन गलत है",
         sentence=r"(?:है|हैं|था|थे|थी|थीं|हुआ|हुई|गया|गई|रहा|रहे|रही|में|का|की|के)(?!\w)",
+        minus=r"(?:माइनस|ऋण)",
         joins=_and("और|तथा|एवं|व"),
         links=r"(?:सन्|सन|वर्ष|,)",
         ordinals=r"(?P<n>\d{1,4})(?:वां|वाँ|वें|वीं|वा|वे|वी)",
@@ -383,6 +405,8 @@ WORDS: Final[dict[str, Words]] = {
         no="ไม่|ไม่ใช่|ไม่ใช่ครับ|ไม่ใช่ค่ะ|ไม่ครับ|ไม่ค่ะ|ไม่ถูกต้อง|ไม่จริง|ผิด|เท็จ|ไม่เป็นความจริง|ไม่เป็นจริง|คำตอบคือไม่ใช่|คำตอบคือไม่",
         sentence=r"คือ|เป็น|อยู่|มี|ได้แก่|ครับ|ค่ะ|ใน|ที่|ชื่อ|ของ|ประมาณ|ราคา",
         fewest=1,
+        minus=r"(?:ติดลบ|ลบ)",
+        below=r"ใต้ศูนย์",
         joins=r"\s?และ\s?|\s?กับ\s?",
         before=rf"(?:{_THAI_BEFORE})|[^\u0e00-\u0e7f]",
         after=rf"(?:{_THAI_AFTER})|[^\u0e00-\u0e7f]",
@@ -408,6 +432,8 @@ WORDS: Final[dict[str, Words]] = {
         "đúng|sai rồi|dạ không|"
         "câu trả lời là không|là sai|khẳng định này sai",
         sentence=r"\b(?:là|có|được|nằm|ở|của|khoảng|gồm|bao|cao|dài|giá|thuộc|sinh)\b",
+        minus=r"\bâm",
+        below=r"dưới (?:không|0)",
         joins=_and("và|cùng|với"),
         links=r"(?:năm|tháng|,)",
         ordinals=r"\b(?:thứ|hạng|ngày|số|lớp|tầng)\s(?P<n>\d{1,4})(?![\d/.-])",
@@ -429,6 +455,8 @@ WORDS: Final[dict[str, Words]] = {
         no="لا|كلا|خطأ|غير صحيح|هذا غير صحيح|هذا خطأ|ليس صحيحا|هذا ليس صحيحا|خاطئ|العبارة خاطئة|الإجابة لا|الإجابة هي "
         "لا",
         sentence=r"\b(?:هي|هو|إنها|انها|انه|تقع|يقع|في|كان|كانت|يبلغ|تبلغ|هم|من|يساوي|تسمى|يسمى|ولد|ولدت|عاصمة|على)\b",
+        minus=r"(?:سالب|ناقص)",
+        below=r"تحت الصفر",
         joins=r",?\s(?:و\s|و(?=\w{2}))",
         before=r"[وف]?(?:ال|ب|ك|ل|بال|كال|لل|س)?",
         links=r"(?:من|عام|سنة|لعام|شهر|/\s?\w{3,8})",

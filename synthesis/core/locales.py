@@ -77,12 +77,10 @@ class Locale:
     """A language as answers in it are read. Get one with `locale_of`."""
 
     def __init__(self, language: str) -> None:
-        from babel import localedata
-
         self.language = language
         words = self.words = WORDS[language]
         self._signs = str.maketrans(words.signs)
-        data = localedata.LocaleDataDict(localedata.load(language))
+        data = _cldr(language)
         symbols = data["number_symbols"]["latn"]
         self.has_decimal_comma = symbols["decimal"] == ","
         group = r"\.\d{3}" if symbols["group"] == "." else r"(?!)"
@@ -129,12 +127,7 @@ class Locale:
         self._months: dict[str, int] = {}
         if self.language in ("ko", "ja"):
             return
-        named = [data["months"]]
-        if words.regions:
-            from babel import localedata
-
-            named += [localedata.LocaleDataDict(localedata.load(region))["months"] for region in words.regions]
-        for months in named:
+        for months in (data["months"], *(_cldr(region)["months"] for region in words.regions)):
             for context in ("format", "stand-alone"):
                 for width in ("wide", "abbreviated"):
                     for number, name in months[context][width].items():
@@ -145,7 +138,7 @@ class Locale:
         month = any_of(self._months)
         links = rf"(?:(?:{words.links})[ ]?)"
         self._day_month = self._pattern(
-            r"(?<![A-Za-z0-9_./-])(?P<d>\d{1,2})(?:\.|er|re|°|o|a|-?(?:е|го))?[ -]?"
+            r"(?<![A-Za-z0-9_./-])(?P<d>\d{1,2})(?:\.?°|\.|er|re|o|a|-?(?:е|го))?[ -]?"
             rf"{links}?(?P<mo>{month})(?![^\W\d_])\.?"
             rf"(?:,?[ -]?{links}?{links}?(?P<y>\d{{4}})(?!\d))?"
         )
@@ -286,6 +279,11 @@ class Locale:
             rf"(?:{links}[ ]?-?(?P<unit>{any_of(self._units)}){edge}(?![ ]?/))?"
         )
         self._between = self._pattern(rf"( (?:h|min|day|week|year|month))(?:{words.joins})(?=\d)")
+        self._minus = self._pattern(rf"(?:{words.minus})[ ]?(?=\d)")
+        # What is below zero has at most two words behind its number: 5 grados centígrados bajo cero.
+        self._below = self._pattern(
+            rf"(?<![\d.,-])(\d++(?:[.,]\d++)?(?:[ ]?[^\W\d_°]{{1,20}}|[ ]?°C?){{0,2}}[ ](?:{words.below}))"
+        )
         self._ordinal = self._pattern(words.ordinals)
 
     def unit(self, name: str) -> str:
@@ -335,6 +333,8 @@ class Locale:
         text = self._ordinal.sub(_ranked, text)
         if self.language in _TENS:
             text = _THOUSANDS.sub(_summed, text)
+        text = self._minus.sub("-", text)
+        text = self._below.sub(r"-\1", text)
         text = self._number.sub(lambda one: self._one_number(text, one), text)
         return self._between.sub(r"\1 and ", text)
 
@@ -391,6 +391,14 @@ def _hour(hour: int, half: Half | None) -> int | None:
         late = half == "pm" or (half == "night" and 6 <= hour < 12)
         hour = hour % 12 + 12 * late
     return hour if hour < 24 else None
+
+
+def _cldr(locale: str) -> Any:
+    """The CLDR's data of a locale, as Babel names its parts."""
+    from babel import localedata
+
+    data: Any = localedata.load(locale)
+    return localedata.LocaleDataDict(data)
 
 
 @lru_cache(maxsize=len(READ))

@@ -58,7 +58,7 @@ _CHINESE = re.compile(rf"[{CJK}]")
 _PARTS = re.compile(r"(?<!\d),|,(?!\d{3}(?!\d))|[;|\n()\[\]{}\"，；、「」『』《》【】«»]+|:\s|：| = | – | — |——|→| -> ")
 # Where a comma is the decimal sign.
 _PARTS_OF_COMMAS = re.compile(_PARTS.pattern.replace(r"(?<!\d),|,(?!\d{3}(?!\d))", r"(?<!\d),|,(?!\d)"))
-_SENTENCE_END = re.compile(r"(?<=[.!?。])\s*(?=[^\s\d.])")
+_SENTENCE_END = re.compile(r"(?<=[.!?。])(?:\s+|(?=[^\s\d.]))")
 _NO_SENTENCE = re.compile(r"\W{0,3}[Nn]o[.!]\s+[^\W\d_a-zà-ÿ]")  # not the number of "No. de"
 _AND = re.compile(r" and | & |(?<=[\u3400-\u9fff])[和与及](?=[\u3400-\u9fff])")
 _CHINESE_IS = re.compile(r"是|(?<=..)为(?=..)")

@@ -124,12 +124,8 @@ class Rewards:
             InputError: names the reward, and what to use.
         """
         for name in (part.name for part in self.parts):
-            if name == "answer" and _language_of(environment) not in READ:
-                raise InputError(
-                    f"reward answer: environment {environment.id} has language {_language_of(environment)!r:.20}; the "
-                    f"languages in which answers are read are {', '.join(READ)}. Leave out environments in others, or "
-                    "use --config.grpo.episode.reward without answer"
-                )
+            if name == "answer":
+                check_language(_language_of(environment), f"reward answer: environment {environment.id}")
             if isinstance(environment, ToolEnvironment):
                 continue
             if name in _COUNTED:
@@ -250,6 +246,22 @@ def answers(episode: PlayedEpisode, counted: Reward | None) -> bool:
     if isinstance(environment, ToolEnvironment) and environment.sub_questions[-1].check is not msgspec.UNSET:
         return counted is not None and counted.solved == counted.needed
     return episode.expected is not None and contains(episode.answer, episode.expected, _language_of(environment))
+
+
+def check_language(language: str, of: str) -> None:
+    """Check that final answers in a language can be read.
+
+    Args:
+        of: what has the language, as the message names it.
+
+    Raises:
+        InputError: names it, its language and the languages that are read.
+    """
+    if language not in READ:
+        raise InputError(
+            f"{of} has language {language!r:.20}; the languages in which answers are read are {', '.join(READ)}. Leave "
+            "out those in others, or score them without the reward answer"
+        )
 
 
 def _language_of(environment: Any) -> str:

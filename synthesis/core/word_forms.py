@@ -88,15 +88,19 @@ class WordForms:
                 start = text.find(first, start + 1)
                 if start < 0:
                     break
-                end: int | None = start
-                for at, stems in enumerate(of_each):
-                    if at:
-                        end = end + 1 if text[end : end + 1] == " " else None
-                    end = self._end_of_form(text, end, stems) if end is not None else None
-                    if end is None:
-                        break
-                if end is not None:
+                if (end := self._end_of_forms(text, start, of_each)) is not None:
                     yield start, end
+
+    def _end_of_forms(self, text: str, start: int, of_each: list[list[tuple[str, re.Pattern[str]]]]) -> int | None:
+        end = start
+        for at, stems in enumerate(of_each):
+            if at and text[end : end + 1] != " ":
+                return None
+            found = self._end_of_form(text, end + bool(at), stems)
+            if found is None:
+                return None
+            end = found
+        return end
 
     def _end_of_form(self, text: str, start: int, stems: list[tuple[str, re.Pattern[str]]]) -> int | None:
         ends = (self._end(text, start + len(stem), cases) for stem, cases in stems if text.startswith(stem, start))

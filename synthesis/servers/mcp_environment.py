@@ -31,7 +31,7 @@ from synthesis.core.own_objects import check_ids
 from synthesis.core.records import Answer, McpExecution, Message, ToolSpec
 from synthesis.core.references import referred
 from synthesis.core.refusals import InputError
-from synthesis.core.rewards import answers, called
+from synthesis.core.rewards import answers, called, check_language
 from synthesis.core.typed import decode_json
 from synthesis.servers.configured import read_sources
 from synthesis.servers.mcp_client import McpConnection, ServerUnavailable
@@ -50,6 +50,7 @@ class _Task(msgspec.Struct, forbid_unknown_fields=True):
     question: str
     answer: str | int | float | bool | list[str] | None = None
     id: str = ""
+    language: str = "en"
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -113,6 +114,7 @@ class McpEnvironment:
 
     def __init__(self, task: _Task, system: str, servers: _Servers, judge: Callable[..., Any] | None) -> None:
         self.id, self.subject = task.id, task
+        self.language = task.language
         self.answer = None if task.answer is None else Answer(task.answer)
         messages = [Message("system", system)] if system else []
         self.prompt: Sequence[Message] = [*messages, Message("user", task.question)]
@@ -209,7 +211,7 @@ def read_tasks(file: Path) -> _File:
     """A file of tasks, each with an id.
 
     Raises:
-        InputError: it is of another form, or has a task that nothing can judge.
+        InputError: it is of another form, or has a task that nothing can judge, as its answer's language is not read.
     """
     try:
         read = decode_json(read_unpacked(file), _File)
@@ -222,6 +224,8 @@ def read_tasks(file: Path) -> _File:
     for number, task in enumerate(read.tasks):
         if not read.score and task.answer is None:
             raise InputError(f"{file}: task {number} has no `answer`, and the file no `score` that would judge it")
+        if not read.score:
+            check_language(task.language, f"{file}: task {number}")
         task.id = task.id or f"{file.stem}-{number}"
     return read
 

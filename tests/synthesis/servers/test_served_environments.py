@@ -91,6 +91,10 @@ async def test_tasks_over_mcp_servers(task_file: Path) -> None:
         ({"mcpServers": {"a": {"url": "x"}}, "tasks": []}, "has no tasks"),
         ({"mcpServers": {"a": {"url": "x"}}, "tasks": [{"question": "?"}]}, "task 0 has no `answer`"),
         ({"mcpServers": {"a": {"url": "x"}}, "tasks": [{"question": "?", "answr": 1}]}, "answr"),
+        (
+            {"mcpServers": {"a": {"url": "x"}}, "tasks": [{"question": "?", "answer": 1, "language": "sw"}]},
+            "task 0 has language 'sw'; the languages in which answers are read are ar, de",
+        ),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: Any, message: str) -> None:
