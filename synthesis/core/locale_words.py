@@ -436,7 +436,7 @@ WORDS: Final[dict[str, Words]] = {
         below=r"dưới (?:không|0)",
         joins=_and("và|cùng|với"),
         links=r"(?:năm|tháng|,)",
-        ordinals=r"\b(?:thứ|hạng|ngày|số|lớp|tầng)\s(?P<n>\d{1,4})(?![\d/.-])",
+        ordinals=r"\b(?:thứ|ngày|tháng)\s(?P<n>\d{1,4})(?![\d/.-])",
         clock=Clock(
             hour=r"\s?(?:giờ|h|g)(?![^\W\d])", minutes=r"\s?(?P<m2>\d\d|\d{1,2}(?=\s?phút))(?:\s?phút)?(?![\w])",
                 lasts=True,

@@ -54,6 +54,8 @@ _MULTIPLIERS: Final = {
 _TENS: Final = {"ko": "십백천", "ja": "十百千"}
 _MYRIADS: Final = {"ko": {"만": "万", "억": "亿", "조": "万亿"}, "ja": {"万": "万", "億": "亿", "兆": "万亿"}}
 """In Korean and Japanese tens, hundreds and thousands multiply these: 5천만."""
+_OF_DATES: Final = ("年", "月", "日")
+"""Units that `quantities` reads by itself, since they also make dates."""
 _ERAS: Final = {"令和": 2018, "平成": 1988, "昭和": 1925, "大正": 1911, "明治": 1867}
 _BUDDHIST: Final = 543
 _BUDDHIST_YEAR = re.compile(r"พ\.ศ\.[ ]?(\d{4})(?!\d)")
@@ -298,6 +300,8 @@ class Locale:
                 self._units.setdefault(after, after)
             return
         # One letter is mostly another word: в is a volt and "in".
+        if after in _OF_DATES:
+            return
         if after and after not in UNITS and (len(after.rstrip(".")) > 1 or "\u3040" <= after <= "\ud7af"):
             self._units.setdefault(after, name)
 

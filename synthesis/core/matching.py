@@ -22,6 +22,8 @@ Rules, by the answer's type:
             "02" is not 2. A Latin answer of up to three letters keeps its case in a text: "NO" is not "no". Numbers
             and times are not cut: "234 km" is not in "1,234 km", "5" not in "5 million", "12:30" not in "10:12:30".
   list      every element is found, in any order; "and" parts elements too.
+Texts are read in English, in Chinese, and in the language that they are said to be in (`locales`): its signs, units,
+months, clock, words for yes and no, and forms of names. What is ambiguous (1.234) is read as that language writes it.
 Aliases count like the value, and the alias of a number may be a number ("1.5 km"). Anything else does not
 match, nor does an empty answer, nor anything in an output too large to be one answer (see `readings`): fail closed.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,15 @@ import pytest
 from synthesis.core.locales import READ
 from synthesis.core.matching import contains, match, same
 from synthesis.core.readings import Reading
-from synthesis.core.records import Answer
+from synthesis.core.records import Answer, SubQuestion
+from synthesis.core.reward import solved_by
 
 ROOT = Path(__file__).parent.parent.parent
 TABLES = sorted((ROOT / "data" / "answers").glob("*.txt"))
 """By language; each line: the answer as JSON, or value and unit as an object; a right sentence; a wrong one."""
 FEWEST, LEAST_FOUND, MOST_FALSE = 40, 0.95, 0.01
 
+WHOLE = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d")
 A = Answer
 
 
@@ -50,6 +53,21 @@ def test_wrong_sentences_are_not() -> None:
         (language, answer.value, wrong) for language, answer, _, wrong in pairs if contains(wrong, answer, language)
     ]
     assert len(false) <= MOST_FALSE * len(pairs), false
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_parts_of_dates_times_and_numbers_are_no_answers(table: Path) -> None:
+    tried = 0
+    for answer, right, _ in rows(table):
+        value = answer.value
+        if isinstance(value, bool) or (isinstance(value, str) and not WHOLE.fullmatch(value)) or "%" in right:
+            continue
+        whole = {abs(value)} if isinstance(value, int | float) else set()
+        parts = {part for part in re.findall(r"[0-9]+", right) if len(part) < 4 and float(part) not in whole}
+        for part in parts:
+            tried += 2
+            assert not contains(right, A(int(part)), table.stem) and not contains(right, A(part), table.stem), right
+    assert tried > 20
 
 
 YES: list[tuple[str, Any, Answer, str]] = [
@@ -109,6 +127,13 @@ def test_not_contained(language: str, output: Any, answer: Answer) -> None:
 def test_a_reading_has_its_language() -> None:
     assert contains(Reading("5 Millionen", "de"), A(5000000)) and not contains(Reading("5 Millionen"), A(5000000))
     assert same(A("3. Mai 2026"), A("2026-05-03"), "de")
+
+
+def test_outputs_of_tools_are_read_in_the_language_of_the_environment() -> None:
+    sub = SubQuestion(1, "Wie viele?", A(5000000), [], 1, True, "population")
+    output = {"ergebnis": "rund 5 Millionen"}
+    assert solved_by({"population": [sub]}, "population", output, "de") == [1]
+    assert solved_by({"population": [sub]}, "population", output) == []
 
 
 def test_a_language_without_tables_is_read_as_english() -> None:

@@ -177,6 +177,13 @@ def test_rules_never_ask_what_their_question_states(language: Any) -> None:
         asyncio.run(decompose(seed, made))
 
 
+def test_a_question_states_an_answer_in_its_language() -> None:
+    question, wanted = "Welche Stadt hat 5 Millionen Einwohner?", [step(1, "Wie viele?", 5000000, "Stadt")]
+    with pytest.raises(Rejected, match="states the answer"):
+        check_questions(question, wanted, "de")
+    check_questions(question, wanted, "en")
+
+
 def asked(*steps: SubQuestion, question: str = "?") -> Decomposition:
     return Decomposition("d", "en", "geography", "single_hop", question, steps[-1].answer, list(steps), [], "s")
 
