@@ -273,7 +273,8 @@ def _tool(raw: Any, name: str, language: Language, changes: dict[str, str]) -> T
         raise Unmappable("no_description", "the description is missing or empty")
     if _is_vague(description, name):
         raise Unmappable("vague_description", f"the description says no more than the name: {description!r}")
-    if (other := strays(as_prose(description), language)) not in (None, "en"):  # all the world documents its tools in English
+    # Tools are documented in English everywhere.
+    if (other := strays(as_prose(description), language)) not in (None, "en"):
         raise Unmappable("other_language", f"the description is in {NAMES[other]}: {description:.80}")
     if isinstance(made := raw.get("changes"), Mapping):  # of `openapi`
         changes.update(made)
