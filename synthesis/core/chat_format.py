@@ -56,7 +56,7 @@ Call = ToolCall | MalformedCall
 class TurnProblem(NamedTuple):
     """Why a turn cannot be used: a reason that is counted, and one line for a person."""
 
-    reason: Literal["leaked_markup", "model_refused"]
+    reason: Literal["leaked_markup"]
     detail: str
 
 

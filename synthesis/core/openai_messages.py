@@ -182,9 +182,6 @@ def _problem(
             found = markup_in(text)
             if found and not found.startswith("the thinking"):  # which people look up
                 return TurnProblem("leaked_markup", f"a call of {call.name[:80]!r} holds {found}; {_PARSERS}")
-    refusal = text_of(message.get("refusal"))
-    if refusal and not content and not calls:
-        return TurnProblem("model_refused", f"the model refused: {refusal:.200}")
     return None
 
 

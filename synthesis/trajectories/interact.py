@@ -27,8 +27,8 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
     with half its past teaches calls that nothing explains.
 
     Raises:
-        Rejected: `teacher_failed`, `malformed_call`, `leaked_markup`, `model_refused`, `turn_limit`, `token_limit`,
-            `empty_answer`, `emulator_failed`, `emulator_leaked_markup`, `bad_schema`; and what `users.speak` raises.
+        Rejected: `teacher_failed`, `malformed_call`, `leaked_markup`, `turn_limit`, `token_limit`, `empty_answer`,
+            `emulator_failed`, `emulator_leaked_markup`, `bad_schema`; and what `users.speak` raises.
         Transient: the infrastructure failed; the run can be tried again as it was.
     """
     server, config, context = servers[task.server_id], context.config, context.cast(task.family)

@@ -179,7 +179,6 @@ LEAKS = [
     {"content": "It is here.<|im_end|>"},
     {"content": "It is here.", "reasoning_content": "So. <tool_call>{}"},
     {"tool_calls": [call('{"item": "a<|eot_id|>"}')]},
-    {"tool_calls": [call(name="find<|channel|>commentary")]},
 ]
 
 
@@ -197,7 +196,8 @@ async def test_a_refusal_is_asked_for_again_and_named():
     async with served(refusal, {"content": "Well."}) as (teacher, _):
         assert (await act(teacher)).content == "Well."
     async with served(refusal, tries=2) as (teacher, _):
-        assert (await act(teacher)).problem == ("model_refused", "the model refused: I cannot help with that.")
+        with pytest.raises(TeacherError, match="refused by the model: I cannot help with that"):
+            await act(teacher)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,7 @@ async def test_a_refusal_is_asked_for_again_and_named():
         ("functions.find", '{"item": "a"}', ["tool_name"]),
         ("default_api.find", '{"item": "a"}', ["tool_name"]),
         ("functions.find:0", '{"item": "a"}', ["tool_name"]),
+        ("find<|channel|>commentary", '{"item": "a"}', ["tool_name"]),
         (" find ", '{"item": "a"}', ["tool_name"]),
         ("find", '```json\n{"item": "a"}\n```', ["code_fence"]),
         ("functions.find", '{"item": "a"}}', ["tool_name", "stray_bracket"]),
