@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from sandbox.protocol import check_nesting
 from synthesis.core.records import Message, ToolCall, ToolSpec
@@ -53,19 +53,12 @@ class MalformedCall:
 Call = ToolCall | MalformedCall
 
 
-class TurnProblem(NamedTuple):
-    """Why a turn cannot be used: a reason that is counted, and one line for a person."""
-
-    reason: Literal["leaked_markup"]
-    detail: str
-
-
 @dataclass(frozen=True)
 class AssistantTurn:
     """A parsed assistant turn. `calls` keeps the order in which the model wrote them.
 
     Attributes:
-        problem: why the turn cannot be used although it could be read; None where it can.
+        leak: markup of a chat format that the turn holds, and the fix; such a turn cannot be used. Empty: none.
         repairs: names of the repairs that were needed to read a call, by its index in `calls`.
         sent: the message as the model's endpoint sent it, to be sent back to it; None: no endpoint did.
     """
@@ -73,7 +66,7 @@ class AssistantTurn:
     reasoning: str
     content: str
     calls: list[Call] = field(default_factory=list)
-    problem: TurnProblem | None = None
+    leak: str = ""
     repairs: dict[int, list[str]] = field(default_factory=dict)
     sent: dict[str, Any] | None = field(default=None, compare=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from synthesis.core.chat_format import AssistantTurn, Call, MalformedCall, TurnProblem
+from synthesis.core.chat_format import AssistantTurn, Call, MalformedCall
 from synthesis.core.loose_json import read_arguments
 from synthesis.core.markup import THINK_END, THINK_START, markup_in, split_thought
 from synthesis.core.records import Message, ToolCall, ToolSpec
@@ -149,7 +149,7 @@ def read_reply(message: Mapping[str, Any], tools: Collection[str] = ()) -> Assis
 
     Thinking is a field of the message (`_THOUGHTS`), a part of its content, or what stands before `</think>` where the
     server does not parse it. Calls are `tool_calls`, the older `function_call`, or parts of the content as Anthropic
-    and Gemini write them. Markup that stands in the text, the thinking, or a call is the turn's `problem`: the server
+    and Gemini write them. Markup that stands in the text, the thinking, or a call is the turn's `leak`: the server
     has not parsed its model's output.
 
     Args:
@@ -167,22 +167,21 @@ def read_reply(message: Mapping[str, Any], tools: Collection[str] = ()) -> Assis
         if needed:
             repairs[number] = needed
     content = content.strip()
-    return AssistantTurn(reasoning, content, calls, _problem(message, reasoning, content, calls, tools), repairs)
+    return AssistantTurn(reasoning, content, calls, _leak(reasoning, content, calls, tools), repairs)
 
 
-def _problem(
-    message: Mapping[str, Any], reasoning: str, content: str, calls: Sequence[Call], tools: Collection[str]
-) -> TurnProblem | None:
+def _leak(reasoning: str, content: str, calls: Sequence[Call], tools: Collection[str]) -> str:
+    """Return which markup of a chat format a turn holds, and the fix; empty where it holds none."""
     if found := markup_in(content, tools, turn=True):
-        return TurnProblem("leaked_markup", f"the text holds {found}; {_PARSERS}")
+        return f"the text holds {found}; {_PARSERS}"
     if found := markup_in(reasoning):
-        return TurnProblem("leaked_markup", f"the thinking holds {found}; {_PARSERS}")
+        return f"the thinking holds {found}; {_PARSERS}"
     for call in (call for call in calls if isinstance(call, ToolCall)):
         for text in (call.name, *texts_of(call.arguments)):
             found = markup_in(text)
             if found and not found.startswith("the thinking"):  # which people look up
-                return TurnProblem("leaked_markup", f"a call of {call.name[:80]!r} holds {found}; {_PARSERS}")
-    return None
+                return f"a call of {call.name[:80]!r} holds {found}; {_PARSERS}"
+    return ""
 
 
 def texts_of(value: Any, without: Collection[str] = ()) -> Iterator[str]:

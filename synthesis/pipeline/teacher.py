@@ -352,7 +352,7 @@ class OpenAITeacher:
             unreadable = reply.message
             turn = served.endpoint.read_turn(unreadable, tools)
             malformed = [(call.error, call.text) for call in turn.calls if isinstance(call, MalformedCall)]
-            malformed += [(turn.problem.detail, turn.content)] if turn.problem else []
+            malformed += [(turn.leak, turn.content)] if turn.leak else []
             if not malformed:
                 served.acceptance("a turn of the agent").accept()
                 return unreadable

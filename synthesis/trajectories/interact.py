@@ -122,8 +122,8 @@ class _TeacherAgent:
             )
         except TeacherError as error:
             raise Rejected("teacher_failed", str(error)) from error
-        if turn.problem is not None:
-            raise Rejected(turn.problem.reason, f"{self._task.id}: {turn.problem.detail}")
+        if turn.leak:
+            raise Rejected("leaked_markup", f"{self._task.id}: {turn.leak}")
         calls = [self._own(call, number) for number, call in enumerate(turn.calls, start=self._calls + 1)]
         self.repairs |= {calls[index].id: repairs for index, repairs in turn.repairs.items()}
         self.turns, self._calls = self.turns + 1, self._calls + len(calls)

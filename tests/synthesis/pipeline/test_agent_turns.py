@@ -187,8 +187,7 @@ async def test_a_turn_with_markup_in_it_is_asked_for_again_and_then_no_turn(mess
     async with served(message, {"content": "Well."}) as (teacher, bodies):
         assert await act(teacher) == AssistantTurn("", "Well.") and len(bodies) == 2
     async with served(message, tries=2) as (teacher, bodies):
-        problem = (await act(teacher)).problem
-        assert len(bodies) == 2 and problem and problem.reason == "leaked_markup"
+        assert (await act(teacher)).leak and len(bodies) == 2
 
 
 async def test_a_refusal_is_asked_for_again_and_named():
