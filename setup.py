@@ -98,7 +98,8 @@ setup(
         "msgspec>=0.22,<0.24",
         "networkx>=3.3,<4",
         "numpy>=2.1,<3",
-        "openai>=2,<4",
+        # With aiohttp one process makes twice the requests of a teacher.
+        "openai[aiohttp]>=2.54,<4",
         "optax>=0.2.7,<0.3",
         "orbax-checkpoint>=0.11.30,<0.13",
         "prometheus-client>=0.20,<0.27",
@@ -129,6 +130,9 @@ setup(
             "google-auth>=2.47,<3",
             "google-cloud-storage>=3.8,<4",
         ],
+        # Teachers behind their makers' own APIs: --teacher_api.
+        "anthropic": ["anthropic[aiohttp]>=2,<3"],
+        "gemini": ["google-genai>=3,<4"],
         # Synthesis on S3, and on what speaks its protocol.
         "s3": ["botocore>=1.42,<2", "fsspec>=2026.1,<2027", "s3fs>=2026.1,<2027"],
         # Models in llama.cpp's files: launch.convert --from_gguf.
@@ -159,6 +163,7 @@ setup(
         "test": [
             *DEMO,
             *DOCS,
+            "anthropic[aiohttp]>=2,<3",
             "build",
             "detect-secrets",
             # What the recipes' container files and manifests are read with.
@@ -169,6 +174,7 @@ setup(
             "gcp-storage-emulator",
             "gcsfs",
             "gguf>=0.17,<0.20",
+            "google-genai>=3,<4",
             "hypothesis",
             # To compile for TPUs that are not there.
             "jax[tpu]>=0.8,<0.13",

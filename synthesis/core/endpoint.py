@@ -178,6 +178,7 @@ class Endpoint:
         config = self.config
         first_failure = last_failure = passed_over = 0.0
         failures = faults = 0
+        self._line()  # opened before the time of the first try counts
         while True:
             began = time.monotonic()
             try:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import ssl
 import urllib.parse
 import warnings
 import weakref
@@ -254,6 +255,7 @@ def http_client(kind: Any, timeout: Any, limits: Any, connections: int) -> Any:
             )
 
     client = Bounded(
+        verify=ssl.create_default_context(),  # the system's authorities, or those of SSL_CERT_FILE
         timeout=timeout(None, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS),
         limits=limits(max_connections=connections, max_keepalive_connections=connections),
     )

@@ -153,12 +153,14 @@ class EndpointEmbedder:
                 await asyncio.sleep(pause)
             try:
                 given = await self._client.embeddings.create(model=self.name, input=texts, encoding_format="float")
+                rows = [one.embedding for one in sorted(given.data, key=lambda one: one.index)]
             except self._passing as error:
                 await asyncio.sleep(self._pause(trouble, error))
                 continue
             except self._refused as error:
                 raise EmbeddingError(f"{where} refused the request: {self._shown(error)}") from None
-            rows = [one.embedding for one in sorted(given.data, key=lambda one: one.index)]
+            except (ValueError, AttributeError, TypeError) as error:  # an error with status 200, or a page
+                raise EmbeddingError(f"{where} answered without vectors: {self._shown(error)}") from None
             if len(rows) != len(texts):
                 raise EmbeddingError(f"{where} gave {len(rows)} vectors for {len(texts)} texts")
             return rows

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from peak_memory import peak_memory
 from synthesis.core.progress import TRAFFIC, Progress, progress_bar
 from synthesis.core.records import Answer
 from synthesis.core.refusals import InputError
-from synthesis.core.stages import Journal, Rejected, Stopped, Transient, rng_for, run_stage
+from synthesis.core.stages import Journal, NothingAccepted, Rejected, Stopped, Transient, rng_for, run_stage
 
 
 async def run(function, inputs, path, **options):
@@ -317,3 +318,48 @@ def test_memory_stays_flat_over_many_records(tmp_path, given):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         small, large = fresh.submit(peaks, tmp_path, given).result()
     assert large - small < 300 * 19_500
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A stage that accepts next to nothing
+
+
+async def test_a_stage_that_accepts_next_to_nothing_stops_with_its_most_common_reasons(tmp_path: Path) -> None:
+    """And what is finished stays: the same command goes on behind it."""
+    fixed = False
+
+    async def stage(number: int) -> list[int]:
+        if fixed:
+            return [number]
+        raise Rejected(("bad_schema", "no_tools", "bad_schema", "empty", "rare")[min(number % 5, 4)], f"input {number}")
+
+    options: dict[str, Any] = {"key": str, "out": int, "concurrency": 4, "stop_after": 20}
+    with Journal(tmp_path / "journal") as journal:
+        with pytest.raises(NothingAccepted) as caught:
+            await run_stage("s", stage, range(1_000), journal=journal, **options)
+        said = str(caught.value)
+        assert (
+            "stage s: none of 20 accepted. Most common reasons: 8 times bad_schema, such as: input 0; 4 times " in said
+        )
+        assert said.count(" times ") == 3 and "raise stop_after=20, and run the same command again to resume" in said
+        assert 20 <= len(journal.load("s")) < 28  # what was in work is finished
+        fixed = True
+        result = await run_stage("s", stage, range(1_000), journal=journal, **options)
+    assert result.resumed < 28 and len(result.outputs) == 1_000 - result.resumed
+
+
+@pytest.mark.parametrize(
+    ("rejects", "reason", "count"), [(98, "bad", 500), (100, "transient_failure", 100), (100, "bad", 19)]
+)
+async def test_a_stage_that_accepts_a_few_goes_on(tmp_path: Path, rejects: int, reason: str, count: int) -> None:
+    """Failures of the infrastructure are no rejections, and a few records tell nothing."""
+
+    async def stage(number: int) -> list[int]:
+        if number % 100 >= 100 - rejects:
+            raise Rejected(reason)
+        return [number]
+
+    with Journal(tmp_path / "journal") as journal:
+        options: dict[str, Any] = {"key": str, "out": int, "concurrency": 1, "stop_after": 20}
+        result = await run_stage("s", stage, range(count), journal=journal, **options)
+    assert result.rejected.total() + len(result.outputs) == count

@@ -287,6 +287,7 @@ async def test_an_endpoint_that_is_busy_is_waited_for_and_as_long_as_it_asks(end
     [
         ({"answers": [404]}, "refused the request"),
         ({"answers": [308]}, "refused the request"),
+        ({"answers": [200]}, "answered without vectors"),
         ({"answers": [500, 500]}, "no embeddings in 2 tries"),
         ({"value": lambda text: [1.0] * len(text)}, "different widths"),
         ({"value": lambda text: [1e39, 1.0]}, "not finite"),
