@@ -161,7 +161,7 @@ class EndpointAgent:
         self.calls += len(written)
         calls = [_call(call) for call in written]
         for call, parsed in zip(written, calls, strict=True):
-            if isinstance(parsed, MalformedCall) or not call["function"].get("arguments"):
+            if isinstance(parsed, MalformedCall) or not parsed.arguments:
                 call["function"] = {**call["function"], "arguments": "{}"}
         return None if reply.truncated else calls
 
@@ -181,9 +181,10 @@ def spoken(agent: EndpointAgent) -> str:
 
 def _call(written: Mapping[str, Any]) -> Call:
     function = written["function"]
-    text = function.get("arguments") or "{}"
+    text = function.get("arguments")
+    text = text if isinstance(text, str) else json.dumps(text)
     try:
-        arguments = parse_arguments(text if isinstance(text, str) else json.dumps(text))
+        arguments = parse_arguments("{}" if text.strip() in ("", "null") else text)
     except ValueError as error:
         return MalformedCall(str(text), str(error))
     return ToolCall(written["id"], str(function.get("name") or ""), arguments)

@@ -180,7 +180,6 @@ class Endpoint:
         failures = faults = 0
         self._line()  # opened before the time of the first try counts
         while True:
-            began = time.monotonic()
             try:
                 return await self._try(kind, body, timeout_seconds)
             except StatusRefused as refusal:
@@ -190,7 +189,7 @@ class Endpoint:
             except TryFailed as problem:
                 failure = problem
             now = time.monotonic()
-            self._silent_since = self._silent_since or max(began, self._answered)
+            self._silent_since = self._silent_since or max(min(failure.began, now), self._answered)
             failures, faults = failures + 1, faults + (not failure.busy)
             first_failure = first_failure or now
             pause = backoff(failures, first=config.backoff_seconds, longest=config.longest_backoff_seconds, rng=rng)
@@ -213,8 +212,17 @@ class Endpoint:
                 pause = min(pause, self.LONGEST_STARTUP_PAUSE)
             self._check_silence(failure, silent)
             self._tell(failure, silent)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._line().stopped.wait(), pause)
+            await self._sleep(pause)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait for so long. Raises `Stopped`: a verdict ended the run meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._line().stopped.wait(), seconds)
+        self._check_verdict()
+
+    def _check_verdict(self) -> None:
+        if self._verdict is not None:
+            raise type(self._verdict)(self._verdict.problem, self._verdict.remedy)
 
     def _check_silence(self, failure: TryFailed, silent: float) -> None:
         """Stop the run where the endpoint has answered nothing for too long.
@@ -301,19 +309,20 @@ class Endpoint:
     async def _try(self, kind: str, body: bytes, timeout_seconds: float | None = None) -> EndpointReply:
         limits = self._line().limits
         async with limits.slot():
-            if self._verdict is not None:
-                raise self._copy(self._verdict)
+            self._check_verdict()
             permit = await limits.reserve(TokenEstimate(kind, len(body), lambda: self._at_most(body), STAGE.get()))
             used: Usage | None = None
             answered = False
             try:
                 await limits.take(permit)
                 while (wait := limits.paused()) > 0:  # also where the pause began while it waited for its turn
-                    await asyncio.sleep(wait)
+                    await self._sleep(wait)
                 try:
+                    sent = time.monotonic()
                     reply = await self._send(body, timeout_seconds)
                     used, answered = reply.usage, True
                 except TryFailed as failure:
+                    failure.began = sent
                     used = failure.used or (self._at_most(body) if failure.lost else None)
                     raise
                 except asyncio.CancelledError:
@@ -415,10 +424,6 @@ class Endpoint:
         self._verdict = verdict
         self._line().stopped.set()
         return verdict
-
-    @staticmethod
-    def _copy(verdict: Stopped) -> Stopped:
-        return type(verdict)(verdict.problem, verdict.remedy)
 
     def _refuses(self, refusal: StatusRefused) -> Stopped:
         """Return the end of the run for a refusal that holds for every request."""

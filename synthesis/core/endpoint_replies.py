@@ -121,6 +121,7 @@ class TryFailed(Exception):
         used: what the try cost, where the endpoint said so.
         lasting: the refusal that it is if it lasts.
         wrong_address: the fix, where the failure is that of a wrong address; "" for others.
+        began: when the request was sent, on the monotonic clock.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class TryFailed(Exception):
         super().__init__(problem)
         self.busy, self.wait, self.lost, self.used = busy, wait, lost, used
         self.lasting, self.wrong_address = lasting, wrong_address
+        self.began = math.inf
 
 
 class StatusRefused(Exception):

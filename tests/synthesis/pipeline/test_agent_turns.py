@@ -143,6 +143,21 @@ async def test_parallel_calls_and_their_order():
         ),
         ({"tool_calls": [call("null", id="")]}, AssistantTurn("", "", [ToolCall("call_0", "find", {})])),
         ({"tool_calls": [call(None)]}, AssistantTurn("", "", [ToolCall("abc", "find", {})])),
+        ({"tool_calls": [call("null")]}, AssistantTurn("", "", [ToolCall("abc", "find", {})])),
+        ({"tool_calls": [call(" ")]}, AssistantTurn("", "", [ToolCall("abc", "find", {})])),
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "Why."}]},
+                    {"type": "text", "text": "A."},
+                ]
+            },
+            AssistantTurn("Why.", "A."),
+        ),
+        (
+            {"content": [{"type": "reasoning", "text": "Why."}, {"type": "output_text", "text": "A."}]},
+            AssistantTurn("Why.", "A."),
+        ),
         ({"tool_calls": [call({"item": 1})]}, AssistantTurn("", "", [ToolCall("abc", "find", {"item": 1})])),
     ],
 )
