@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import math
 import random
 import re
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from synthesis.core.chat_format import AssistantTurn
-from synthesis.core.endpoint_apis import Api, api_class
+from synthesis.core.endpoint_apis import Api, OpenAIApi
 from synthesis.core.endpoint_limits import AnswerLengths, EndpointLimits, OwnLimits, TokenEstimate
 from synthesis.core.endpoint_replies import (
     BadStatus,
@@ -30,13 +31,16 @@ from synthesis.core.endpoint_replies import (
     UnreadableReply,
     meaning_of,
 )
-from synthesis.core.endpoint_settings import OpenAITeacherConfig
+from synthesis.core.endpoint_settings import ApiName, OpenAITeacherConfig
 from synthesis.core.openai_messages import own_fields, without_fields
 from synthesis.core.progress import TRAFFIC, say_beside_bars
 from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff
 from synthesis.core.recording import Recording
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Stopped
 from synthesis.core.typed import decode_json, json_decoder
+
+_WORD = re.compile(r"\w+")
 
 
 class EndpointDown(Stopped):
@@ -284,7 +288,7 @@ class Endpoint:
             except RequestRefused as refusal:
                 if refusal.status not in (400, 422):
                     raise
-                named = {name for name in own_fields(messages) if re.search(rf"\b{re.escape(name)}\b", refusal.said)}
+                named = set(own_fields(messages)) & set(_WORD.findall(refusal.said))
                 if not named:
                     raise
                 self._unread |= named
@@ -459,3 +463,27 @@ class Endpoint:
             own = self._limits or OwnLimits(config, self._budget, self._lengths)
             self._opened = _Line(loop, api, own)
         return self._opened
+
+
+def api_class(name: ApiName) -> type[Api]:
+    """Return the class of an API.
+
+    Raises:
+        InputError: its client is not installed.
+    """
+    if name == "openai":
+        return OpenAIApi
+    package = {"anthropic": "anthropic", "gemini": "google.genai"}[name]
+    try:
+        found = importlib.util.find_spec(package)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise InputError(f"api={name!r} needs the package {package}: pip install 'astra-jax[{name}]'")
+    if name == "anthropic":
+        from synthesis.core.endpoint_anthropic import AnthropicApi
+
+        return AnthropicApi
+    from synthesis.core.endpoint_gemini import GeminiApi
+
+    return GeminiApi

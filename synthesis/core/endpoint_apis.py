@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import ssl
 import urllib.parse
@@ -38,10 +37,9 @@ from synthesis.core.endpoint_replies import (
     shown,
     token_count,
 )
-from synthesis.core.endpoint_settings import ApiName, OpenAITeacherConfig
+from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import read_reply, sendable, text_of
 from synthesis.core.rate_limits import Usage
-from synthesis.core.refusals import InputError
 
 CONNECT_SECONDS = 8.0
 """For looking up the host's name, connecting and TLS; the answer has the request's own time."""
@@ -312,27 +310,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def json_of(data: Any) -> bytes:
     """Return a value of a reply as text, for a message."""
     return (data if isinstance(data, str) else json.dumps(data, default=str)).encode(errors="replace")
-
-
-def api_class(name: ApiName) -> type[Api]:
-    """Return the class of an API.
-
-    Raises:
-        InputError: its client is not installed.
-    """
-    if name == "openai":
-        return OpenAIApi
-    package = {"anthropic": "anthropic", "gemini": "google.genai"}[name]
-    try:
-        found = importlib.util.find_spec(package)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise InputError(f"api={name!r} needs the package {package}: pip install 'astra-jax[{name}]'")
-    if name == "anthropic":
-        from synthesis.core.endpoint_anthropic import AnthropicApi
-
-        return AnthropicApi
-    from synthesis.core.endpoint_gemini import GeminiApi
-
-    return GeminiApi

@@ -322,9 +322,9 @@ class OpenAITeacher:
         if (known := await self._recorded(digest, "a turn of the agent", seed, config)) is not None:
             message = decode_json(known, dict[str, Any])
         else:
-            conversation = {**body, "messages": replayed(messages, sent, endpoint.read_turn)}
+            body["messages"] = replayed(messages, sent, endpoint.read_turn)
             try:
-                message = await self._turn(config, served, conversation, seed, names)
+                message = await self._turn(config, served, body, seed, names)
             except TeacherError as error:
                 self._record(digest, "", str(error))
                 raise
