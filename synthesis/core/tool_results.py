@@ -52,8 +52,8 @@ def error_text(message: str, *, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def server_error_text(text: str, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """A server's text that says of itself to be an error."""
-    return error_text(_respelled(text), max_characters=max_characters)
+    """A server's text about a call that failed, in the form of `error_text`."""
+    return error_text(_respelled(text) or "the tool failed and gave no message", max_characters=max_characters)
 
 
 def outcome_text(result: CallResult, *, max_characters: int = MAX_CHARACTERS) -> str:

@@ -26,6 +26,10 @@ HTTP_FAILED = -31_900
 """The code of the JSON-RPC error that stands for an HTTP answer that is none to the request. The protocol has none."""
 _GATE = (401, 403, 407, 429, 502, 503, 504)
 """Statuses of what stands before the tools (access, rate limits, proxies), whatever their bodies say."""
+_OLD_TRANSPORT = (
+    "if the server speaks HTTP+SSE alone (the transport that streamable HTTP replaced in 2025), it cannot be used; "
+    "give the address of its streamable HTTP endpoint, often one that ends in /mcp"
+)
 _REDIRECTS = 5
 """That are followed from one request, all to the same server (a slash at the end of an address)."""
 
@@ -81,7 +85,8 @@ async def _problem(request: httpx2.Request, response: httpx2.Response) -> str | 
             return None
         if status not in _GATE and kind.startswith("application/json") and _is_error(await response.aread()):
             return None
-        return f"HTTP {status} {response.reason_phrase}"
+        hint = f"; {_OLD_TRANSPORT}" if status in (404, 405) else ""
+        return f"HTTP {status} {response.reason_phrase}{hint}"
     if status == 202:
         return "HTTP 202, which says that no answer will come"
     if not kind.startswith(("application/json", "text/event-stream")):

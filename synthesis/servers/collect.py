@@ -9,9 +9,10 @@ import logging
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -26,9 +27,13 @@ from synthesis.core.records import (
 )
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
+from synthesis.core.tool_schemas import brief
 from synthesis.facts.catalog import LANGUAGES, SERVERS
 from synthesis.facts.servers import fact_servers
+from synthesis.servers.mcp_answers import Listing
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, find_command
+
+Served = TypeVar("Served", ServedResource, ServedPrompt)
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +66,8 @@ class RejectedTool(msgspec.Struct, frozen=True):
 class ServerDocument(msgspec.Struct, frozen=True):
     """A server's tools as they were found: OpenAI's form, not normalised, anything may be wrong with them.
 
-    `rejected` holds what was read but could not even be brought into that form.
+    `rejected` holds what was read but could not even be brought into that form; `left_out` the resources, prompts and
+    pages of a running server's lists that could not be read.
     """
 
     id: str
@@ -75,6 +81,7 @@ class ServerDocument(msgspec.Struct, frozen=True):
     licence: str = ""
     resources: list[ServedResource] = []
     prompts: list[ServedPrompt] = []
+    left_out: list[RejectedTool] = []
 
 
 _MOST = 1_000
@@ -121,13 +128,18 @@ async def collect(source: ServerSource, context: HasConnections) -> list[ServerD
     try:
         running = await connected(source.execution, context.connections)
         tools = await running.list_tools()
-        resources, prompts = await running.list_resources(), await running.list_prompts()
     except ServerUnavailable as error:
         _log.warning("left out server %s: %s", source.id, error)
         raise Rejected("mcp_server_unavailable", str(error)) from error
     except Rejected as rejection:
         _log.warning("left out server %s: %s", source.id, rejection.detail)
         raise
+    left_out = [RejectedTool("tools", "incomplete_list", tools.problem)] if tools.problem else []
+    resources = await _entries(running.list_resources, "resources", _resource, left_out)
+    prompts = await _entries(running.list_prompts, "prompts", _prompt, left_out)
+    for reason, count in Counter(one.reason for one in left_out).items():
+        example = next(one for one in left_out if one.reason == reason)
+        _log.warning("server %s: left out %d %s: %s: %s", source.id, count, reason, example.name, example.detail)
     return [
         ServerDocument(
             source.id,
@@ -135,26 +147,70 @@ async def collect(source: ServerSource, context: HasConnections) -> list[ServerD
             source.description,
             source.domain,
             source.language,
-            [_as_document(tool) for tool in tools],
+            [tool.document for tool in tools.entries],
             source.execution,
             licence=source.licence,
-            resources=[_resource(one) for one in resources[:_MOST]],
-            prompts=[
-                ServedPrompt(one.name, _line(one.description), [given.name for given in one.arguments or ()])
-                for one in prompts[:_MOST]
-            ],
+            resources=resources,
+            prompts=prompts,
+            left_out=left_out,
         )
     ]
 
 
-def _resource(one: Any) -> ServedResource:
-    """A resource, or a template of some."""
-    uri = one.uri if hasattr(one, "uri") else one.uri_template
-    return ServedResource(one.name, str(uri), _line(one.description), one.mime_type or "")
+async def _entries(
+    listed: Callable[[], Awaitable[Listing[Any]]],
+    what: str,
+    read: Callable[[Mapping[str, Any]], Served],
+    left_out: list[RejectedTool],
+) -> list[Served]:
+    """Return the entries of a list that tasks do not depend on; what cannot be read is added to `left_out`."""
+    try:
+        listing = await listed()
+    except ServerUnavailable as error:
+        left_out.append(RejectedTool(what, f"{what}_unavailable", str(error)))
+        return []
+    if listing.problem:
+        left_out.append(RejectedTool(what, "incomplete_list", listing.problem))
+    found: list[Served] = []
+    for entry in listing.entries:
+        try:
+            if len(found) == _MOST:
+                count = len(listing.entries) - _MOST
+                left_out.append(RejectedTool(what, f"more_{what}", f"{count} beyond the first {_MOST} are left out"))
+                break
+            if not isinstance(entry, Mapping):
+                raise ValueError("an entry must be an object")
+            found.append(read(entry))
+        except ValueError as error:
+            left_out.append(RejectedTool(what, f"bad_{what.removesuffix('s')}", f"{brief(entry):.200}: {error}"))
+    return found
 
 
-def _line(text: str | None) -> str:
-    return " ".join((text or "").split())
+def _resource(entry: Mapping[str, Any]) -> ServedResource:
+    """Return a resource, or a template of some. Raises `ValueError`: a field is missing or of another type."""
+    address = "uri" if "uri" in entry else "uriTemplate"
+    media = _text(entry, "mimeType") if entry.get("mimeType") is not None else ""
+    return ServedResource(_text(entry, "name"), _text(entry, address), _line(entry), media)
+
+
+def _prompt(entry: Mapping[str, Any]) -> ServedPrompt:
+    """Return a prompt. Raises `ValueError`: as `_resource`."""
+    arguments = entry.get("arguments") or []
+    if not (isinstance(arguments, list) and all(isinstance(one, Mapping) for one in arguments)):
+        raise ValueError("`arguments` must be a list of objects")
+    return ServedPrompt(_text(entry, "name"), _line(entry), [_text(one, "name") for one in arguments])
+
+
+def _text(entry: Mapping[str, Any], field: str) -> str:
+    value = entry.get(field)
+    if not isinstance(value, str):
+        raise ValueError(f"`{field}` must be text")
+    return value
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    text = entry.get("description")
+    return " ".join(text.split()) if isinstance(text, str) else ""
 
 
 async def connected(execution: McpExecution, connections: McpConnections) -> McpConnection:
@@ -167,15 +223,6 @@ async def connected(execution: McpExecution, connections: McpConnections) -> Mcp
     if isinstance(execution, StdioExecution) and PROJECT in execution.command:
         make_project(connections.cwd / PROJECT)
     return await connections.get(execution)
-
-
-def _as_document(tool: Any) -> dict[str, Any]:
-    annotations = tool.annotations
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
-        "read_only": None if annotations is None else annotations.read_only_hint,
-    }
 
 
 def fact_documents(

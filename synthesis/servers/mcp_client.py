@@ -8,7 +8,6 @@ what may have been done by then is done a second time only where it reads.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
@@ -26,21 +25,23 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp.types import (
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-    CallToolResult,
-    EmbeddedResource,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-)
+from mcp.types import METHOD_NOT_FOUND, PARSE_ERROR
 from pydantic import ValidationError
 
 from synthesis.core.records import McpExecution, StdioExecution
 from synthesis.servers import bounded_stdio
 from synthesis.servers.bounded_http import HTTP_FAILED, BoundedTransport
 from synthesis.servers.made_once import Shared
+from synthesis.servers.mcp_answers import (
+    LIST_FIELDS,
+    ListedTool,
+    Listing,
+    as_written,
+    is_error,
+    listed_tool,
+    result_text,
+    tolerant,
+)
 
 T = TypeVar("T")
 
@@ -50,6 +51,8 @@ _BROKEN = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStre
 _CONNECTION_CLOSED = -32000
 _SESSION_LOST = ("Session terminated", "Session not found")
 """What the SDK's client and servers say over HTTP once the server has forgotten the session: it was started again."""
+_MOST_ENTRIES = 10_000
+"""Of a list; a server that lists more is read no further. The timeout bounds pages without entries."""
 _PROBE_SECONDS = 5.0
 """For a server that let a request wait, to say that it is there. One that does not is started again."""
 _CLOSING_SECONDS = 10.0
@@ -113,78 +116,85 @@ class McpConnection:
         self._entered = False
         await self._close()
 
-    async def list_tools(self) -> list[Any]:
-        """All tools, page by page, as the SDK's `Tool` objects.
+    async def list_tools(self) -> Listing[ListedTool]:
+        """Return all tools, whatever is wrong with one of them.
 
         Raises:
-            ServerUnavailable: no answer in time, pages without end, a document that the protocol does not allow, or the
-                server went away and did not come back.
+            ServerUnavailable: no answer in time, no list, or the server went away and did not come back.
         """
+        listed = await self._every("tools/list", Client.list_tools)
+        tools = [listed_tool(entry) for entry in listed.entries]
+        self._reading = frozenset(tool.name for tool in tools if tool.reads)
+        return Listing(tools, listed.problem)
 
-        tools = await self._every("tools/list", Client.list_tools, "tools")
-        self._reading = frozenset(
-            tool.name for tool in tools if tool.annotations is not None and tool.annotations.read_only_hint
-        )
-        return tools
-
-    async def list_resources(self) -> list[Any]:
-        """All resources and resource templates, as the SDK's objects; none of a server that offers none.
+    async def list_resources(self) -> Listing[Any]:
+        """Return all resources and resource templates; none of a server that offers none.
 
         Raises:
-            ServerUnavailable: as `list_tools`; it says that it has some, and cannot list them.
+            ServerUnavailable: see `list_tools`; or the server offers resources and fails to list them.
         """
         client = self._client or await self._open_again()
         if client.server_capabilities.resources is None:
-            return []
-        listed = await self._every("resources/list", Client.list_resources, "resources", may_lack=True)
-        more = await self._every(
-            "resources/templates/list", Client.list_resource_templates, "resource_templates", may_lack=True
-        )
-        return [*listed, *more]
+            return Listing([])
+        fixed = await self._every("resources/list", Client.list_resources, may_lack=True)
+        templates = await self._every("resources/templates/list", Client.list_resource_templates, may_lack=True)
+        problems = "; ".join(filter(None, (fixed.problem, templates.problem)))
+        return Listing([*fixed.entries, *templates.entries], problems)
 
-    async def list_prompts(self) -> list[Any]:
-        """All prompts; see `list_resources`."""
+    async def list_prompts(self) -> Listing[Any]:
+        """Return all prompts; see `list_resources`."""
         client = self._client or await self._open_again()
         if client.server_capabilities.prompts is None:
-            return []
-        return await self._every("prompts/list", Client.list_prompts, "prompts", may_lack=True)
+            return Listing([])
+        return await self._every("prompts/list", Client.list_prompts, may_lack=True)
 
     async def _every(
-        self, what: str, request: Callable[..., Awaitable[Any]], field: str, *, may_lack: bool = False
-    ) -> list[Any]:
-        """What a server lists, page by page.
+        self, method: str, request: Callable[..., Awaitable[Any]], *, may_lack: bool = False
+    ) -> Listing[Any]:
+        """Return what a server lists, page by page. A page that the server itself fails at ends the list.
 
         Args:
             request: of the client, with a cursor.
-            field: of a page.
             may_lack: a server that does not know the request has none.
 
         Raises:
             ServerUnavailable: see `list_tools`.
         """
 
-        async def pages(client: Client) -> list[Any]:
+        async def pages(client: Client) -> Listing[Any]:
             found: list[Any] = []
             cursor: str | None = None
             seen: set[str] = set()
             while True:
-                page = await request(client, cursor=cursor)
-                found.extend(getattr(page, field))
-                cursor = page.next_cursor
-                if not cursor:
-                    return found
-                if cursor in seen:
-                    raise self._unavailable(f"its {what} pages have no end")
+                try:
+                    page = await request(client, cursor=cursor, cache_mode="bypass")
+                except MCPError as error:
+                    if cursor is None or _is_lost(error):
+                        raise
+                    return Listing(found, f"{method} failed after {len(found)} entries: {error.message:.300}")
+                written = as_written(page)
+                entries, cursor = written.get(LIST_FIELDS[method]), written.get("nextCursor")
+                if not isinstance(entries, list):
+                    problem = f"its answer to {method} has no list `{LIST_FIELDS[method]}`"
+                    if seen:
+                        return Listing(found, f"{problem} after {len(found)} entries")
+                    raise self._unavailable(problem, _LEAVE_OUT)
+                in_circle = bool(seen and entries) and entries == found[: len(entries)]
+                found += [] if in_circle else entries
+                if cursor is None or cursor == "":
+                    return Listing(found)
+                if in_circle or not isinstance(cursor, str) or cursor in seen or len(found) > _MOST_ENTRIES:
+                    return Listing(found, f"the pages of {method} do not end; {len(found)} entries were read")
                 seen.add(cursor)
 
         try:
-            return await self._ask(what, pages)
+            return await self._ask(method, pages)
         except ServerUnavailable:
             raise
         except Exception as error:  # it fails in as many ways as there are servers
             if may_lack and isinstance(error, MCPError) and error.code == METHOD_NOT_FOUND:
-                return []
-            raise self._unavailable(f"{what} failed: {_innermost(error)}") from error
+                return Listing([])
+            raise self._unavailable(f"{method} failed: {_innermost(error)}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """The tool's result as text, and whether the server says that the call succeeded.
@@ -202,9 +212,10 @@ class McpConnection:
             )
         except MCPError as error:
             return error.message, False  # the protocol's own errors (unknown tool …) are answers
-        except RuntimeError as error:  # the SDK's word for a result that breaks the server's own output schema
+        except RuntimeError as error:  # the SDK's, of a server that asks the client for input without end
             raise self._unavailable(f"{tool}: {error}", _LEAVE_OUT) from error
-        return _text(result), not result.is_error
+        written = as_written(result)
+        return result_text(written), not is_error(written)
 
     async def _reads(self, tool: str) -> bool:
         if self._reading is None:
@@ -239,10 +250,10 @@ class McpConnection:
             except ValidationError as error:
                 raise self._malformed(what, error) from None
             except MCPError as error:
+                if not _is_lost(error):
+                    raise
                 if error.code in (HTTP_FAILED, PARSE_ERROR):
                     raise self._unavailable(f"{what} was not answered: {error.message:.500}") from error
-                if error.code != _CONNECTION_CLOSED and error.message not in _SESSION_LOST:
-                    raise
                 broken = error
             except _BROKEN as error:
                 broken = error
@@ -346,14 +357,14 @@ class McpConnection:
                 encoding=bounded_stdio.ENCODING,
             )
             with open(self.cwd / _LOG, "a", encoding="utf-8") as errors:
-                yield stdio_client(parameters, errlog=errors)
+                yield tolerant(stdio_client(parameters, errlog=errors))
         else:
             url, *values = self._fill_in(self.execution.url, *self.execution.headers.values())
             headers = dict(zip(self.execution.headers, values, strict=True))
             # Reading has no limit of its own: servers hold streams open, and each request is timed where it is made.
             timeout = httpx2.Timeout(self.timeout_seconds, read=None)
             async with httpx2.AsyncClient(headers=headers, timeout=timeout, transport=BoundedTransport()) as http:
-                yield streamable_http_client(url, http_client=http)
+                yield tolerant(streamable_http_client(url, http_client=http))
 
     def _fill_in(self, *texts: str) -> list[str]:
         """The texts with `${NAME}` replaced from the environment."""
@@ -451,21 +462,9 @@ class McpConnections:
         return await self._open.get(key, connection.__aenter__)
 
 
-def _text(result: CallToolResult) -> str:
-    """What a model can read of a result; of the rest (images, sounds) that it is there, and of which kind it is."""
-    parts: list[str] = []
-    for block in result.content:
-        if isinstance(block, TextContent):
-            parts.append(block.text)
-        elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
-            parts.append(block.resource.text)
-        elif isinstance(block, ResourceLink):
-            parts.append(str(block.uri))
-        else:
-            parts.append(f"[{block.type}]")
-    if not parts and result.structured_content is not None:
-        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
-    return "\n".join(parts)
+def _is_lost(error: MCPError) -> bool:
+    """Whether the error says that nothing was answered, not that the server refuses."""
+    return error.code in (HTTP_FAILED, PARSE_ERROR, _CONNECTION_CLOSED) or error.message in _SESSION_LOST
 
 
 def _innermost(error: BaseException) -> str:

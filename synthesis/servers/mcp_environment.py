@@ -34,6 +34,7 @@ from synthesis.core.refusals import InputError
 from synthesis.core.rewards import answers, called, check_language
 from synthesis.core.typed import decode_json
 from synthesis.servers.configured import read_sources
+from synthesis.servers.mcp_answers import ListedTool
 from synthesis.servers.mcp_client import McpConnection, ServerUnavailable
 from synthesis.servers.normalize import fix_names
 from synthesis.servers.schemas import Unmappable, object_schema
@@ -85,24 +86,28 @@ async def served_tools(connections: Mapping[str, McpConnection], *, prefixed: bo
         ServerUnavailable: one cannot list them.
         InputError: there is no tool at all.
     """
-    found: list[tuple[str, Any, dict[str, Any]]] = []
+    found: list[tuple[str, ListedTool, dict[str, Any]]] = []
     read_only: dict[str, bool] = {}
     for name, connection in connections.items():
         read_only[name] = True
-        for tool in await connection.list_tools():
+        tools = await connection.list_tools()
+        if tools.problem:
+            _log.warning("the list of the tools of %.80s is incomplete: %s", name, tools.problem)
+        for tool in tools.entries:
             try:
-                found.append((name, tool, object_schema(tool.input_schema)))
-            except Unmappable as problem:
-                _log.warning("left out the tool %.80s of %.80s: %s", tool.name, name, problem.detail)
+                found.append((name, tool, object_schema(tool.document["function"].get("parameters"))))
+            except Unmappable as unmappable:
+                _log.warning("left out the tool %.80s of %.80s: %s", tool.name, name, unmappable.detail)
                 continue
-            read_only[name] &= tool.annotations is not None and bool(tool.annotations.read_only_hint)
+            read_only[name] &= bool(tool.reads)
     wanted = [f"{name}_{tool.name}" if prefixed and name else tool.name for name, tool, _ in found]
     specs, places = list[ToolSpec](), dict[str, tuple[str, str]]()
     for fixed, (name, tool, schema) in zip(fix_names(wanted), found, strict=True):
         if fixed is None or fixed in places:
-            _log.warning("left out the tool %.80s of %.80s: its name is no name, or another's", tool.name, name)
+            _log.warning("left out the tool %.80s of %.80s: its name is missing or used twice", tool.name, name)
             continue
-        specs.append(ToolSpec(fixed, tool.description or "", schema))
+        description = tool.document["function"].get("description")
+        specs.append(ToolSpec(fixed, description if isinstance(description, str) else "", schema))
         places[fixed] = name, tool.name
     if not specs:
         raise InputError(f"the servers {', '.join(connections)} offer no tool that could be called")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -23,7 +24,11 @@ from synthesis.core.environment import Environment, EnvironmentSession, PlayedEp
 from synthesis.core.files import first_line
 from synthesis.core.records import Message, ToolSpec
 from synthesis.core.refusals import InputError
+from synthesis.servers.mcp_answers import is_error, result_text
+from synthesis.servers.normalize import fix_names
 from synthesis.servers.schemas import Unmappable, object_schema
+
+_log = logging.getLogger(__name__)
 
 _SECONDS: Final = 120.0
 """For one answer."""
@@ -63,6 +68,8 @@ class _Server:
     def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
         self.url, self._http = url.rstrip("/"), http
         self.by_mcp = False
+        self.originals: dict[str, str] = {}
+        """The names that tools are offered under → the server's own."""
 
     async def schema(self) -> dict[str, Any]:
         """Of an action. Raises `ToolsUnavailable`."""
@@ -151,7 +158,7 @@ class _OpenEnvSession:
             return ToolAnswer("the episode is over", ok=False)
         action: dict[str, Any] = dict(arguments)
         if self._server.by_mcp:
-            action = {"type": "call_tool", "tool_name": tool, "arguments": action}
+            action = {"type": "call_tool", "tool_name": self._server.originals.get(tool, tool), "arguments": action}
         try:
             observation = await self.step(action)
         except _Refused as error:
@@ -190,10 +197,8 @@ def _of_mcp(result: Any) -> ToolAnswer:
     """What an MCP tool gave, as the server passes it on."""
     if not (isinstance(result, dict) and isinstance(result.get("content"), list)):
         return ToolAnswer(json.dumps(result, ensure_ascii=False))
-    blocks = result["content"]
-    parts = [str(one.get("text", f"[{one.get('type')}]")) for one in blocks if isinstance(one, dict)]
-    failed = bool(result.get("is_error") or result.get("isError"))
-    return ToolAnswer("\n".join(parts) if parts else json.dumps(result.get("data"), ensure_ascii=False), ok=not failed)
+    text = result_text(result) or json.dumps(result.get("data"), ensure_ascii=False)
+    return ToolAnswer(text, ok=not is_error(result))
 
 
 @asynccontextmanager
@@ -235,14 +240,22 @@ async def _tools(server: _Server, session: _OpenEnvSession, action: Mapping[str,
     else:
         observation = await session.step({"type": "list_tools"})
         listed = observation.get("tools", []) if isinstance(observation, dict) else []
-    try:
-        found = [
-            ToolSpec(str(one["name"]), str(one.get("description") or "Acts in the environment."),
-                     object_schema(one["input_schema"]))
-            for one in listed
-        ]  # fmt: skip
-    except (Unmappable, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"openenv:{server.url}: its actions have no schema to check calls by: {error}") from error
+    found: list[ToolSpec] = []
+    problems: list[str] = []
+    originals = [str(one.get("name") or "") if isinstance(one, dict) else "" for one in listed]
+    for one, name, fixed in zip(listed, originals, fix_names(originals, "openenv"), strict=True):
+        try:
+            if fixed is None:
+                raise Unmappable("bad_name", "the name is missing, has no usable character, or is used twice")
+            about = str(one.get("description") or "Acts in the environment.")
+            found.append(ToolSpec(fixed, about, object_schema(one.get("input_schema"))))
+            server.originals[fixed] = name
+        except Unmappable as problem:
+            problems.append(f"{name or 'a tool without a name'}: {problem.detail}")
     if not found:
+        if problems:
+            raise InputError(f"openenv:{server.url}: its actions have no schema to check calls by: {problems[0]}")
         raise InputError(f"openenv:{server.url} lists no tools")
+    if problems:
+        _log.warning("openenv:%s: left out %d of %d tools: %s", server.url, len(problems), len(listed), problems[0])
     return found

@@ -222,6 +222,6 @@ class Session:
 
 async def _original_names(connection: McpConnection) -> dict[str, str]:
     """Our name → the running server's, which may have characters that OpenAI's form does not allow."""
-    originals = [tool.name for tool in await connection.list_tools()]
+    originals = [tool.name for tool in (await connection.list_tools()).entries]
     pairs = zip(fix_names(originals), originals, strict=True)
     return {name: original for name, original in pairs if name is not None}

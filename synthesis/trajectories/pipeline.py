@@ -159,6 +159,10 @@ class _Run:
             "collect", collect, sources, key=source_key, out=ServerDocument, label="collect tool documents",
             concurrency=config.collect_concurrency, depends=(), judged=False,
         )  # fmt: skip
+        left_out = [one for document in collected for one in document.left_out]
+        examples = {one.reason: f"{one.name}: {one.detail}" for one in left_out}
+        if left_out:
+            self.track.reject("collect", Counter(one.reason for one in left_out), examples)
         facts = fact_documents(languages, only=config.fact_servers, emulated=config.emulated_servers)
         registries = read_registries(config.registries, languages=languages)
         if config.registries:

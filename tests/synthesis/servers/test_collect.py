@@ -101,10 +101,12 @@ async def test_all_pages_are_read(tmp_path, paged):
     assert [tool["function"]["name"] for tool in document.tools] == [f"tool.number {i}" for i in range(9)] + ["die"]
 
 
-async def test_pages_without_end_are_refused(tmp_path, paged):
+async def test_pages_without_end_are_read_once(tmp_path, paged):
     async with McpConnections(cwd=tmp_path) as connections:
-        with pytest.raises(Rejected, match="mcp_server_unavailable.*no end"):
-            await collect(source(*paged, "endless"), SimpleNamespace(connections=connections))
+        (document,) = await collect(source(*paged, "endless"), SimpleNamespace(connections=connections))
+    assert [tool["function"]["name"] for tool in document.tools] == [f"tool.number {i}" for i in range(3)]
+    (problem,) = document.left_out
+    assert problem.reason == "incomplete_list" and "tools/list do not end; 3 entries" in problem.detail
 
 
 async def test_a_broken_connection_is_opened_again(tmp_path, paged):

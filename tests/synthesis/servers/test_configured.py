@@ -33,7 +33,7 @@ async def test_servers_of_a_client_s_file_are_started(tmp_path: Path, monkeypatc
             pass
     monkeypatch.setenv("A_ZONE", "UTC")
     async with McpConnection(sources[0].execution, cwd=tmp_path) as connection:
-        assert {tool.name for tool in await connection.list_tools()} == {"get_current_time", "convert_time"}
+        assert {tool.name for tool in (await connection.list_tools()).entries} == {"get_current_time", "convert_time"}
 
 
 def test_documents_of_the_official_registry_become_commands(tmp_path: Path) -> None:

@@ -253,9 +253,19 @@ async def test_what_a_server_says_over_http_with_another_status_is_its_answer(tm
     assert [one for one in seen if "call" in one][-2:] == ["/mcp tools/call", "/mcp/moved tools/call"]
 
 
-async def test_a_gateway_that_knows_no_more_is_no_server_without_prompts(tmp_path):
+async def test_a_gateway_that_answers_for_the_prompts_costs_the_prompts(tmp_path):
     async with shaken_hands({"prompts/list": http("404 Oh")}) as url, McpConnections(cwd=tmp_path) as connections:
-        with pytest.raises(Rejected, match="mcp_server_unavailable.*prompts/list was not answered: HTTP 404"):
+        (document,) = await collect(http_source(url, {}), SimpleNamespace(connections=connections))
+    (problem,) = document.left_out
+    assert problem.reason == "prompts_unavailable" and "prompts/list was not answered: HTTP 404" in problem.detail
+
+
+async def test_a_server_of_the_older_transport_is_refused_with_that_word(tmp_path):
+    async with (
+        shaken_hands(dict.fromkeys(("initialize", "server/discover"), http("405 No"))) as url,
+        McpConnections(cwd=tmp_path) as connections,
+    ):
+        with pytest.raises(Rejected, match="HTTP 405.*HTTP.SSE alone.*address of its streamable HTTP endpoint"):
             await collect(http_source(url, {}), SimpleNamespace(connections=connections))
 
 
@@ -381,27 +391,8 @@ async def test_servers_that_lie_about_their_schemas(tmp_path):
             "schema_too_large",
             "foreign_reference",
         ]
-        # What the protocol itself forbids costs the whole server: nothing else that it says can be relied on.
-        array = {"name": "t", "inputSchema": {"type": "array"}}
-        for wrong in ("tools", [{"name": "t", "inputSchema": "a text"}], [7], [array]):
-            with pytest.raises(Rejected, match="not what the protocol wants.*leave it out"):
-                await collect(liar(tmp_path, wrong), SimpleNamespace(connections=connections))
-
-
-async def test_a_result_that_breaks_the_servers_own_schema_is_nobodys_evidence(tmp_path):
-    counted = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
-    tool = {
-        "name": "count",
-        "description": "Count all the things.",
-        "inputSchema": {"type": "object"},
-        "outputSchema": counted,
-    }
-    source = liar(tmp_path, [tool], {"content": [], "structuredContent": {"count": "three"}})
-    async with McpConnections(cwd=tmp_path) as connections:
-        server = normalize((await collect(source, SimpleNamespace(connections=connections)))[0], min_tools=1).server
-        executor = ToolExecutor(sandbox=None, connections=connections, teacher=OfflineTeacher(), seed=0)
-        with pytest.raises(Transient, match="MCP server .*count: .*; mend the server, or leave it out"):
-            await executor.mcp(server, server.execution, ToolCall("call_1", "count", {}))
+        with pytest.raises(Rejected, match="tools/list has no list `tools`.*leave it out"):
+            await collect(liar(tmp_path, "tools"), SimpleNamespace(connections=connections))
 
 
 async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
@@ -428,27 +419,6 @@ async def test_a_server_that_hangs_holds_up_no_other(tmp_path):
         errors = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(one) for one in errors} == {Transient}
         assert len({id(one.__cause__) for one in errors}) == 1  # one wait timed out, not one after the other
-
-
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [
-        ({"content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}, "one\ntwo"),
-        ({"content": [{"type": "text", "text": "3"}], "structuredContent": {"result": 3}}, "3"),
-        ({"content": [], "structuredContent": {"城市": "奥斯陆"}}, '{"城市": "奥斯陆"}'),
-        ({"content": [{"type": "resource", "resource": {"uri": "file:///a", "text": "its words"}}]}, "its words"),
-        ({"content": [{"type": "resource_link", "uri": "file:///a", "name": "a"}]}, "file:///a"),
-        ({"content": [{"type": "image", "data": "AAAA", "mimeType": "image/png"}]}, "[image]"),
-        ({"content": [{"type": "resource", "resource": {"uri": "file:///a", "blob": "AAAA"}}]}, "[resource]"),
-        ({"content": []}, ""),
-    ],
-    ids=str,
-)
-async def test_results_of_every_kind_as_text(tmp_path, result, text):
-    tool = {"name": "look", "inputSchema": {"type": "object"}}
-    async with McpConnections(cwd=tmp_path) as connections:
-        running = await connections.get(liar(tmp_path, [tool], result).execution)
-        assert await running.call("look", {}) == (text, True)
 
 
 def test_each_source_has_its_own_id():

@@ -12,7 +12,7 @@ import pytest
 from launch.viewer.preview_page import rendered
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.records import EmulatedExecution, ServedPrompt, ServedResource, StdioExecution, ToolServer
-from synthesis.core.stages import Journal, Rejected
+from synthesis.core.stages import Journal
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.preview import Preview
@@ -119,17 +119,22 @@ async def test_a_server_that_offers_none_or_does_not_know_the_request_has_none(t
 
 
 @pytest.mark.parametrize(
-    ("kind", "what"),
-    [("failing", "resources/list failed: .*the disk is gone"), ("endless", "resources/list pages have")],
+    ("kind", "reason", "detail", "resources"),
+    [
+        ("failing", "resources_unavailable", "resources/list failed: MCPError: the disk is gone", 0),
+        ("endless", "incomplete_list", "the pages of resources/list do not end; 1 entries were read", 2),
+    ],
 )
-async def test_a_server_that_fails_at_what_it_says_it_offers_is_left_out(tmp_path, kind, what):
-    with pytest.raises(Rejected, match=what) as rejection:
-        await collected(tmp_path, kind)
-    assert rejection.value.reason == "mcp_server_unavailable"
+async def test_a_server_that_fails_at_its_resources_keeps_its_tools(tmp_path, kind, reason, detail, resources):
+    document = await collected(tmp_path, kind)
+    assert (len(document.tools), len(document.resources), len(document.prompts)) == (3, resources, 2)
+    (problem,) = document.left_out
+    assert problem.reason == reason and detail in problem.detail
 
 
 async def test_of_very_many_the_first_are_kept(tmp_path):
     document = await collected(tmp_path, "many")
+    assert document.left_out[0].detail == "201 beyond the first 1000 are left out"
     assert len(document.resources) == 1_000 and document.resources[999].name == "r999"
     assert served(normalize(document).server).count("r4, …)") == 1
 

@@ -79,10 +79,10 @@ async def test_a_server_is_started_listed_and_called(
     tmp_path: Path, registry: str, package: str, arguments: list[str], tool: str, given: dict[str, Any]
 ) -> None:
     async with connection(tmp_path, registry, package, arguments) as server:
-        assert tool in {one.name for one in await server.list_tools()}
+        assert tool in {one.name for one in (await server.list_tools()).entries}
         said, ok = await server.call(tool, given)
         assert ok and said
-        offers = len(await server.list_resources()), len(await server.list_prompts())
+        offers = len((await server.list_resources()).entries), len((await server.list_prompts()).entries)
         assert package != "@modelcontextprotocol/server-everything" or min(offers) > 0
 
 
@@ -91,7 +91,7 @@ async def test_a_server_that_wants_more_is_listed_and_answers(
     tmp_path: Path, registry: str, package: str, tool: str, given: dict[str, Any]
 ) -> None:
     async with connection(tmp_path, registry, package, []) as server:
-        assert tool in {one.name for one in await server.list_tools()}
+        assert tool in {one.name for one in (await server.list_tools()).entries}
         said, _ = await server.call(tool, given)
         assert said
         await server.list_resources()  # or it raises

@@ -167,8 +167,10 @@ class Emulated:
     def stepped(self, action: dict[str, Any], seed: int) -> dict[str, Any]:
         if action.get("type") == "list_tools":
             schema = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
-            tools = [{"name": "guess", "description": "Guess a number.", "input_schema": schema}]
+            guess = {"name": "game.guess", "description": "Guess a number.", "input_schema": schema}
+            tools = [guess, {"name": "broken", "input_schema": {"$ref": "#/nowhere"}}, "no tool"]
             return {"type": "observation", "data": {"observation": {"tools": tools}, "reward": None, "done": False}}
+        assert action.get("tool_name", "game.guess") == "game.guess"
         number = action["arguments"]["number"] if self.mcp else action["number"]
         if number < 0:
             kind = "VALIDATION_ERROR" if number == -1 else "EXECUTION_ERROR"
@@ -189,7 +191,7 @@ async def test_seeds_of_an_openenv_server(mcp: bool) -> None:
         last = environments[2]
         assert last.prompt[0].content == "Guess the number of seed 2."
         [tool] = last.tools
-        assert tool.name == ("guess" if mcp else "step") and list(tool.parameters["properties"]) == ["number"]
+        assert tool.name == ("game_guess" if mcp else "step") and list(tool.parameters["properties"]) == ["number"]
         session = await last.begin()
         assert await session.call(tool.name, {"number": 7}) == ToolAnswer("wrong")
         assert await session.call(tool.name, {"number": -1}) == ToolAnswer("below zero", ok=False)
