@@ -3,7 +3,7 @@
     python -m launch.trajectories --workdir=DIR --config.trajectories=3000
     python -m launch.trajectories --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
         --roles='{"judge": {"url": "http://HOST:8001/v1", "model": "ANOTHER"}}' \\
-        '--config.registries=["registry.jsonl.gz"]'
+        '--config.tools=["registry.jsonl.gz"]'
 
 Writes the datasets DIR/servers, chains, tasks and trajectories, and the tool graphs, and prints the statistics. Without
 --teacher_url the offline teacher answers by rules about real tables; then only their servers, and those of installed

@@ -33,7 +33,7 @@ FREE_TEXT = {
     "TrainingConfig.compiler_options", "SFTConfig.compiler_options", "GRPOConfig.compiler_options",
     "EnvironmentsConfig.questions", "EnvironmentsConfig.knowledge", "EnvironmentsConfig.taxonomy",
     "EnvironmentsConfig.tools_of", "EnvironmentsConfig.partition_salt", "EnvironmentsConfig.domains",
-    "TrajectoriesConfig.registries", "TrajectoriesConfig.servers", "TrajectoriesConfig.personas",
+    "TrajectoriesConfig.tools", "TrajectoriesConfig.personas",
     "TrajectoriesConfig.system_prompt", "TrajectoriesConfig.allowed_tools",
     "TrajectoriesConfig.licence", "EnvironmentsConfig.licence",
     "TrajectoriesConfig.server_weights", "TrajectoriesConfig.sources",
@@ -240,6 +240,8 @@ def _holding(annotation: Any, text: str) -> Any:
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return _holding(parts[0], text)
+    if origin in (typing.Union, types.UnionType):
+        return _holding(next(part for part in parts if part is not types.NoneType), text)
     if origin is tuple:
         return (text,)
     if isinstance(origin, type) and issubclass(origin, Mapping):

@@ -30,11 +30,13 @@ _FORMER_NAMES = {
     "groups_per_batch": "batch_size",
     "micro_batch_rows": "micro_batch_size",
     "max_groups_per_update": "max_groups_per_step",
+    "servers": "tools",
+    "registries": "tools",
 }
 
 
 def todays_name(setting: str) -> str:
-    """Of a training setting with a dotted name, which may be what it was called before, in a checkpoint or by habit."""
+    """Of a setting with a dotted name, which may be what it was called before, in a checkpoint or by habit."""
     for former, name in _FORMER_NAMES.items():
         if setting == former or setting.endswith(f".{former}"):
             return setting.removesuffix(former) + name

@@ -324,6 +324,9 @@ def _config_of_file(name: str, presets: Mapping[str, Any], wanted: tuple[type, .
         defined = runpy.run_path(str(file))
     except Exception as error:  # whatever a file of one's own raises, such as for a setting of an earlier version
         said = endings.told_by(error, in_file=str(file))
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown and (today := todays_name(unknown[1])) != unknown[1]:
+            said += f"; this setting is called {today} now"
         raise UsageError(f"--config={name}: {said}; docs/architecture.md says what is where") from error
     if "CONFIG" not in defined:
         raise UsageError(f"--config={name} defines no CONFIG, of type {' or '.join(one.__name__ for one in wanted)}")

@@ -18,7 +18,18 @@ from synthesis.trajectories.judge import AXES
 
 _STAGES = {
     "Trajectory": (
-        *("collect", "registries", "normalize", "propose", "graph", "verify", "tasks", "augment", "duplicates"),
+        *(
+            "collect",
+            "registries",
+            "tools",
+            "normalize",
+            "propose",
+            "graph",
+            "verify",
+            "tasks",
+            "augment",
+            "duplicates",
+        ),
         *("score", "interact", "judge"),
     ),
     "ToolEnvironment": (

@@ -26,6 +26,7 @@ from etils import epath
 
 from synthesis.core.datasets import CARD_FILE, Folder
 from synthesis.core.files import StorageError, first_line, holding, in_bucket, location, names_itself
+from synthesis.core.refusals import InputError
 from synthesis.core.workdir import LOCK
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ SNAPSHOT_SECONDS = 60.0
 _STORES = ".sqlite"
 _OF_STORES = (_STORES, f"{_STORES}-wal", f"{_STORES}-shm")
 _BLOCK = 16 << 20
+_MOST_DOWNLOADED = 256 << 20
+_DOWNLOAD_SECONDS = 120.0
+"""For each wait, and for a whole document at a URL."""
 
 
 @contextlib.asynccontextmanager
@@ -64,24 +68,57 @@ async def mirrored(workdir: epath.Path) -> AsyncIterator[Path]:
 
 @functools.cache
 def fetched(name: Folder) -> Path:
-    """A file or folder that is read: itself, or a copy on this machine's disk, until the process ends, of what is in a
-    bucket.
+    """Return the path of a file or folder that is read. Of what is at a URL or in a bucket, it is that of a copy on
+    this machine's disk, which is removed when the process ends.
 
     Raises:
-        InputError: it is a URL of another kind, or names nothing in its bucket.
+        InputError: it is a URL of another kind, has no document, or names nothing in its bucket.
         StorageError: the bucket cannot be read.
     """
     if "://" not in os.fspath(name):
         return Path(name)
-    source = location(name, s3=True)
     folder = tempfile.TemporaryDirectory(prefix="astra-input-")
     atexit.register(folder.cleanup)
+    if os.fspath(name).startswith(("http://", "https://")):
+        return _downloaded(os.fspath(name), Path(folder.name))
+    source = location(name, s3=True)
     copy = Path(folder.name) / source.name
     found = list(_below(source)) if source.is_dir() else [source]
     for path in found:
         file = copy / path.relative_to(source)
         file.parent.mkdir(parents=True, exist_ok=True)
         _copy(path, epath.Path(file), f"{path} could not be read")
+    return copy
+
+
+def _downloaded(url: str, folder: Path) -> Path:
+    """Return the copy of a document, with a suffix that says how it is read.
+
+    Raises:
+        InputError: nothing is there, or too much.
+    """
+    import httpx2  # here, since few runs read from URLs, and it takes long to import
+
+    try:
+        with httpx2.stream("GET", url, timeout=_DOWNLOAD_SECONDS, follow_redirects=True) as answer:
+            if not answer.is_success:
+                raise InputError(
+                    f"{url} is no document (HTTP {answer.status_code} {answer.reason_phrase}); of an MCP server at "
+                    f'this address write a file {{"mcpServers": {{"NAME": {{"url": "{url}"}}}}}} and name that'
+                )
+            data, deadline = bytearray(), time.monotonic() + _DOWNLOAD_SECONDS
+            for part in answer.iter_bytes():
+                data += part
+                if len(data) > _MOST_DOWNLOADED or time.monotonic() > deadline:
+                    limits = f"{_MOST_DOWNLOADED >> 20} MiB and {_DOWNLOAD_SECONDS:g} s"
+                    raise InputError(f"{url} has more than {limits} allow; download it, and name the file")
+            name = Path(answer.url.path).name or "document"
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        raise InputError(f"{url} cannot be read ({type(error).__name__}: {first_line(error)})") from error
+    if Path(name.removesuffix(".gz")).suffix.lower() not in (".json", ".jsonl", ".ndjson", ".yaml", ".yml"):
+        name += ".json" if data.lstrip()[:1] in (b"{", b"[") else ".yaml"
+    copy = folder / name
+    copy.write_bytes(data)
     return copy
 
 

@@ -25,16 +25,18 @@ def tool_spec(relation: Relation, language: Language = "en", *, name: str | None
     )
 
 
-def fact_servers(language: Language = "en", only: Collection[str] = ()) -> list[ToolServer]:
+def fact_servers(language: Language = "en", only: Collection[str] | None = None) -> list[ToolServer]:
     """One server per entry of the catalogue, in its order. Chinese ids end in `_zh`: both fit in one dataset.
 
     Args:
-        only: ids in the catalogue of those to make; the others' code is not written; empty: all.
+        only: ids in the catalogue of those to make; the others' code is not written; None: all.
     """
+    if only is not None and not only:
+        return []
     relations = list(all_relations().values())
     servers: list[ToolServer] = []
     for id_, server in SERVERS.items():
-        if only and id_ not in only:
+        if only is not None and id_ not in only:
             continue
         own = [relation for relation in relations if relation.server == id_]
         servers.append(

@@ -76,7 +76,7 @@ class Track(Generic[C]):
 
     def claim(
         self, name: str, *, grows: Collection[str], free: Collection[str], replace: bool,
-        before: Mapping[str, Any] = {},
+        before: Mapping[str, Any] = {}, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> None:  # fmt: skip
         """See that a dataset which is finished is not replaced by another: call this before anything is written.
 
@@ -86,6 +86,7 @@ class Track(Generic[C]):
             free: settings that change no record.
             before: what a card's run did that does not know a setting; for any other it is the setting's default.
             replace: whoever runs it wants to have it replaced.
+            read: returns the settings of a card under their names of today.
 
         Raises:
             InputError: it is there, with another seed, setting, teacher or content of a file.
@@ -95,7 +96,7 @@ class Track(Generic[C]):
             return
         card = read_card(folder)
         # As JSON holds them; a card of a version without a setting was made with its default.
-        both = msgspec.json.encode([{**self._defaults, **before, **card.get("config", {})}, self._config])
+        both = msgspec.json.encode([{**self._defaults, **before, **read(card.get("config", {}))}, self._config])
         then, now = msgspec.json.decode(both)
         found = [
             (f"config.{key}", then.get(key), now[key])

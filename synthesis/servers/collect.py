@@ -226,19 +226,19 @@ async def connected(execution: McpExecution, connections: McpConnections) -> Mcp
 
 
 def fact_documents(
-    languages: Iterable[Language] = ("en", "zh"), *, only: Sequence[str] = (), emulated: Sequence[str] = ()
+    languages: Iterable[Language] = ("en", "zh"), *, only: Sequence[str] | None = None, emulated: Sequence[str] = ()
 ) -> list[ServerDocument]:
     """The fact servers as documents.
 
     Args:
         languages: those that there are no facts in are left out.
-        only: ids of the servers to take, without the language's suffix; empty: all.
+        only: ids of the servers to take, without the language's suffix; None: all.
         emulated: ids of servers of which only the document is taken: their calls go to the stateful emulator.
 
     Raises:
         ValueError: an id that no fact server has.
     """
-    for field, ids in (("only", only), ("emulated", emulated)):
+    for field, ids in (("only", only or ()), ("emulated", emulated)):
         if unknown := [one for one in ids if one not in SERVERS]:
             raise InputError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(SERVERS)}")
     documents: list[ServerDocument] = []

@@ -42,41 +42,61 @@ def read_sources(paths: Iterable[Path | str]) -> list[ServerSource]:
         try:
             value = decode_any_json(read_unpacked(path))
         except OSError as error:
-            raise InputError(f"servers: {path}: {error.strerror}") from None
+            raise InputError(f"{path}: {error.strerror}") from None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise InputError(f"servers: {path} is no JSON ({error})") from None
+            raise InputError(f"{path} is no JSON ({error})") from None
         found += _of_file(value, path)
     ids = [one.id for one in found]
     if repeated := [one for one in ids if ids.count(one) > 1]:
-        raise InputError(f"servers: the id {repeated[0]!r} is there twice; leave one of them out")
+        raise InputError(f"two servers have the id {repeated[0]!r}; leave one of them out, or rename it")
     return found
 
 
+def is_configuration(value: Any) -> bool:
+    """Return whether the content of a file says how MCP servers are started, and not what their tools are."""
+    if isinstance(value, Mapping) and not value.keys() & {"openapi", "swagger", "tools"}:
+        if _named(value) is not None:
+            return True
+        value = value.get("servers", value)
+    return bool(found := _documents(value)) and all(
+        isinstance(one, Mapping) and "name" in one and one.keys() & {"packages", "remotes"} for one in found
+    )
+
+
+def _named(value: Any) -> Mapping[str, Any] | None:
+    """The servers by name: `mcpServers` as most clients have it, `servers` as Visual Studio Code does."""
+    found = (value.get(key) for key in ("mcpServers", "servers")) if isinstance(value, Mapping) else ()
+    return next((one for one in found if isinstance(one, Mapping)), None)
+
+
+def _documents(value: Any) -> list[Any]:
+    """The registry's documents, one or a list; what its interface gives has each in a wrapper."""
+    listed = value if isinstance(value, list) else [value]
+    return [one.get("server", one) if isinstance(one, Mapping) else one for one in listed]
+
+
 def _of_file(value: Any, path: Path) -> list[ServerSource]:
-    if isinstance(value, Mapping) and isinstance(value.get("mcpServers"), Mapping):
-        named = value["mcpServers"].items()
+    if (named := _named(value)) is not None:
         return [
-            _source(str(name), str(name), "", _configured(one, f"{path}: {name}"))
-            for name, one in named
+            source_of(str(name), str(name), "", _configured(one, f"{path}: {name}"))
+            for name, one in named.items()
             if not (isinstance(one, Mapping) and one.get("disabled") is True)
         ]
-    listed = value.get("servers", [value]) if isinstance(value, Mapping) else value
-    # What the registry's interface gives has the document in a wrapper.
-    documents = [one.get("server", one) if isinstance(one, Mapping) else one for one in _list(listed)]
+    documents = _documents(value.get("servers", value) if isinstance(value, Mapping) else value)
     if not documents or not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in documents):
         raise InputError(
-            f'servers: {path} is neither {{"mcpServers": {{…}}}} nor a server.json of the registry (an object with '
+            f'{path} is neither {{"mcpServers": {{…}}}} nor a server.json of the registry (an object with '
             "`name` and `packages` or `remotes`)"
         )
     return [
-        _source(
+        source_of(
             one["name"], str(one.get("title") or one["name"]), str(one.get("description") or ""), _listed(one, path)
         )
         for one in documents
     ]
 
 
-def _source(name: str, title: str, description: str, execution: McpExecution) -> ServerSource:
+def source_of(name: str, title: str, description: str, execution: McpExecution) -> ServerSource:
     id = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "server"
     return ServerSource(id, title, description, _DOMAIN, language_of(description or title, ("en",)), execution)
 
@@ -84,16 +104,14 @@ def _source(name: str, title: str, description: str, execution: McpExecution) ->
 def _configured(server: Any, where: str) -> McpExecution:
     """Of an entry of `mcpServers`."""
     if not isinstance(server, Mapping):
-        raise InputError(f"servers: {where} is {brief(server):.80}; write an object with `command` or `url`")
+        raise InputError(f"{where} is {brief(server):.80}; write an object with `command` or `url`")
     kind = server.get("type") or server.get("transport")
     if isinstance(server.get("url"), str):
         if kind not in (None, *_HTTP):
-            raise InputError(
-                f"servers: {where}: the transport {brief(kind):.40} is not spoken; give its streamable HTTP url"
-            )
+            raise InputError(f"{where}: the transport {brief(kind):.40} is not spoken; give its streamable HTTP url")
         return HttpExecution(server["url"], _variables(server.get("headers"), f"{where}: headers"))
     if not isinstance(server.get("command"), str):
-        raise InputError(f"servers: {where} has neither `command` nor `url`")
+        raise InputError(f"{where} has neither `command` nor `url`")
     arguments = [str(one) for one in _list(server.get("args"))]
     return StdioExecution([server["command"], *arguments], _variables(server.get("env"), f"{where}: env"))
 
@@ -113,9 +131,7 @@ def _listed(server: Mapping[str, Any], path: Path) -> McpExecution:
             headers = [one for one in _list(remote.get("headers")) if isinstance(one, Mapping)]
             return HttpExecution(remote["url"], _required(headers, where))
     kinds = ", ".join(str(one.get("registryType") or one.get("registry_type")) for one in packages) or "no package"
-    raise InputError(
-        f"servers: {where} has {kinds}; packages of npm and PyPI over stdio, or streamable HTTP, are started"
-    )
+    raise InputError(f"{where} has {kinds}; packages of npm and PyPI over stdio, or streamable HTTP, are started")
 
 
 def _package(package: Mapping[str, Any], registry: str, where: str) -> StdioExecution:
@@ -134,9 +150,7 @@ def _arguments(given: Any, where: str) -> list[str]:
         value = one.get("value", one.get("default"))
         if value is None and one.get("isRequired"):
             name = one.get("name") or one.get("valueHint")
-            raise InputError(
-                f'servers: {where} wants a value of its argument {name!r}; start it from {{"mcpServers": …}}'
-            )
+            raise InputError(f'{where} wants a value of its argument {name!r}; start it from {{"mcpServers": …}}')
         if one.get("type") == "named" and (value is not None or one.get("isRequired")):
             found.append(str(one.get("name")))
         found += [] if value is None else [str(value)]
@@ -161,11 +175,11 @@ def _variables(given: Any, where: str) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise InputError(f"servers: {where} is {brief(given):.80}; write an object of names and values")
+        raise InputError(f"{where} is {brief(given):.80}; write an object of names and values")
     for name, value in given.items():
         if not (isinstance(value, str) and _NAMED.search(value)):
             raise InputError(
-                f"servers: {where}.{name} is written out, and would be stored in the records: write ${{{name}}}, and "
+                f"{where}.{name} is written out, and would be stored in the records: write ${{{name}}}, and "
                 "set it in the environment"
             )
     return dict(given)

@@ -57,7 +57,11 @@ _PROBE_SECONDS = 5.0
 """For a server that let a request wait, to say that it is there. One that does not is started again."""
 _CLOSING_SECONDS = 10.0
 """For a server to end: over stdio the SDK takes up to 8.5 s of one that is deaf, and must not be cancelled in it."""
-_LEAVE_OUT = "mend the server, or leave it out of trajectories.sources"
+_LEAVE_OUT = "correct the server, or leave it out of `tools`"
+FUNCTION_SERVER = ("python", "-m", "synthesis.servers.function_server")
+"""The command that serves Python functions of the user's own; the reference to them follows."""
+OWN_FOLDER = "ASTRA_OWN_FOLDER"
+"""The environment variable with the folder that functions of the user's own run in."""
 _PACKAGES = Path(__file__).resolve().parents[2]
 _LOG = "servers.log"
 
@@ -72,6 +76,12 @@ def find_command(name: str) -> str | None:
         return sys.executable
     beside = shutil.which(name, path=str(Path(sys.executable).parent))
     return beside or shutil.which(name)
+
+
+def own_environment() -> dict[str, str]:
+    """The environment of a process that runs the user's own functions: this process's, with its modules and folder."""
+    paths = os.pathsep.join(path or os.getcwd() for path in (str(_PACKAGES), *sys.path))
+    return {**os.environ, "PYTHONPATH": paths, OWN_FOLDER: os.getcwd()}
 
 
 class McpConnection:
@@ -348,11 +358,13 @@ class McpConnection:
     async def _transport(self) -> AsyncIterator[Any]:
         if isinstance(self.execution, StdioExecution):
             path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH", ""))))
+            is_own = tuple(self.execution.command[: len(FUNCTION_SERVER)]) == FUNCTION_SERVER
+            base = own_environment() if is_own else {"PYTHONPATH": path}
             values = self._fill_in(*self.execution.env.values())
             parameters = StdioServerParameters(
                 command=find_command(self.execution.command[0]) or self.execution.command[0],
                 args=list(self.execution.command[1:]),
-                env={"PYTHONPATH": path, **dict(zip(self.execution.env, values, strict=True))},
+                env={**base, **dict(zip(self.execution.env, values, strict=True))},
                 cwd=str(self.cwd),
                 encoding=bounded_stdio.ENCODING,
             )

@@ -243,7 +243,7 @@ async def _tools(server: _Server, session: _OpenEnvSession, action: Mapping[str,
     found: list[ToolSpec] = []
     problems: list[str] = []
     originals = [str(one.get("name") or "") if isinstance(one, dict) else "" for one in listed]
-    for one, name, fixed in zip(listed, originals, fix_names(originals, "openenv"), strict=True):
+    for one, name, fixed in zip(listed, originals, fix_names(originals), strict=True):
         try:
             if fixed is None:
                 raise Unmappable("bad_name", "the name is missing, has no usable character, or is used twice")

@@ -108,7 +108,7 @@ def _records(root: Path) -> Iterator[tuple[Path, str, Any]]:
         try:
             yield from _file(path)
         except (OSError, EOFError, zlib.error, InputError) as error:  # also half-way: what came before counts
-            hint = "; correct trajectories.registries" if isinstance(error, FileNotFoundError) else ""
+            hint = "; correct `tools`" if isinstance(error, FileNotFoundError) else ""
             yield path, path.name, Unmappable("registry_unreadable", f"{path.name}: {error}{hint}")
 
 

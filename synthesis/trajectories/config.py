@@ -17,6 +17,9 @@ Augmentation = Literal["diverse", "complicate", "persona"]
 OPERATORS = ("vote", "back_translation")
 """Verification operators: functions in `tool_graph.py`."""
 
+PACKAGED_MCP_SHARE = 0.05
+"""Share of the tasks for the packaged MCP servers, time and git, which have few tools."""
+
 
 def _operators() -> tuple[str, ...]:
     return OPERATORS
@@ -32,16 +35,17 @@ class TrajectoriesConfig(Settings):
         languages: weights by ISO 639-1 code; the default is the paper's share (71.2 % English). Others than `en` and
             `zh` want a teacher behind an endpoint; where no server is documented in one, its tasks are about servers
             that are in English.
-        sources: running MCP servers to collect from, over stdio or streamable HTTP; None: the installed ones, time and
-            git. Those that cannot be reached are left out with a reason.
-        servers: files that name more running servers, as `{"mcpServers": …}` or the official registry's `server.json`
-            (`synthesis.servers.configured`).
-        registries: files or folders of documents of servers that do not run: the emulator answers their calls. What
-            they are is found from their content: Smithery-style dumps, OpenAPI 2 and 3, RapidAPI documents, lists of
-            tools in any vendor's form; as `.jsonl`, `.json` or `.yaml`, also with `.gz` (`synthesis.servers.registry`).
-        mcp_share: share of the tasks for MCP servers.
+        tools: where tools come from; each entry is told apart by what it is. Files of MCP servers (`mcp.json`,
+            `server.json`); Python functions or LangChain tools (`my_module:my_tools`, `FILE.py:my_tools`); files,
+            folders and URLs of tool documents, whose calls the emulator answers: OpenAPI 2 and 3, Smithery-style dumps,
+            RapidAPI documents, lists of tools in any vendor's form; `.json`, `.jsonl` or `.yaml`, also with `.gz`.
+        sources: running MCP servers, written out here; None: without `tools` the packaged ones, time and git. Servers
+            that cannot be reached are left out with a reason.
+        mcp_share: share of the tasks for running servers; None: 0.05 with the packaged tools alone; with `tools` or
+            `sources` all servers are equally likely (see `server_weights`).
         server_weights: by server id, how often tasks are about it, relative to the others' 1.
-        fact_servers: ids of the fact servers to take; empty: all.
+        fact_servers: ids of the packaged fact servers to take; an empty list: none; None: all without `tools` or
+            `sources`, and none with them.
         emulated_servers: fact servers of which only the document is taken; the emulator answers their calls.
         partition: entities and structures held out for evaluation; a rule-based teacher leaves them alone.
         min_tools: servers with fewer tools are dropped. The paper's value is 3; the time server has 2.
@@ -80,7 +84,7 @@ class TrajectoriesConfig(Settings):
             the things that the user wants.
         augmentations: modes that variations are drawn from.
         augmented: share of original tasks that get a variation.
-        licence: of the registries, on cards and records, where a document does not name its own.
+        licence: of tool documents, on cards and records, where a document does not name its own.
         personas: file of personas, see `personas.read_personas`; empty, or none in a task's language: built-in ones.
         near_duplicate: least similarity of the words of two tasks of a server at which the later one is dropped.
         thresholds: least scores of a task (1 to 5).
@@ -100,12 +104,11 @@ class TrajectoriesConfig(Settings):
     trajectories: Count = 3_000
     surplus: Annotated[float, Bound(least=0, most=1_000)] = 0.3
     languages: Mapping[Language, Amount] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
+    tools: tuple[str, ...] = ()
     sources: tuple[ServerSource, ...] | None = None
-    servers: tuple[str, ...] = ()
-    registries: tuple[str, ...] = ()
-    mcp_share: Share = 0.05
+    mcp_share: Share | None = None
     server_weights: Mapping[str, Annotated[float, Bound(above=0, most=1e12)]] = field(default_factory=dict)
-    fact_servers: tuple[Annotated[str, OneOf(SERVERS)], ...] = ()
+    fact_servers: tuple[Annotated[str, OneOf(SERVERS)], ...] | None = None
     emulated_servers: tuple[Annotated[str, OneOf(SERVERS)], ...] = ("http",)
     partition: Partition | None = None
     min_tools: Count = 3
@@ -161,7 +164,7 @@ class TrajectoriesConfig(Settings):
         ids = [source.id for source in self.sources or ()]
         if repeated := [one for one in ids if ids.count(one) > 1]:
             raise SettingError(f"sources: the id {repeated[0]!r} is used twice; give each server its own")
-        if self.allowed_tools and not self.servers:  # files are read when a run begins
+        if self.allowed_tools and not self.tools:  # which are read when a run starts
             ids = ids or [source.id for source in default_sources(list(self.languages))]
             if unknown := [one for one in self.allowed_tools if one not in ids]:
                 raise SettingError(f"allowed_tools: no source has the id {unknown[0]!r}; there are {', '.join(ids)}")
@@ -180,3 +183,13 @@ class TrajectoriesConfig(Settings):
         for name in ("tool_counts", "group_sizes", "augmentations"):
             if not getattr(self, name):
                 raise SettingError(f"{name}: empty, and drawn from; name at least one")
+
+    @property
+    def has_own_tools(self) -> bool:
+        """Whether the user named tools, which then stand in place of the packaged ones."""
+        return bool(self.tools or self.sources)
+
+    @property
+    def running_share(self) -> float | None:
+        """Share of the tasks for running servers; None: no server is more likely than another."""
+        return PACKAGED_MCP_SHARE if self.mcp_share is None and not self.has_own_tools else self.mcp_share

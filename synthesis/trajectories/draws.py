@@ -81,8 +81,7 @@ class Draws:
             return
         rng = rng_for(self._seed, "task_seed", index)
         language = rng.choices(self._languages, [config.languages[name] for name in self._languages])[0]
-        mcp = rng.random() < config.mcp_share
-        pool = list(self._pools.get((language, mcp)) or self._pools[language, not mcp])
+        pool = self._pool(language, rng)
         id = f"task-{self._seed}-{index:06d}"
         alone: bool | None = None
         while pool:
@@ -114,6 +113,14 @@ class Draws:
         # Where no chain crosses, two servers are asked for what does not depend on each other.
         group = rng.choice(self._groups[language])
         yield TaskSeed(id, group.id, language, [], min(max(2, rng.choice(config.tool_counts)), len(group.tools)))
+
+    def _pool(self, language: Language, rng: random.Random) -> list[ToolServer]:
+        """The servers that a task in a language may be about: those that run or the others, by the share of the two."""
+        number, share = rng.random(), self._config.running_share
+        documents, running = (self._pools.get((language, runs), []) for runs in (False, True))
+        if share is None:
+            return [*documents, *running]
+        return list((running or documents) if number < share else (documents or running))
 
     def _drawn(self, pool: Sequence[ToolServer], rng: random.Random) -> ToolServer:
         return rng.choices(pool, [self._config.server_weights.get(one.id, 1.0) for one in pool])[0]
@@ -148,8 +155,7 @@ class Draws:
             if (desk := desk_id(language)) in self._desks:
                 yield TaskSeed(id, desk, language, [], 0, conduct)
             return
-        mcp = rng.random() < config.mcp_share
-        pool = list(self._pools.get((language, mcp)) or self._pools[language, not mcp])
+        pool = self._pool(language, rng)
         while pool:
             server = self._drawn(pool, rng)
             others = [one for one in self._others(server, language) if conduct == "irrelevant_tools"]

@@ -21,18 +21,18 @@ from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajec
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, rng_for
 from synthesis.core.stored import Joined, Records
-from synthesis.facts.catalog import LANGUAGES
+from synthesis.facts.catalog import LANGUAGES, SERVERS
 from synthesis.pipeline.executors import Executor, Workers, check_spoken
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.track import Summary, Track, digest_of, digests_of_files
 from synthesis.servers.collect import ServerDocument, collect, default_sources, fact_documents, source_key
-from synthesis.servers.configured import read_sources
 from synthesis.servers.duplicates import check_allowed, normalize_all
-from synthesis.servers.normalize import served
+from synthesis.servers.normalize import raw_name, served
 from synthesis.servers.registry import read_registries
+from synthesis.servers.tool_sources import read_tools
 from synthesis.trajectories import statistics, tool_graph
 from synthesis.trajectories.conducts import score_any, write_any
-from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.config import PACKAGED_MCP_SHARE, TrajectoriesConfig
 from synthesis.trajectories.context import TrajectoryContext, open_context
 from synthesis.trajectories.desk import desk_documents, is_desk
 from synthesis.trajectories.draws import Draws, draw_tasks, wanted_tasks
@@ -56,6 +56,23 @@ _FREE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds", "stop_afte
 """Settings that change no record."""
 _BEFORE: Mapping[str, Any] = {"conducts": {}, "informative_joins": False, "policies": 0.0}
 """What runs did that know nothing of a setting, where it is not today's default."""
+
+
+def _settings_of_card(then: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings on a card, in today's words: `tools` was `servers` and `registries`, which came beside the packaged
+    tools."""
+    if "tools" in then or not then:
+        return then
+    tools = [*then.get("servers", []), *then.get("registries", [])]
+    has_own = bool(tools or then.get("sources"))
+    facts, share = then.get("fact_servers", []), then.get("mcp_share", PACKAGED_MCP_SHARE)
+    return {
+        **then,
+        "tools": tools,
+        "fact_servers": facts or (list(SERVERS) if has_own else None),
+        "mcp_share": None if share == PACKAGED_MCP_SHARE and not has_own else share,
+        **({"sources": "the packaged ones"} if tools and then.get("sources") is None else {}),
+    }
 
 
 async def synthesize(
@@ -104,7 +121,9 @@ class _Run:
         preview: Preview | None,
     ) -> None:
         self.config, self.out_dir, self.seed = config, out_dir, seed
-        files = digests_of_files([*config.registries, *config.servers, *([config.personas] if config.personas else [])])
+        self.tools = read_tools(config.tools)
+        named = [one for one in config.tools if one not in self.tools.digests]
+        files = digests_of_files([*named, *([config.personas] if config.personas else [])]) | self.tools.digests
         self.track = Track(
             workers, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed, files=files,
             preview=preview,
@@ -120,7 +139,9 @@ class _Run:
 
     async def run(self, replace: bool) -> Summary:
         config = self.config
-        self.track.claim("trajectories", grows=_GROWS, free=_FREE, before=_BEFORE, replace=replace)
+        self.track.claim(
+            "trajectories", grows=_GROWS, free=_FREE, before=_BEFORE, replace=replace, read=_settings_of_card
+        )
         write = self.track.write
         documents = await self.collect()
         self.normalize(documents)
@@ -151,39 +172,48 @@ class _Run:
         languages = [language for language, weight in config.languages.items() if weight]
         if any(language not in LANGUAGES for language in languages) and "en" not in languages:
             languages.append("en")  # see `task_seeds`
-        sources = default_sources(languages) if config.sources is None else list(config.sources)
-        sources += read_sources(config.servers)
+        installed = [] if config.has_own_tools else default_sources(languages)
+        sources = installed if config.sources is None else list(config.sources)
+        sources += self.tools.servers
         if twice := [id for id, number in Counter(one.id for one in sources).items() if number > 1]:
-            raise InputError(f"servers: {twice[0]!r} is the id of a source too; leave one of them out")
+            raise InputError(f"tools: two servers have the id {twice[0]!r}; leave one of them out, or rename it")
         collected = await self.track.stage(
             "collect", collect, sources, key=source_key, out=ServerDocument, label="collect tool documents",
             concurrency=config.collect_concurrency, depends=(), judged=False,
+            about=lambda source: self.tools.functions.get(source.id, ""),
         )  # fmt: skip
         left_out = [one for document in collected for one in document.left_out]
         examples = {one.reason: f"{one.name}: {one.detail}" for one in left_out}
         if left_out:
             self.track.reject("collect", Counter(one.reason for one in left_out), examples)
-        facts = fact_documents(languages, only=config.fact_servers, emulated=config.emulated_servers)
-        registries = read_registries(config.registries, languages=languages)
-        if config.registries:
-            _log.info("registries: %d of %d servers read", len(registries.documents), registries.read)
+        wanted = config.fact_servers
+        if wanted is None and config.has_own_tools:
+            _log.info('the packaged tools are left out; --config.fact_servers=["NAME", …] adds fact servers')
+            wanted = ()
+        facts = fact_documents(languages, only=wanted, emulated=config.emulated_servers)
+        registries = read_registries(self.tools.documents, languages=languages)
+        if self.tools.documents:
+            _log.info("tools: %d of %d documents read", len(registries.documents), registries.read)
         details: dict[str, str] = {}
         for record in registries.rejected:
             details.setdefault(record.reason, f"{record.place}: {record.detail}")
-        self.track.reject("registries", registries.reasons(), details)
+        self.track.reject("tools", registries.reasons(), details)
         # What runs comes first: of servers that are there twice, the first is kept.
         desks = desk_documents(languages) if config.conducts.get("confirmation") else []
         return [*collected, *facts, *registries.documents, *desks]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
         check_allowed(documents, self.config.allowed_tools)
+        # A function was named by whoever wrote it: that is the permission to call it.
+        own = {one.id: [raw_name(tool) for tool in one.tools] for one in documents if one.id in self.tools.functions}
         reasons: Counter[str] = Counter()
         details: dict[str, str] = {}
         examples: dict[str, str] = {}
         config = self.config
         for done in normalize_all(
             documents, min_tools=config.min_tools, max_tools=config.max_tools, max_tokens=config.max_tokens,
-            read_only=config.read_only, allowed_tools=config.allowed_tools, similarity=config.server_similarity,
+            read_only=config.read_only, allowed_tools={**config.allowed_tools, **own},
+            similarity=config.server_similarity,
         ):  # fmt: skip
             reasons += done.reasons()
             self.tools_read += done.read

@@ -66,9 +66,9 @@ def test_a_registry_is_read_and_what_is_no_server_is_counted(run: Programs, tmp_
     registry.write_text(json.dumps([{"type": "function", "function": tool} for tool in tools]), encoding="utf-8")
     (tmp_path / "broken.jsonl").write_text("{\n", encoding="utf-8")
     registries = json.dumps([str(registry), str(tmp_path / "broken.jsonl")])
-    result = run(f"--workdir={tmp_path / 'run'}", *SMALL, f"--config.registries={registries}")
+    result = run(f"--workdir={tmp_path / 'run'}", *SMALL, f"--config.tools={registries}")
     assert result.code == 0, result.errors[-3000:]
-    assert "rejected by registries: 1 not_json" in result.out
+    assert "rejected by tools: 1 not_json" in result.out
     assert read_card(tmp_path / "run" / "servers")["statistics"]["execution"]["emulated"] >= 1
 
 

@@ -47,7 +47,7 @@ async def run(folder: Path, model: EmulatedModel, config: TrajectoriesConfig, pr
 async def test_five_records_foretell_what_the_whole_run_takes(tmp_path: Path) -> None:
     registry = write_registry(tmp_path / "registry.jsonl")
     config = TrajectoriesConfig(
-        trajectories=24, languages={"en": 1.0}, sources=(), mcp_share=0.0, walks=20, registries=(str(registry),),
+        trajectories=24, languages={"en": 1.0}, sources=(), mcp_share=0.0, walks=20, tools=(str(registry),),
         fact_servers=("numbers",), server_weights={"numbers": 1e-9}, proposals=2, failures=Failures(rate=0.0),
         conducts={},  # of which five records hold too few to foretell anything
     )  # fmt: skip

@@ -77,7 +77,7 @@ def test_documents_of_the_official_registry_become_commands(tmp_path: Path) -> N
         ({"mcpServers": {"a": {"command": "c", "env": {"KEY": "sk-1"}}}}, "env.KEY is written out, and would"),
         ({"mcpServers": {"a": {"url": "https://h", "headers": {"K": "v"}}}}, "headers.K is written out"),
         ({"mcpServers": {"a": {"command": "c", "env": 5}}}, "env is 5; write an object"),
-        ({"mcpServers": {"a b": {"command": "c"}, "a-b": {"command": "c"}}}, "the id 'a_b' is there twice"),
+        ({"mcpServers": {"a b": {"command": "c"}, "a-b": {"command": "c"}}}, "two servers have the id 'a_b'"),
         ({"name": "x/y", "packages": [{"registryType": "oci", "identifier": "z"}]}, "x/y has oci; packages of npm"),
         ({"name": "x/y"}, "x/y has no package"),
         (

@@ -178,7 +178,7 @@ def test_files_that_cannot_be_read_are_rejected(tmp_path):
     assert read.read == len(read.documents) + len(read.rejected)
     assert read.reasons()["registry_unreadable"] == 4 and read.documents[-1].id == "good"
     assert len(read.documents) > 100  # what came before the cut counts
-    assert "correct trajectories.registries" in read.rejected[0].detail
+    assert "correct `tools`" in read.rejected[0].detail
 
 
 def test_lists_of_tools_in_both_forms_and_servers_as_such(tmp_path):
@@ -678,7 +678,7 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
         trajectories=2,
         languages={"en": 1.0},
         sources=(ServerSource("hangs", "Hangs", "Never answers.", "test", "en", hanging),),
-        registries=(str(registry), str(tmp_path / "gone.json")),
+        tools=(str(registry), str(tmp_path / "gone.json")),
         fact_servers=("colors",),
         mcp_share=0,
         proposals=1,
@@ -698,7 +698,7 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
     servers = {server.id: server for server in read_dataset(tmp_path / "out" / "servers", ToolServer)}
     assert list(servers) == ["colors", "me_things"] and servers["me_things"].execution == EmulatedExecution()
     assert summary.rejected["collect"] == {"mcp_server_unavailable": 1}
-    assert summary.rejected["registries"] == {"not_connected": 1, "not_json": 1, "registry_unreadable": 1}
+    assert summary.rejected["tools"] == {"not_connected": 1, "not_json": 1, "registry_unreadable": 1}
     assert summary.rejected["normalize"]["duplicate_server"] == 3
     card = read_card(tmp_path / "out" / "servers")
     figures, dropped = card["statistics"], card["rejected"]["normalize"]
@@ -708,7 +708,7 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
         and "me_things" in summary.details["tools_changed"]["no_parameters"]
     )
     assert figures["tools_read"] == 6 + len(fact_documents(["en"], only=["colors"])[0].tools)
-    assert "gone.json" in summary.details["registries"]["registry_unreadable"]
+    assert "gone.json" in summary.details["tools"]["registry_unreadable"]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ async def made(folder: Path, model: EmulatedModel, *, seed: int = 0, replace: bo
     settings = TrajectoriesConfig(
         **{
             "trajectories": COUNT, "languages": {"en": 1.0}, "sources": (), "mcp_share": 0.0, "walks": 20,
-            "registries": (str(registry),), "fact_servers": ("numbers",), "server_weights": {"numbers": 1e-9},
+            "tools": (str(registry),), "fact_servers": ("numbers",), "server_weights": {"numbers": 1e-9},
             "proposals": 2, "failures": Failures(rate=0.0), "conducts": {}, **config,
         }
     )  # fmt: skip

@@ -277,7 +277,7 @@ async def test_a_model_behind_an_endpoint_plays_user_and_agent(tmp_path):
               "dialogue": 0.2}  # fmt: skip
     config = TrajectoriesConfig(
         trajectories=48, languages={"en": 1.0}, sources=(), mcp_share=0.0, walks=20, proposals=2,
-        registries=(str(write_registry(tmp_path / "registry.jsonl")),), fact_servers=("numbers",),
+        tools=(str(write_registry(tmp_path / "registry.jsonl")),), fact_servers=("numbers",),
         server_weights={"numbers": 1e-9}, failures=Failures(rate=0.0), conducts=shares, policies=0.5,
     )  # fmt: skip
     model = Talking(bad_chains=0.0)

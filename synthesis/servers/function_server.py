@@ -1,0 +1,183 @@
+"""Python functions as an MCP server over stdio: `python -m synthesis.servers.function_server my_module:my_tools`.
+
+`my_tools` is a function, a LangChain tool, or a list of them. A function's docstring and annotations are its document
+(the MCP SDK makes it, by pydantic; `Annotated[str, Field(description="…")]` describes a parameter). What a function
+returns is its result, a text or JSON; what it raises is an error that the agent sees.
+
+Functions run in this process, with the rights and the environment of the user who started the run. They run in the
+folder that the run was started in. Runs call them at the same time; functions that are not `async` run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mcp.server.lowlevel import Server
+from mcp.server.mcpserver.utilities.func_metadata import func_metadata
+from mcp.server.stdio import stdio_server
+from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+from pydantic import TypeAdapter
+
+from synthesis.core.files import first_line
+from synthesis.core.references import referred
+from synthesis.core.refusals import InputError
+from synthesis.core.terminal import say
+from synthesis.servers.mcp_client import OWN_FOLDER
+
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+@dataclass(frozen=True)
+class FunctionTool:
+    """A function that agents may call.
+
+    Attributes:
+        document: name, description and parameters, for MCP.
+        call: runs it with the arguments that a model wrote. Raises what the function raises.
+        origin: a module's object, in whose file its code is.
+    """
+
+    document: Tool
+    call: Callable[[dict[str, Any]], Awaitable[Any]]
+    origin: Any
+
+
+def function_tools(reference: str) -> list[FunctionTool]:
+    """Return the tools that a reference names.
+
+    Raises:
+        InputError: it names no functions, or one that no document can be made of.
+    """
+    found = referred(reference)
+    several = isinstance(found, Iterable) and not (callable(found) or _is_langchain(found))
+    tools = [_tool(one, reference) for one in (found if several else [found])]
+    if not tools:
+        raise InputError(f"{reference} holds no functions")
+    names = [tool.document.name for tool in tools]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{reference}: two tools have the name {repeated[0]!r}; rename one")
+    return tools
+
+
+def _tool(given: Any, reference: str) -> FunctionTool:
+    name = getattr(given, "name", None) if _is_langchain(given) else getattr(given, "__name__", None)
+    where = f"{reference}: {name or type(given).__name__}"
+    try:
+        if _is_langchain(given):
+            described = given.tool_call_schema
+            schema = described if isinstance(described, dict) else described.model_json_schema()
+            document = Tool(name=given.name, description=given.description, input_schema=_object(schema))
+            return FunctionTool(document, given.ainvoke, type(given))
+        if not callable(given) or inspect.isclass(given) or not isinstance(name, str):
+            raise InputError(f"{where} is a {type(given).__name__}; give functions with `def`, or LangChain tools")
+        if not (about := inspect.getdoc(given)):
+            raise InputError(f"{where} has no docstring, which is what the agent reads of it; write one")
+        metadata = func_metadata(given, structured_output=False)
+        schema = metadata.arg_model.model_json_schema(by_alias=True)
+        is_async = inspect.iscoroutinefunction(given)
+
+        async def call(arguments: dict[str, Any]) -> Any:
+            return await metadata.call_fn(given, is_async, metadata.validate_arguments(arguments))
+
+        return FunctionTool(Tool(name=name, description=about, input_schema=_object(schema)), call, given)
+    except InputError:
+        raise
+    except Exception as error:  # whatever annotations of one's own raise
+        raise InputError(
+            f"{where}: no document can be made of it ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _is_langchain(given: Any) -> bool:
+    """Whether it has what LangChain's `BaseTool` has of a tool."""
+    return all(hasattr(given, name) for name in ("name", "description", "tool_call_schema", "ainvoke"))
+
+
+def _object(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without the words about the class that it was made of."""
+    kept = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    return {"type": "object", "properties": {}, **kept}
+
+
+def _shown(value: Any) -> str:
+    """What a function returned, as text: itself, or JSON."""
+    if isinstance(value, str):
+        return value
+    return _ANY.dump_json(value, fallback=str).decode()
+
+
+def _digest(tools: Iterable[FunctionTool], reference: str) -> str:
+    """A digest of the files that hold the functions, and of what they are described as."""
+    place = reference.rpartition(":")[0]
+    files = {Path(place)} if place.endswith(".py") else {Path(sys.modules[place].__file__ or "")}
+    for tool in tools:
+        try:
+            files.add(Path(inspect.getsourcefile(inspect.unwrap(tool.origin)) or ""))
+        except TypeError:  # one of the interpreter's own
+            continue
+    whole = hashlib.sha256()
+    for data in sorted(file.read_bytes() for file in files if file.is_file()):
+        whole.update(hashlib.sha256(data).digest())
+    for tool in tools:
+        whole.update(tool.document.model_dump_json().encode())
+    return whole.hexdigest()[:16]
+
+
+def _server(tools: Iterable[FunctionTool]) -> Server[Any]:
+    by_name = {tool.document.name: tool for tool in tools}
+
+    async def list_tools(context: Any, parameters: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[tool.document for tool in by_name.values()])
+
+    async def call_tool(context: Any, parameters: Any) -> CallToolResult:
+        tool = by_name.get(parameters.name)
+        if tool is None:
+            text, failed = f"Unknown tool: {parameters.name}", True
+        else:
+            try:
+                text, failed = _shown(await tool.call(dict(parameters.arguments or {}))), False
+            except Exception as error:  # the function's own
+                text, failed = f"{type(error).__name__}: {error}", True
+        return CallToolResult(content=[TextContent(text=text)], is_error=failed)
+
+    return Server("functions", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+async def _serve(tools: Iterable[FunctionTool]) -> None:
+    server = _server(tools)
+    async with stdio_server() as streams:
+        await server.run(*streams, server.create_initialization_options())
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the functions of a reference, or with `--describe` print what they are, as JSON."""
+    reference = arguments[0]
+    os.chdir(os.environ.get(OWN_FOLDER, "."))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # modules may print, and stdout has the protocol's messages
+            tools = function_tools(reference)
+    except InputError as error:
+        say(first_line(error), file=sys.stderr)
+        return 1
+    if "--describe" in arguments[1:]:
+        module = sys.modules.get(reference.rpartition(":")[0])
+        about = (inspect.getdoc(module) or "").partition("\n\n")[0] if module else ""
+        said = {"description": " ".join(about.split()), "digest": _digest(tools, reference)}
+        say(json.dumps(said))
+        return 0
+    asyncio.run(_serve(tools))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
