@@ -17,21 +17,24 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from mcp.server.lowlevel import Server
 from mcp.server.mcpserver.utilities.func_metadata import func_metadata
 from mcp.server.stdio import stdio_server
+from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 from pydantic import TypeAdapter
 
 from synthesis.core.files import first_line
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError
+from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.terminal import say
+from synthesis.servers.collect import RejectedTool
 from synthesis.servers.mcp_client import OWN_FOLDER
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
@@ -50,6 +53,26 @@ class FunctionTool:
     document: Tool
     call: Callable[[dict[str, Any]], Awaitable[Any]]
     origin: Any
+
+
+@dataclass(frozen=True)
+class OwnTools:
+    """What a server of this process offers.
+
+    Attributes:
+        description: of all tools together, a line; "" where nobody wrote one.
+        made_of: the content that tools are read from: while it stays, they stay.
+        rejected: what cannot be a tool, and why.
+    """
+
+    tools: Sequence[FunctionTool]
+    description: str
+    made_of: bytes
+    rejected: Sequence[RejectedTool] = ()
+
+
+class ToolFailed(Exception):
+    """A call failed; the agent is shown the message as it is."""
 
 
 def function_tools(reference: str) -> list[FunctionTool]:
@@ -99,7 +122,7 @@ def _tool(given: Any, reference: str) -> FunctionTool:
 
 
 def _is_langchain(given: Any) -> bool:
-    """Whether it has what LangChain's `BaseTool` has of a tool."""
+    """Whether it is a tool of LangChain, by what such a tool has."""
     return all(hasattr(given, name) for name in ("name", "description", "tool_call_schema", "ainvoke"))
 
 
@@ -116,21 +139,22 @@ def _shown(value: Any) -> str:
     return _ANY.dump_json(value, fallback=str).decode()
 
 
-def _digest(tools: Iterable[FunctionTool], reference: str) -> str:
-    """A digest of the files that hold the functions, and of what they are described as."""
+def served_functions(reference: str) -> OwnTools:
+    """Return the functions that a reference names, and the content of the files that hold them.
+
+    Raises:
+        InputError: see `function_tools`.
+    """
+    tools = function_tools(reference)
     place = reference.rpartition(":")[0]
-    files = {Path(place)} if place.endswith(".py") else {Path(sys.modules[place].__file__ or "")}
+    module = sys.modules.get(place)
+    files = {Path(place) if module is None else Path(module.__file__ or "")}
     for tool in tools:
-        try:
+        with contextlib.suppress(TypeError):  # one of the interpreter's own
             files.add(Path(inspect.getsourcefile(inspect.unwrap(tool.origin)) or ""))
-        except TypeError:  # one of the interpreter's own
-            continue
-    whole = hashlib.sha256()
-    for data in sorted(file.read_bytes() for file in files if file.is_file()):
-        whole.update(hashlib.sha256(data).digest())
-    for tool in tools:
-        whole.update(tool.document.model_dump_json().encode())
-    return whole.hexdigest()[:16]
+    made_of = b"\0".join(sorted(file.read_bytes() for file in files if file.is_file()))
+    about = (inspect.getdoc(module) or "").partition("\n\n")[0] if module else ""
+    return OwnTools(tools, " ".join(about.split()), made_of)
 
 
 def _server(tools: Iterable[FunctionTool]) -> Server[Any]:
@@ -146,6 +170,10 @@ def _server(tools: Iterable[FunctionTool]) -> Server[Any]:
         else:
             try:
                 text, failed = _shown(await tool.call(dict(parameters.arguments or {}))), False
+            except MCPError:
+                raise
+            except ToolFailed as error:
+                text, failed = str(error), True
             except Exception as error:  # the function's own
                 text, failed = f"{type(error).__name__}: {error}", True
         return CallToolResult(content=[TextContent(text=text)], is_error=failed)
@@ -153,31 +181,35 @@ def _server(tools: Iterable[FunctionTool]) -> Server[Any]:
     return Server("functions", on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-async def _serve(tools: Iterable[FunctionTool]) -> None:
+async def _run(tools: Iterable[FunctionTool]) -> None:
     server = _server(tools)
-    async with stdio_server() as streams:
-        await server.run(*streams, server.create_initialization_options())
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
 
 
-def main(arguments: list[str]) -> int:
-    """Serve the functions of a reference, or with `--describe` print what they are, as JSON."""
-    reference = arguments[0]
+def serve(make: Callable[[], OwnTools]) -> int:
+    """Serve tools over stdio, or with `--describe` print what they are made of, as a line of JSON.
+
+    Returns:
+        The exit status; 1 where `make` refused.
+    """
     os.chdir(os.environ.get(OWN_FOLDER, "."))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # modules may print, and stdout has the protocol's messages
-            tools = function_tools(reference)
-    except InputError as error:
+            served = make()
+    except Refusal as error:
         say(first_line(error), file=sys.stderr)
         return 1
-    if "--describe" in arguments[1:]:
-        module = sys.modules.get(reference.rpartition(":")[0])
-        about = (inspect.getdoc(module) or "").partition("\n\n")[0] if module else ""
-        said = {"description": " ".join(about.split()), "digest": _digest(tools, reference)}
-        say(json.dumps(said))
+    if "--describe" not in sys.argv:
+        asyncio.run(_run(served.tools))
         return 0
-    asyncio.run(_serve(tools))
+    whole = hashlib.sha256(served.made_of)
+    for tool in served.tools:
+        whole.update(tool.document.model_dump_json().encode())
+    rejected = [msgspec.structs.asdict(one) for one in served.rejected]
+    say(json.dumps({"description": served.description, "digest": whole.hexdigest()[:16], "rejected": rejected}))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(serve(lambda: served_functions(sys.argv[1])))

@@ -59,7 +59,10 @@ _CLOSING_SECONDS = 10.0
 """For a server to end: over stdio the SDK takes up to 8.5 s of one that is deaf, and must not be cancelled in it."""
 _LEAVE_OUT = "correct the server, or leave it out of `tools`"
 FUNCTION_SERVER = ("python", "-m", "synthesis.servers.function_server")
-"""The command that serves Python functions of the user's own; the reference to them follows."""
+API_SERVER = ("python", "-m", "synthesis.servers.api_server")
+"""Commands that serve Python functions and the operations of an API; what they are follows."""
+_API_SECONDS = 600.0
+"""For a call of an API, which may wait for its turn; the API's own timeout is in its configuration."""
 OWN_FOLDER = "ASTRA_OWN_FOLDER"
 """The environment variable with the folder that functions of the user's own run in."""
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -218,7 +221,10 @@ class McpConnection:
         """
         try:
             result = await self._ask(
-                tool, lambda client: client.call_tool(tool, dict(arguments)), repeats=lambda: self._reads(tool)
+                tool,
+                lambda client: client.call_tool(tool, dict(arguments)),
+                repeats=lambda: self._reads(tool),
+                seconds=_API_SECONDS if self._is(API_SERVER) else None,
             )
         except MCPError as error:
             return error.message, False  # the protocol's own errors (unknown tool …) are answers
@@ -238,25 +244,28 @@ class McpConnection:
         request: Callable[[Client], Awaitable[T]],
         *,
         repeats: Callable[[], Awaitable[bool]] | None = None,
+        seconds: float | None = None,
     ) -> T:
         """The answer to a request, which is made a second time where the connection broke.
 
         Args:
             repeats: whether it may be; None: it may.
+            seconds: for an answer; None: `timeout_seconds`.
 
         Raises:
             ServerUnavailable: no answer in time, one that the protocol does not allow, or the connection broke twice.
             MCPError: the server's own error.
         """
         broken: Exception | None = None
+        seconds = seconds or self.timeout_seconds
         for _ in range(2):
             client = self._client or await self._open_again()
             try:
-                async with asyncio.timeout(self.timeout_seconds):
+                async with asyncio.timeout(seconds):
                     return await request(client)
             except TimeoutError:
                 await self._abandon_deaf(client)
-                raise self._unavailable(f"{what} did not answer in {self.timeout_seconds:g} s") from None
+                raise self._unavailable(f"{what} did not answer in {seconds:g} s") from None
             except ValidationError as error:
                 raise self._malformed(what, error) from None
             except MCPError as error:
@@ -358,8 +367,7 @@ class McpConnection:
     async def _transport(self) -> AsyncIterator[Any]:
         if isinstance(self.execution, StdioExecution):
             path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH", ""))))
-            is_own = tuple(self.execution.command[: len(FUNCTION_SERVER)]) == FUNCTION_SERVER
-            base = own_environment() if is_own else {"PYTHONPATH": path}
+            base = own_environment() if self._is(FUNCTION_SERVER, API_SERVER) else {"PYTHONPATH": path}
             values = self._fill_in(*self.execution.env.values())
             parameters = StdioServerParameters(
                 command=find_command(self.execution.command[0]) or self.execution.command[0],
@@ -421,6 +429,11 @@ class McpConnection:
 
     def _unavailable(self, what: str, remedy: str = "try it by hand to see why") -> ServerUnavailable:
         return ServerUnavailable(" ".join(f"MCP server `{self._address():.200}`: {what}; {remedy}".split()))
+
+    def _is(self, *commands: tuple[str, ...]) -> bool:
+        """Whether the server is one of this package's own."""
+        command = self.execution.command if isinstance(self.execution, StdioExecution) else []
+        return any(tuple(command[: len(one)]) == one for one in commands)
 
     def _address(self) -> str:
         execution = self.execution

@@ -61,7 +61,15 @@ def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], li
                 continue
             function = {"name": name, "description": _description(operation, item), "parameters": parameters}
             topic = _topic(operation, str(path))
-            tools.append({"type": "function", "function": function, "topic": topic, "changes": changes})
+            tools.append(
+                {
+                    "type": "function",
+                    "function": function,
+                    "topic": topic,
+                    "changes": changes,
+                    "operation": (path, method),
+                }
+            )
     return tools, rejected
 
 

@@ -77,7 +77,7 @@ def read_registries(paths: Iterable[Path | str], *, languages: Iterable[Language
     """
     result = RegistryRead()
     wanted = list(languages)
-    for path, place, record in (found for root in paths for found in _records(fetched(root))):
+    for path, place, record in (found for root in paths for found in records_in(fetched(root))):
         result.read += 1
         try:
             if isinstance(record, Unmappable):
@@ -95,7 +95,7 @@ def read_registries(paths: Iterable[Path | str], *, languages: Iterable[Language
 # Files
 
 
-def _records(root: Path) -> Iterator[tuple[Path, str, Any]]:
+def records_in(root: Path) -> Iterator[tuple[Path, str, Any]]:
     """(file, place, record or why there is none), one after the other."""
     try:
         found = sorted(path for path in root.rglob("*") if path.is_file() and suffix(path)) if root.is_dir() else [root]

@@ -1,15 +1,15 @@
 """Where tools come from: the setting `tools` of trajectories, whose entries are told apart by what they are.
 
 - a file of MCP servers (`mcp.json`, or `server.json` of the official registry): `synthesis.servers.configured`;
+- a file of APIs that are called, by their OpenAPI documents: `synthesis.servers.api_server`;
 - Python functions, `my_module:my_tools` or `FILE.py:my_tools`: `synthesis.servers.function_server`;
 - any other file, folder or URL: documents of tools, OpenAPI among them: `synthesis.servers.registry`.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ import msgspec
 from synthesis.core.files import read_unpacked
 from synthesis.core.mirror import fetched
 from synthesis.core.records import StdioExecution
-from synthesis.core.references import FORM, is_reference
+from synthesis.core.references import is_reference
 from synthesis.core.refusals import InputError
-from synthesis.core.typed import decode_any_json
-from synthesis.servers.collect import ServerSource
+from synthesis.core.typed import decode_any_json, decode_json
+from synthesis.servers.collect import RejectedTool, ServerSource
 from synthesis.servers.configured import is_configuration, read_sources, source_of
-from synthesis.servers.mcp_client import FUNCTION_SERVER, find_command, own_environment
+from synthesis.servers.mcp_client import API_SERVER, FUNCTION_SERVER, find_command, own_environment
 
 _SECONDS = 120.0
-"""For the modules of functions to be imported."""
+"""For the modules of functions to be imported, and documents of APIs to be read."""
 
 
 @dataclass
@@ -35,47 +35,65 @@ class ToolSources:
     """What the entries of `tools` stand for.
 
     Attributes:
-        servers: running MCP servers, and one for each entry of Python functions.
-        functions: digests of the functions' files, by the id of their server.
+        servers: running MCP servers, and one for each entry of Python functions and each API.
+        own: digests of what functions and APIs are made of, by the id of their server; whoever named them permits
+            their calls.
+        rejected: operations of APIs that are no tools, by the id of the API's server.
         documents: files, folders and URLs of tools that do not run.
         digests: of the functions' files, by the entry of `tools`.
     """
 
     servers: list[ServerSource] = field(default_factory=list)
-    functions: dict[str, str] = field(default_factory=dict)
+    own: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, list[RejectedTool]] = field(default_factory=dict)
     documents: list[str] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
 
+    def add(self, name: str, command: Sequence[str]) -> str:
+        """Add a server of this package's own, which describes its tools; return the digest of what they are made of.
+
+        Raises:
+            InputError: it refuses what it was given.
+        """
+        described = _described(command)
+        source = source_of(name, name, described.description, StdioExecution(list(command)))
+        self.servers.append(source)
+        self.own[source.id] = described.digest
+        self.rejected[source.id] = described.rejected
+        return described.digest
+
+
+class _Described(msgspec.Struct, frozen=True):
+    description: str
+    digest: str
+    rejected: list[RejectedTool]
+
 
 def read_tools(entries: Iterable[str]) -> ToolSources:
-    """Tell the entries apart, in their order; functions are imported, in a process of their own, and described.
+    """Tell the entries apart, in their order. Functions and APIs are described by the process that serves them.
 
     Raises:
         InputError: an entry names nothing, or what it names cannot be used; says which and why.
     """
     result = ToolSources()
     configured: list[str] = []
-    for entry in entries:
-        try:
-            if _is_function(entry):
-                source, digest = _functions(entry)
-                result.servers.append(source)
-                result.functions[source.id] = result.digests[entry] = digest
-            elif is_configuration(_value(fetched(entry))):
-                configured.append(entry)
-            else:
-                result.documents.append(entry)
-        except InputError as error:
-            raise InputError(f"tools: {error}") from error
     try:
+        for entry in entries:
+            if is_reference(entry) and not Path(entry).exists():
+                result.digests[entry] = result.add(entry, [*FUNCTION_SERVER, entry])
+                continue
+            value = _value(fetched(entry))
+            apis = names_of_apis(value)
+            for name in apis:
+                result.add(name, [*API_SERVER, entry, name])
+            if is_configuration(value):
+                configured.append(entry)
+            elif not apis:
+                result.documents.append(entry)
         result.servers += read_sources(configured)
     except InputError as error:
         raise InputError(f"tools: {error}") from error
     return result
-
-
-def _is_function(entry: str) -> bool:
-    return is_reference(entry) and not Path(entry).exists()
 
 
 def _value(path: Path) -> Any:
@@ -88,20 +106,20 @@ def _value(path: Path) -> Any:
         return None  # whoever reads its documents says what is wrong
 
 
-def _functions(reference: str) -> tuple[ServerSource, str]:
-    """The server of functions, and the digest of their files.
+def names_of_apis(value: Any) -> list[str]:
+    """Return the names of the APIs that a file's content configures; none where it configures none."""
+    apis = value.get("apis") if isinstance(value, Mapping) else None
+    return [str(name) for name in apis] if isinstance(apis, Mapping) else []
 
-    Raises:
-        InputError: they cannot be imported, or one of them cannot be a tool.
-    """
-    command = [find_command(FUNCTION_SERVER[0]) or "python", *FUNCTION_SERVER[1:], reference, "--describe"]
+
+def _described(command: Sequence[str]) -> _Described:
+    """What a server of this package's own says of its tools."""
+    started = [find_command(command[0]) or command[0], *command[1:], "--describe"]
     try:
-        done = subprocess.run(command, env=own_environment(), capture_output=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(started, env=own_environment(), capture_output=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise InputError(f"{reference}: importing it took more than {_SECONDS:g} s") from None
+        raise InputError(f"{' '.join(command[3:])}: it was not read in {_SECONDS:g} s") from None
     if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        raise InputError(f"{lines[-1]:.500}; write {FORM}, of a list of functions or of LangChain tools")
-    described: Mapping[str, str] = json.loads(done.stdout.splitlines()[-1])
-    execution = StdioExecution([*FUNCTION_SERVER, reference])
-    return source_of(reference, reference, described["description"], execution), described["digest"]
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise InputError(f"{lines[-1] if lines else f'exit code {done.returncode}':.1000}")
+    return decode_json(done.stdout.splitlines()[-1], _Described)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import networkx as nx
 import numpy as np
 
@@ -177,11 +178,13 @@ class _Run:
         sources += self.tools.servers
         if twice := [id for id, number in Counter(one.id for one in sources).items() if number > 1]:
             raise InputError(f"tools: two servers have the id {twice[0]!r}; leave one of them out, or rename it")
-        collected = await self.track.stage(
+        stored = await self.track.stage(
             "collect", collect, sources, key=source_key, out=ServerDocument, label="collect tool documents",
             concurrency=config.collect_concurrency, depends=(), judged=False,
-            about=lambda source: self.tools.functions.get(source.id, ""),
+            about=lambda source: self.tools.own.get(source.id, ""),
         )  # fmt: skip
+        rejected = self.tools.rejected
+        collected = [msgspec.structs.replace(one, rejected=rejected.get(one.id, one.rejected)) for one in stored]
         left_out = [one for document in collected for one in document.left_out]
         examples = {one.reason: f"{one.name}: {one.detail}" for one in left_out}
         if left_out:
@@ -204,8 +207,8 @@ class _Run:
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
         check_allowed(documents, self.config.allowed_tools)
-        # A function was named by whoever wrote it: that is the permission to call it.
-        own = {one.id: [raw_name(tool) for tool in one.tools] for one in documents if one.id in self.tools.functions}
+        # Functions and operations were named by the user, which permits their calls.
+        own = {one.id: [raw_name(tool) for tool in one.tools] for one in documents if one.id in self.tools.own}
         reasons: Counter[str] = Counter()
         details: dict[str, str] = {}
         examples: dict[str, str] = {}
