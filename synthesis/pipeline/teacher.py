@@ -451,7 +451,8 @@ class OpenAITeacher:
             parts.append(self.prompts.template("_as_json", language).render(schema=schema))
         if problem:
             parts.append(self.prompts.template("_refused", language).render(problem=problem))
-        return msgspec.json.encode(_request_of(config, "\n\n".join(parts), response_format(answer, form), seed))
+        messages = [{"role": "user", "content": "\n\n".join(parts)}]
+        return msgspec.json.encode(_body(config, messages, seed, response_format(answer, form)))
 
 
 @dataclass
@@ -482,11 +483,7 @@ def _door(config: OpenAITeacherConfig) -> str:
 def _identity(config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt: str, seed: int) -> bytes:
     """What a recording knows a request by: what is asked, with which settings. Not in which form its answer is asked
     for, which is the endpoint's; recordings of versions up to 0.1 know it by this too."""
-    return msgspec.json.encode(_request_of(config, prompt, open_format(answer), seed))
-
-
-def _request_of(config: OpenAITeacherConfig, content: str, form: msgspec.Raw | None, seed: int) -> dict[str, Any]:
-    return _body(config, [{"role": "user", "content": content}], seed, form)
+    return msgspec.json.encode(_body(config, [{"role": "user", "content": prompt}], seed, open_format(answer)))
 
 
 def _body(

@@ -101,7 +101,7 @@ class _Pace:
 
 
 @dataclass
-class Api:
+class CalledApi:
     """An API whose operations are called.
 
     Attributes:
@@ -248,7 +248,7 @@ def api_tools(file: str, name: str) -> OwnTools:
     headers = {key: _filled(text, f"{where}: headers.{key}", secrets) for key, text in settings.headers.items()}
     query = {key: _filled(text, f"{where}: query.{key}", secrets) for key, text in settings.query.items()}
     document, address = _document(settings.document, path.parent, where)
-    api = Api(settings, headers, query, secrets)
+    api = CalledApi(settings, headers, query, secrets)
     try:
         tools, rejected = openapi_tools(document)
     except Unmappable as problem:
@@ -272,7 +272,7 @@ def api_tools(file: str, name: str) -> OwnTools:
     return OwnTools(served, " ".join(str(about or "").split()), made_of, rejected)
 
 
-def _operation(tool: dict[str, Any], document: Mapping[str, Any], address: str, api: Api, where: str) -> FunctionTool:
+def _operation(tool: dict[str, Any], document: Mapping[str, Any], address: str, api: CalledApi, where: str) -> FunctionTool:
     """One operation as a tool. Raises `Unmappable`: it is not to be called, or cannot be."""
     function, settings = tool["function"], api.settings
     operation = operation_of(tool, document, address=address)

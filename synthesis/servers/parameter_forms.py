@@ -4,7 +4,7 @@
   `{"city": "string"}`.
 - A list of named parameters: `[{"name": "city", "type": "string", "required": true}]`.
 - An object schema whose `properties` keyword is missing: `{"type": "object", "city": {"type": "string"}}`.
-- Types of programming languages: `List[int]`, `Optional[str]`, `Dict[str, float]`, `int | None`, `ArrayList`.
+- Types of programming languages: `List[int]`, `Optional[str]`, `Dict[str, float]`, `int | None`, Java's ArrayList.
 """
 
 from __future__ import annotations
