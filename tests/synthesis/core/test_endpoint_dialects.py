@@ -7,6 +7,7 @@ import json
 import random
 import re
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from certificates import make_certificate
 
 from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.endpoint import Endpoint, EndpointDown, EndpointUnusable, RequestRefused
@@ -32,7 +34,7 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 3}
 
 
 @asynccontextmanager
-async def served(script: Script, **settings: Any):
+async def served(script: Script, tls: ssl.SSLContext | None = None, **settings: Any):
     """A teacher whose endpoint gives what `script(number of the request, body)` returns, and the bodies it was sent."""
     bodies: list[dict[str, Any]] = []
 
@@ -45,8 +47,8 @@ async def served(script: Script, **settings: Any):
     app.router.add_post("/v1/chat/completions", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}/v1"
     options = {"backoff_seconds": 0.01, "longest_backoff_seconds": 0.02, "answer_form": "text", **settings}
     teacher = OpenAITeacher(OpenAITeacherConfig(url, "m", **options))
     try:
@@ -417,3 +419,49 @@ async def test_the_key_is_in_no_message(status: int) -> None:
         with pytest.raises((EndpointUnusable, EndpointDown, RequestRefused)) as caught:
             await one.endpoints[0].complete("x", REQUEST, random.Random(0))
     assert key not in str(caught.value) and "[key]" in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The way to the endpoint
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_an_endpoint_over_tls_is_checked(trusted: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the authorities that SSL_CERT_FILE names."""
+    cert, key = make_certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", cert)
+    async with served(lambda number, body: completion({"content": "A."}), tls=context, outage_seconds=0.2) as (one, _):
+        if trusted:
+            assert (await act(one)).content == "A."
+        else:
+            with pytest.raises(EndpointUnusable, match="does not answer as a model endpoint .*[Cc]ertificate"):
+                await act(one)
+
+
+@pytest.mark.parametrize("status", [200, 407])
+async def test_the_environments_proxy_is_used(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        asked.append(str(request.url))
+        return web.json_response(completion({"content": "A."}), status=status)
+
+    server = web.Server(answer)
+    runner = web.ServerRunner(server)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{runner.addresses[0][1]}")
+    teacher = OpenAITeacher(OpenAITeacherConfig("http://models.example/v1", "m"))
+    if status == 200:
+        assert (await act(teacher)).content == "A."
+    else:
+        with pytest.raises(EndpointUnusable, match=r"status 407.*\(http_proxy, https_proxy\)"):
+            await act(teacher)
+    assert asked == ["http://models.example/v1/chat/completions"]
+    await teacher.close()
+    await runner.cleanup()
