@@ -228,6 +228,14 @@ class Endpoint:
         if self._verdict is not None:
             raise type(self._verdict)(self._verdict.problem, self._verdict.remedy)
 
+    def _patience(self, failure: TryFailed) -> float:
+        """Return how many seconds without any answer are waited for after such a failure."""
+        if failure.wrong_address and not self._answered:
+            return min(self.config.outage_seconds, self.STARTUP_SECONDS)
+        if failure.lasting is not None:
+            return min(self.config.outage_seconds, self.EMPTY_SECONDS)
+        return self.config.outage_seconds
+
     def _check_silence(self, failure: TryFailed, silent: float) -> None:
         """Stop the run where the endpoint has answered nothing for too long.
 
@@ -238,22 +246,23 @@ class Endpoint:
             Stopped: for all requests that wait, and for those to come.
         """
         config = self.config
-        if failure.wrong_address and not self._answered and silent > min(config.outage_seconds, self.STARTUP_SECONDS):
-            raise self._stop(
-                EndpointUnusable(
-                    f"base_url={config.base_url} does not answer as a model endpoint ({failure})",
-                    f"{failure.wrong_address}, and run the same command again to resume",
+        if silent > self._patience(failure):
+            if failure.wrong_address and not self._answered:
+                raise self._stop(
+                    EndpointUnusable(
+                        f"base_url={config.base_url} does not answer as a model endpoint ({failure})",
+                        f"{failure.wrong_address}, and run the same command again to resume",
+                    )
                 )
-            )
-        if failure.lasting is not None and silent > min(config.outage_seconds, self.EMPTY_SECONDS):
-            raise self._refuses(failure.lasting)
+            if failure.lasting is not None:
+                raise self._refuses(failure.lasting)
         if max(silent, failure.wait or 0.0) > config.outage_seconds:
             raise self._stop(
                 EndpointDown(
                     f"{config.base_url} has answered nothing for {silent:,.0f} s ({failure})"
                     + (f" and asks to wait for {failure.wait:,.0f} s" if failure.wait else ""),
                     f"see to the endpoint or raise outage_seconds={config.outage_seconds:,.0f}, and run the same "
-                    "command again to go on",
+                    "command again to resume",
                 )
             )
 
@@ -266,7 +275,7 @@ class Endpoint:
         asked = f", which asks to wait for {failure.wait:,.0f} s" if failure.wait else ""
         say_beside_bars(
             f"Waiting for {self.config.base_url}{asked}: {failure!s:.200}. No answer for {silent:,.0f} s; the run "
-            f"stops after {self.config.outage_seconds:,.0f} s."
+            f"stops after {self._patience(failure):,.0f} s."
         )
 
     async def complete_turn(
@@ -447,7 +456,7 @@ class Endpoint:
         return self._stop(
             EndpointUnusable(
                 f"{config.base_url} refuses every request with {refusal}",
-                f"{remedy}, and run the same command again to go on",
+                f"{remedy}, and run the same command again to resume",
             )
         )
 

@@ -200,7 +200,7 @@ class Budget:
             f"the teacher's budget ({', '.join(caps)}) is spent: {spent.tokens:,} tokens ({spent.prompt_tokens:,} of "
             f"prompts, {spent.completion_tokens:,} of answers) and {spent.money:,.2f} in money, in {spent.requests:,} "
             "requests",
-            "raise the budget and run the same command again to go on",
+            "raise the budget and run the same command again to resume",
         )
 
 

@@ -395,7 +395,7 @@ async def test_an_endpoint_that_refuses_everything_stops_the_run_and_rejects_not
             teacher = teacher_of(url, recording, "record", **{"api_key": "right", "concurrency": 3, **wrong})
             said = rf"{url} refuses every request with status {code}: .*not you \({code}\).*; "
             done = rf"stage draw: {answers} of 20 inputs are finished and kept in .*"
-            with pytest.raises(EndpointUnusable, match=f"{said}{done}{remedy}.*run the same command again to go on"):
+            with pytest.raises(EndpointUnusable, match=f"{said}{done}{remedy}.*run the same command again to resume"):
                 await draw(teacher, journal)
             assert len(journal.load("draw")) == answers
             # One of each worker, and the simplest request, which tells whose fault it is; nothing once that is known.
