@@ -272,7 +272,9 @@ def api_tools(file: str, name: str) -> OwnTools:
     return OwnTools(served, " ".join(str(about or "").split()), made_of, rejected)
 
 
-def _operation(tool: dict[str, Any], document: Mapping[str, Any], address: str, api: CalledApi, where: str) -> FunctionTool:
+def _operation(
+    tool: dict[str, Any], document: Mapping[str, Any], address: str, api: CalledApi, where: str
+) -> FunctionTool:
     """One operation as a tool. Raises `Unmappable`: it is not to be called, or cannot be."""
     function, settings = tool["function"], api.settings
     operation = operation_of(tool, document, address=address)

@@ -27,6 +27,7 @@ class _Lines(codecs.IncrementalDecoder):
     def reset(self) -> None:
         self._parts: list[bytes] = []
         self._size = 0
+        self._is_first = True
 
     def decode(self, given: bytes, final: bool = False) -> str:  # type: ignore[override]  # bytes are what a pipe gives
         end = given.rfind(b"\n") + 1  # no other character of UTF-8 has that byte
@@ -34,17 +35,38 @@ class _Lines(codecs.IncrementalDecoder):
         if end:
             first = given.index(b"\n") + 1
             if self._size + first <= MOST_BYTES:
-                whole = b"".join([*self._parts, given[:end]]).decode("utf-8", self.errors)
+                lines = b"".join([*self._parts, given[:end]])
             else:
                 _log.warning("an MCP server's message has more than %d MiB, and is dropped", MOST_BYTES >> 20)
-                whole = given[first:end].decode("utf-8", self.errors)
+                lines = given[first:end]
+            if self._is_first:  # what some runtimes write before anything else
+                lines = lines.removeprefix(codecs.BOM_UTF8)
+            whole = self._text(lines)
             self.reset()
+            self._is_first = False
         self._size += len(given) - end
         if self._size <= MOST_BYTES:
             self._parts.append(given[end:])
         else:
             self._parts.clear()
         return whole
+
+    def _text(self, lines: bytes) -> str:
+        """The lines, without those that are not UTF-8: only the requests that they answer are lost."""
+        try:
+            return lines.decode("utf-8", self.errors)
+        except UnicodeDecodeError as error:
+            kept = [line for line in lines.splitlines(keepends=True) if _is_utf8(line)]
+            _log.warning("an MCP server's message is not UTF-8, and is dropped: %s", error)
+            return b"".join(kept).decode("utf-8", self.errors)
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _found(name: str) -> codecs.CodecInfo | None:

@@ -191,3 +191,11 @@ def test_lines_come_whole_whatever_the_pipe_cuts(monkeypatch):
         parts = [decoder.decode(data[at : at + size]) for at in range(0, len(data), size)]
         assert "".join(parts) == whole, size
     assert "日本".encode(bounded_stdio.ENCODING) == "日本".encode()
+
+
+def test_a_byte_order_mark_and_a_line_in_another_encoding_cost_no_other_line(caplog):
+    decoder = codecs.getincrementaldecoder(bounded_stdio.ENCODING)()
+    assert decoder.decode(codecs.BOM_UTF8 + b'{"a": 1}\n') == '{"a": 1}\n'
+    assert decoder.decode(b"one\n" + "café\n".encode("latin-1") + "日本\n".encode()) == "one\n日本\n"
+    assert "is not UTF-8, and is dropped" in caplog.text
+    assert decoder.decode(codecs.BOM_UTF8 + b"two\n") == "\ufefftwo\n"  # in the middle it is a character
