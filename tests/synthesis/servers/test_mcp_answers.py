@@ -75,7 +75,7 @@ async def collected(folder: Path, **answers: object) -> ServerDocument:
         (tool("c", description=["a", "list"]), "no_description"),
         (tool("c", inputSchema="text"), "no_schema"),
         (tool("c", inputSchema={"type": "string"}), "not_an_object"),
-        (tool("c", inputSchema={"type": "object", "properties": {"required": ["coin"]}}), "invalid_schema"),
+        (tool("c", inputSchema={"type": "object", "properties": {"a": {"type": "nosuch"}}}), "unknown_type"),
         ("not an object", "bad_name"),
         (None, "bad_name"),
     ],
