@@ -400,16 +400,13 @@ class OpenAITeacher:
         """Found once, by one of all that share the endpoint."""
         if config.answer_form != "auto":
             return config.answer_form
-        if served.form is None:
-            async with served.finding:
-                if served.form is not None:
-                    pass
-                elif self._shared is not None:
-                    served.form = await self._shared.form(config)
-                else:
-                    served.form, why = await self._found_form(config, served)
-                    say_beside_bars(f"{config.base_url}, model {config.model}: {_SAYS[served.form]}{why}")
-        return served.form
+        async with served.finding:
+            if served.form is None and self._shared is not None:
+                served.form = await self._shared.form(config)
+            elif served.form is None:
+                served.form, why = await self._found_form(config, served)
+                say_beside_bars(f"{config.base_url}, model {config.model}: {_SAYS[served.form]}{why}")
+            return served.form
 
     async def _found_form(self, config: OpenAITeacherConfig, served: _Served) -> tuple[Form, str]:
         """The strongest form that the endpoint enforces, and why it is not a stronger one.
