@@ -191,7 +191,10 @@ class _Run:
             self.track.reject("collect", Counter(one.reason for one in left_out), examples)
         wanted = config.fact_servers
         if wanted is None and config.has_own_tools:
-            _log.info('the packaged tools are left out; --config.fact_servers=["NAME", …] adds fact servers')
+            _log.warning(
+                "left out %d packaged fact servers, since you name tools; --config.fact_servers=[…] adds some of %s",
+                len(SERVERS), ", ".join(SERVERS),
+            )  # fmt: skip
             wanted = ()
         facts = fact_documents(languages, only=wanted, emulated=config.emulated_servers)
         registries = read_registries(self.tools.documents, languages=languages)
