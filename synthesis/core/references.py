@@ -14,6 +14,8 @@ from typing import Any, Final
 from synthesis.core.files import first_line
 from synthesis.core.refusals import InputError
 
+OWN_FOLDER: Final = "ASTRA_OWN_FOLDER"
+"""The environment variable with the folder that the run was started in, for processes that start elsewhere."""
 FORM: Final = "my_module:my_name or FILE.py:my_name"
 
 

@@ -35,6 +35,7 @@ import msgspec
 
 from synthesis.core.progress import TRAFFIC, Progress, Traffic
 from synthesis.core.rate_limits import STAGE, Spent
+from synthesis.core.references import OWN_FOLDER
 from synthesis.core.refusals import Refusal
 from synthesis.core.stages import Rejected
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
@@ -69,7 +70,7 @@ def _options(**options: Any) -> dict[str, Any]:
     # Paths that a machine does not have do no harm there.
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     # Ray's actors run on uvloop where that is installed; the sandbox's transports are asyncio's own.
-    variables = {"PYTHONPATH": paths, "RAY_USE_UVLOOP": "0"}
+    variables = {"PYTHONPATH": paths, "RAY_USE_UVLOOP": "0", OWN_FOLDER: os.getcwd()}
     return {"max_concurrency": _CALLS, "runtime_env": {"env_vars": variables}, **options}
 
 

@@ -31,11 +31,10 @@ from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 from pydantic import TypeAdapter
 
 from synthesis.core.files import first_line
-from synthesis.core.references import referred
+from synthesis.core.references import OWN_FOLDER, referred
 from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.terminal import say
 from synthesis.servers.collect import RejectedTool
-from synthesis.servers.mcp_client import OWN_FOLDER
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
@@ -193,7 +192,8 @@ def serve(make: Callable[[], OwnTools]) -> int:
     Returns:
         The exit status; 1 where `make` refused.
     """
-    os.chdir(os.environ.get(OWN_FOLDER, "."))
+    with contextlib.suppress(FileNotFoundError):  # another machine may not have it
+        os.chdir(os.environ.get(OWN_FOLDER, "."))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # modules may print, and stdout has the protocol's messages
             served = make()

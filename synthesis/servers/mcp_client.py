@@ -29,6 +29,7 @@ from mcp.types import METHOD_NOT_FOUND, PARSE_ERROR
 from pydantic import ValidationError
 
 from synthesis.core.records import McpExecution, StdioExecution
+from synthesis.core.references import OWN_FOLDER
 from synthesis.servers import bounded_stdio
 from synthesis.servers.bounded_http import HTTP_FAILED, BoundedTransport
 from synthesis.servers.made_once import Shared
@@ -63,8 +64,6 @@ API_SERVER = ("python", "-m", "synthesis.servers.api_server")
 """Commands that serve Python functions and the operations of an API; what they are follows."""
 _API_SECONDS = 600.0
 """For a call of an API, which may wait for its turn; the API's own timeout is in its configuration."""
-OWN_FOLDER = "ASTRA_OWN_FOLDER"
-"""The environment variable with the folder that functions of the user's own run in."""
 _PACKAGES = Path(__file__).resolve().parents[2]
 _LOG = "servers.log"
 
@@ -84,7 +83,7 @@ def find_command(name: str) -> str | None:
 def own_environment() -> dict[str, str]:
     """The environment of a process that runs the user's own functions: this process's, with its modules and folder."""
     paths = os.pathsep.join(path or os.getcwd() for path in (str(_PACKAGES), *sys.path))
-    return {**os.environ, "PYTHONPATH": paths, OWN_FOLDER: os.getcwd()}
+    return {**os.environ, "PYTHONPATH": paths, OWN_FOLDER: os.environ.get(OWN_FOLDER, os.getcwd())}
 
 
 class McpConnection:
