@@ -156,9 +156,10 @@ def faults(trajectory: Trajectory) -> list[str]:
 
 async def _run(model: ImperfectModel, folder: Path, checkout: Path) -> int:
     registry = write_registry(folder / "registry.jsonl")
+    tools = "tools" if (checkout / "synthesis/servers/tool_sources.py").exists() else "registries"
     settings = {
         "trajectories": _COUNT.value, "languages": {"en": 1.0}, "sources": [], "mcp_share": 0.0, "walks": 20,
-        "tools": [str(registry)], "fact_servers": ["numbers"], "server_weights": {"numbers": 1e-9}, "proposals": 2,
+        tools: [str(registry)], "fact_servers": ["numbers"], "server_weights": {"numbers": 1e-9}, "proposals": 2,
     }  # fmt: skip
     async with model as url:
         command = [sys.executable, "-m", "launch.trajectories", f"--workdir={folder / 'run'}", f"--teacher_url={url}"]
