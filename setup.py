@@ -181,6 +181,8 @@ setup(
             # What the check of arguments is compared with.
             "jsonschema>=4.18",
             "kubernetes-validate>=1.34",
+            # Its tools are a door of trajectories (`tools`). MIT.
+            "langchain-core>=1,<2",
             "moto[s3]>=5.1",
             "mypy",
             "packaging",
