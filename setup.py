@@ -78,7 +78,7 @@ setup(
     entry_points={"console_scripts": ["astra = astra_floors:main"]},
     install_requires=[
         "absl-py>=2.1,<3",
-        "aiohttp>=3.14,<4",
+        "aiohttp>=3.14.1,<4",
         "anyio>=4.9,<5",
         "array-record>=0.8,<0.9",
         # How languages write numbers, units, dates and money: Unicode CLDR; BSD-3-Clause, 10 MB, without dependencies.

@@ -30,10 +30,9 @@ class AnthropicApi(Api):
         from anthropic.types import Message
 
         limits = type(anthropic.DEFAULT_CONNECTION_LIMITS)
-        http = http_client(anthropic.DefaultAioHttpClient, anthropic.Timeout, limits, config.concurrency)
-        # Without a token: the package would read one from the environment and send it beside the key.
+        http = http_client(anthropic.DefaultAioHttpClient, anthropic.Timeout, limits, config.concurrency, self._keys)
         self._client = anthropic.AsyncAnthropic(
-            base_url=config.base_url, api_key=config.api_key, auth_token=None, max_retries=0, http_client=http
+            base_url=config.base_url, api_key=config.api_key, max_retries=0, http_client=http
         )
         self._message = Message
 

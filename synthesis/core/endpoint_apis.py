@@ -44,6 +44,12 @@ from synthesis.core.rate_limits import Usage
 CONNECT_SECONDS = 8.0
 """For looking up the host's name, connecting and TLS; the answer has the request's own time."""
 
+_HEADERS = frozenset(
+    {"host", "connection", "accept", "content-type", "content-length", "transfer-encoding", "user-agent"}
+    | {"anthropic-version", "x-goog-api-client"}
+)
+"""All that a request has beside the key."""
+
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
 """Of compressed bodies these grow by a known factor at most while they are read."""
 
@@ -61,7 +67,7 @@ class Api(ABC):
         if not address.hostname or address.port == 0:
             raise ValueError("it names no host")
         address.hostname.encode("idna")
-        self._keys = {"Authorization": config.api_key}
+        self._keys = {"Authorization": f"Bearer {config.api_key}"}
 
     @abstractmethod
     def _request(self, body: bytes) -> Any:
@@ -172,7 +178,7 @@ class OpenAIApi(Api):
         from openai.types.chat import ChatCompletion
 
         limits = type(openai.DEFAULT_CONNECTION_LIMITS)
-        http = http_client(openai.DefaultAioHttpClient, openai.Timeout, limits, config.concurrency)
+        http = http_client(openai.DefaultAioHttpClient, openai.Timeout, limits, config.concurrency, self._keys)
         self._client = openai.AsyncOpenAI(
             base_url=config.base_url, api_key=config.api_key, max_retries=0, http_client=http
         )
@@ -224,21 +230,28 @@ class OpenAIApi(Api):
         return read_reply(message, tools)
 
 
-def http_client(kind: Any, timeout: Any, limits: Any, connections: int) -> Any:
-    """Return an HTTP client that bounds what it reads and how long it connects, and follows no redirect.
+def http_client(
+    kind: Any, timeout: Any, limits: Any, connections: int, keys: Mapping[str, str], seconds: float | None = None
+) -> Any:
+    """Return an HTTP client that bounds what it reads and how long it connects, and sends a key to its address alone.
 
-    A redirect could lead the key anywhere.
+    It follows no redirect, and sends no further header: the makers' packages add headers of environment variables
+    (`OPENAI_CUSTOM_HEADERS`, `OPENAI_ORG_ID`, `ANTHROPIC_CUSTOM_HEADERS`), which are for other addresses.
 
     Args:
         kind: class of an asynchronous client of httpx.
         timeout: httpx's class.
         limits: httpx's class.
         connections: open at most.
+        keys: headers that hold the key.
+        seconds: without a byte before a request fails; None: no limit here.
     """
 
     class Bounded(kind):  # type: ignore[misc]
         async def send(self, request: Any, **options: Any) -> Any:
-            request.headers["Accept-Encoding"] = "gzip, deflate"
+            for name in [name for name in request.headers if name.lower() not in _HEADERS]:
+                del request.headers[name]
+            request.headers.update({"Accept-Encoding": "gzip, deflate", **keys})
             request.extensions = {**request.extensions, "timeout": self.timeout.as_dict()}
             response = await super().send(request, **{**options, "stream": True, "follow_redirects": False})
             try:
@@ -254,7 +267,7 @@ def http_client(kind: Any, timeout: Any, limits: Any, connections: int) -> Any:
 
     client = Bounded(
         verify=ssl.create_default_context(),  # the system's authorities, or those of SSL_CERT_FILE
-        timeout=timeout(None, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS),
+        timeout=timeout(seconds, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS),
         limits=limits(max_connections=connections, max_keepalive_connections=connections),
     )
     transports = [getattr(client, "_transport", None), *getattr(client, "_mounts", {}).values()]

@@ -35,8 +35,8 @@ class GeminiApi(Api):
         from google import genai
         from google.genai import types
 
-        # The package sends the key in this header.
-        http = http_client(httpx2.AsyncClient, httpx2.Timeout, httpx2.Limits, config.concurrency)
+        self._keys = {"x-goog-api-key": config.api_key}
+        http = http_client(httpx2.AsyncClient, httpx2.Timeout, httpx2.Limits, config.concurrency, self._keys)
         self._http, self._types = http, types
         options = types.HttpOptions(base_url=config.base_url, httpx_async_client=http)
         self._client = genai.Client(api_key=config.api_key, vertexai=False, http_options=options)

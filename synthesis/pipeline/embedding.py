@@ -22,7 +22,8 @@ from sandbox.access import keyless
 from sandbox.answers import without_keys
 from sandbox.settings import Count, Seconds, Settings
 from synthesis.core.endpoint import Endpoint
-from synthesis.core.endpoint_replies import too_many
+from synthesis.core.endpoint_apis import http_client
+from synthesis.core.endpoint_replies import UnreadableReply, too_many
 from synthesis.core.rate_limits import backoff, retry_after
 from synthesis.core.records import ToolSpec
 from synthesis.core.refusals import Refusal
@@ -126,12 +127,12 @@ class EndpointEmbedder:
         self._refused = openai.OpenAIError
         self._jitter = random.Random()  # pauses change no vector
         self._paused_until = 0.0
+        limits, keys = type(openai.DEFAULT_CONNECTION_LIMITS), {"Authorization": f"Bearer {config.api_key}"}
+        http = http_client(
+            openai.DefaultAsyncHttpxClient, openai.Timeout, limits, 100, keys, seconds=config.timeout_seconds
+        )
         self._client = openai.AsyncOpenAI(
-            base_url=config.base_url,
-            api_key=config.api_key,
-            timeout=config.timeout_seconds,
-            max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),  # with the key in hand
+            base_url=config.base_url, api_key=config.api_key, max_retries=0, http_client=http
         )
 
     async def embed(self, texts: Sequence[str]) -> np.ndarray:
@@ -159,7 +160,12 @@ class EndpointEmbedder:
                 continue
             except self._refused as error:
                 raise EmbeddingError(f"{where} refused the request: {self._shown(error)}") from None
-            except (ValueError, AttributeError, TypeError) as error:  # an error with status 200, or a page
+            except (
+                UnreadableReply,
+                ValueError,
+                AttributeError,
+                TypeError,
+            ) as error:  # an error with status 200, or a page
                 raise EmbeddingError(f"{where} answered without vectors: {self._shown(error)}") from None
             if len(rows) != len(texts):
                 raise EmbeddingError(f"{where} gave {len(rows)} vectors for {len(texts)} texts")

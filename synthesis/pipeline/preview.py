@@ -131,7 +131,8 @@ class Preview:
         seen.spent.add(reply.usage, money)
         request = decode_json(body, dict[str, Any])
         last = request["messages"][-1]
-        answer = reply.text or msgspec.json.encode(reply.message.get("tool_calls") or "").decode()
+        calls = [reply.message[name] for name in ("tool_calls", "content", "parts") if reply.message.get(name)]
+        answer = reply.text or msgspec.json.encode(calls[0] if calls else "").decode()
         seen.exchanges.append(Exchange(request["model"], str(last.get("content") or ""), answer, reply.usage.tokens))
 
     def forecast(

@@ -41,6 +41,7 @@ class StrictApi:
 
     Attributes:
         requests: bodies that were accepted or refused, in order.
+        headers: theirs.
         replies: in place of the model's own, as they are taken off the front; None: the model's own.
     """
 
@@ -49,6 +50,7 @@ class StrictApi:
 
     def __init__(self, *replies: Any) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.replies = list(replies)
 
     async def __aenter__(self) -> str:
@@ -65,6 +67,7 @@ class StrictApi:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
+        self.headers.append(dict(request.headers))
         if not self.authorized(request):
             return web.json_response(self.error("invalid x-api-key", 401), status=401)
         try:

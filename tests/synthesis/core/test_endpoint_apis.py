@@ -96,10 +96,10 @@ async def test_a_field_that_the_service_does_not_know_is_reported_with_its_name(
 
 @pytest.mark.parametrize("api", APIS)
 async def test_a_wrong_key_stops_the_run_and_is_not_shown(api: str) -> None:
-    async with served(api, api_key="wrong-key-0123") as (teacher, server):
+    async with served(api, api_key="revoked") as (teacher, server):
         with pytest.raises(EndpointUnusable, match="status 401.*give a key that may use model='m'") as caught:
             await teacher.answer(ChainVote, "Which?", "en", 5)
-    assert "wrong-key-0123" not in str(caught.value) and len(server.requests) == 1
+    assert "revoked" not in str(caught.value) and len(server.requests) == 1
 
 
 def gemini(parts: Any, reason: Any, **more: Any) -> dict[str, Any]:
@@ -161,6 +161,21 @@ async def test_a_busy_service_is_asked_again_by_us_alone(api: str, status: int) 
     async with served(api, busy) as (teacher, server):
         await teacher.act([Message("user", "Where?")], [TOOL], language="en", seed=7)
         assert len(server.requests) == 2 == teacher.endpoints[0].spent.requests + 1
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_keys_and_headers_of_the_environment_stay_there(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients read them, for whatever address; a key is for its address alone."""
+    names = ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "ANTHROPIC_API_KEY",
+             "ANTHROPIC_AUTH_TOKEN", "GOOGLE_API_KEY", "GEMINI_API_KEY")  # fmt: skip
+    for name in names:
+        monkeypatch.setenv(name, "of-another-address")
+    for name in ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS"):
+        monkeypatch.setenv(name, "Authorization: Bearer of-another-address\nX-Key: of-another-address")
+    async with served(api) as (teacher, server):
+        await teacher.act([Message("user", "Where?")], [TOOL], language="en", seed=7)
+    (headers,) = server.headers
+    assert "of-another-address" not in str(headers) and not any("stainless" in name.lower() for name in headers)
 
 
 @pytest.mark.parametrize("api", NATIVE)
