@@ -283,27 +283,28 @@ class Endpoint:
     ) -> EndpointReply:
         """`complete` for a conversation that holds the endpoint's own messages.
 
-        Some endpoints refuse fields of messages that they sent themselves, and name them. Those fields are left out of
-        this request and of all later ones.
+        Some endpoints refuse fields of messages that they sent themselves, and name them. Those fields are left out,
+        and where the request is answered then, out of all later ones too.
 
         Args:
             body: the request, with the conversation in `messages`.
         """
+        refused: set[str] = set()
         while True:
-            messages = [without_fields(message, self._unread) for message in body["messages"]]
+            messages = [without_fields(message, self._unread | refused) for message in body["messages"]]
             request = msgspec.json.encode({**body, "messages": messages})
             try:
-                return await self.complete(kind, request, rng, timeout_seconds=timeout_seconds)
+                reply = await self.complete(kind, request, rng, timeout_seconds=timeout_seconds)
             except RequestRefused as refusal:
-                if refusal.status not in (400, 422):
-                    raise
                 named = set(own_fields(messages)) & set(_WORD.findall(refusal.said))
-                if not named:
+                if refusal.status not in (400, 422) or not named:
                     raise
-                self._unread |= named
-                say_beside_bars(
-                    f"{self.config.base_url} refuses {', '.join(sorted(named))} in messages of the model: left out"
-                )
+                refused |= named
+                continue
+            if new := sorted(refused - self._unread):
+                self._unread |= refused
+                say_beside_bars(f"{self.config.base_url} refuses {', '.join(new)} in messages of its model: left out")
+            return reply
 
     def read_turn(self, message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
         """Return what a reply's `message` says; see `Api.read_turn`."""

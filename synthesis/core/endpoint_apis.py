@@ -285,9 +285,8 @@ def _abandon(transports: list[Any]) -> None:
             connector = session.connector
             session.detach()
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", DeprecationWarning
-                )  # it wants to be awaited, but has closed them already
+                # The connector wants to be awaited, but has closed its connections by then.
+                warnings.simplefilter("ignore", DeprecationWarning)
                 if connector is not None and asyncio.iscoroutine(waiting := aiohttp.BaseConnector.close(connector)):
                     waiting.close()
 

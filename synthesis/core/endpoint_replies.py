@@ -198,10 +198,22 @@ def error_problem(*levels: Any) -> tuple[str, int | None] | None:
             continue
         if level.get("type") == "error" or level.get("object") == "error":
             return shown(msgspec.json.encode(level)), _status_of(level)
+        base = level.get("base_resp")  # MiniMax
+        if isinstance(base, Mapping) and not _is_no_error(base.get("status_code")):
+            return f"base_resp: {shown(msgspec.json.encode(base))}", None
         for name, value in level.items():
-            if isinstance(name, str) and _ERROR_FIELD.search(name) and value not in (None, "", "0", 0, False, [], {}):
+            if isinstance(name, str) and _ERROR_FIELD.search(name) and not _is_no_error(value):
                 return f"{name}: {shown(msgspec.json.encode(value))}", _status_of(value)
     return None
+
+
+def _is_no_error(value: Any) -> bool:
+    """Return whether an error field says that there is no error: some gateways send one with every reply."""
+    if isinstance(value, Mapping):
+        return all(_is_no_error(one) for one in value.values())
+    if isinstance(value, str):
+        return value.strip().lower() in ("", "0", "200", "ok", "success", "none", "null")
+    return not value or value == 200
 
 
 def _status_of(error: Any) -> int | None:

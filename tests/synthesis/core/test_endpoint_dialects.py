@@ -86,6 +86,8 @@ def _in_choice(error: Any, finish: Any) -> dict[str, Any]:
         completion(HALF, None, error="Upstream idle timeout"),
         completion(HALF, None, errors=[ERROR]),
         completion(HALF, None, error_code=17, error_msg="busy"),
+        completion(HALF, "stop", base_resp={"status_code": 1027, "status_msg": "output sensitive"}),
+        completion(HALF, "stop", type="error"),
         _in_choice(ERROR, None),
         _in_choice(ERROR, "stop"),
         completion({**HALF, "error": ERROR}),
@@ -105,9 +107,10 @@ async def test_half_an_answer_is_never_a_whole_one(half: Any) -> None:
         assert teacher.spent.tokens == 2 * 8
 
 
-@pytest.mark.parametrize("empty", [None, "", 0, False, [], {}])
+@pytest.mark.parametrize("empty", [None, "", 0, False, [], {}, {"code": "0", "message": ""}, "Success"])
 async def test_an_empty_error_field_is_no_error(empty: Any) -> None:
-    async with served(lambda number, body: completion({"content": "Whole."}, error=empty)) as (teacher, bodies):
+    more = {"error": empty, "error_msg": "ok", "base_resp": {"status_code": 0, "status_msg": "success"}}
+    async with served(lambda number, body: completion({"content": "Whole."}, **more)) as (teacher, bodies):
         assert (await act(teacher)).content == "Whole." and len(bodies) == 1
 
 
@@ -314,15 +317,23 @@ async def test_fields_that_an_endpoint_sends_and_refuses_are_left_out() -> None:
     assert bodies[-1]["messages"][1]["tool_calls"] == [call()]
 
 
-async def test_a_refusal_of_something_else_stays_one() -> None:
-    def script(number: int, body: Any) -> Any:
-        return completion({"content": "", "reasoning": "Think.", "tool_calls": [call()]}) if not number else bad
+@pytest.mark.parametrize(("said", "asked"), [("too long", 2), ("too long for a reasoning model", 3)])
+async def test_a_refusal_of_something_else_stays_one(said: str, asked: int) -> None:
+    """Also where it happens to hold the name of a field, which is sent again the next time."""
+    turn = {"role": "assistant", "content": "", "reasoning": "Think.", "tool_calls": [call()]}
 
-    bad = web.json_response({"error": {"message": "too long"}}, status=400)
+    def script(number: int, body: Any) -> Any:
+        if len(body["messages"]) == 1:
+            return completion(turn)
+        return web.json_response({"error": {"message": said}}, status=400)
+
     async with served(script) as (teacher, bodies):
         with pytest.raises(TeacherError, match="too long"):
             await converse(teacher)
-        assert len(bodies) == 2
+        assert len(bodies) == asked
+        with pytest.raises(TeacherError, match="too long"):
+            await converse(teacher)
+        assert bodies[asked + 1]["messages"][1] == turn
 
 
 async def test_a_replayed_conversation_asks_nothing_though_ids_differ(tmp_path: Any) -> None:
