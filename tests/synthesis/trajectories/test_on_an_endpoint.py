@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.recording import Recording
 from synthesis.core.records import Provenance, Task, ToolChain, Trajectory
 from synthesis.core.refusals import InputError
-from synthesis.core.stages import Journal
+from synthesis.core.stages import Journal, NothingAccepted
 from synthesis.core.versions import code_version
 from synthesis.facts.relations import LICENCE
 from synthesis.pipeline.executors import LocalExecutor
@@ -220,3 +221,57 @@ async def test_a_file_that_changed_is_another_run(tmp_path):
     people.write_text('{"occupation": "beekeeper"}\n')
     with pytest.raises(InputError, match="another content of .*people.jsonl"):
         await made(tmp_path / "run", model, personas=str(people))
+
+
+class Remembering(EmulatedModel):
+    """Knows its messages again by what they hold beside OpenAI's fields, as services do that sign them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: dict[str, dict[str, Any]] = {}
+        self.changed: list[Any] = []
+
+    def message(self, kind: str, body: dict[str, Any], rng: Any) -> dict[str, Any]:
+        message = super().message(kind, body, rng)
+        for call in message.get("tool_calls", ()):
+            id = f"{rng.getrandbits(36):09x}"
+            call |= {"id": id, "extra_content": {"signature": f"of {id}"}}
+            message["reasoning_details"] = [{"type": "reasoning.encrypted", "data": id}]
+            self.sent[id] = {"role": "assistant", **message}
+        return message
+
+    def agent(self, messages: list[dict[str, Any]], rng: Any) -> dict[str, Any]:
+        for one, result in zip(messages, messages[1:], strict=False):
+            if one["role"] == "assistant" and one != self.sent.get(result["tool_call_id"]):
+                self.changed.append(one)
+        return super().agent(messages, rng)
+
+
+async def test_the_agents_endpoint_gets_its_own_messages_back_and_records_hold_none_of_it(tmp_path):
+    model = Remembering()
+    await made(tmp_path, model)
+    kept = stored(tmp_path)
+    assert len(kept) == COUNT and len(model.sent) > COUNT and not model.changed
+    ids = [call.id for one in kept for message in one.messages for call in message.tool_calls]
+    assert all(re.fullmatch(r"call_\d+", id) for id in ids) and "signature" not in msgspec.json.encode(kept).decode()
+
+
+class Unusable(EmulatedModel):
+    """Rates every task as worthless until it is `mended`."""
+
+    mended = False
+
+    def _task_rating(self, prompt: str, rng: Any) -> Any:
+        low = {} if self.mended else {"question_quality": 1}
+        return super()._task_rating(prompt, rng) | low
+
+
+async def test_a_run_of_which_nothing_is_accepted_stops_and_the_same_command_resumes(tmp_path):
+    model = Unusable()
+    with pytest.raises(NothingAccepted, match=r"stage score.*: none of 8 accepted. Most common reasons: 8 times \w+, "):
+        await made(tmp_path, model, trajectories=40, stop_after=8, concurrency=1)
+    asked = len(model.requests)
+    model.mended = True
+    await made(tmp_path, model, trajectories=40, stop_after=8, concurrency=1)
+    repeated = [body for body in model.requests[asked:] if body in model.requests[:asked]]
+    assert len(stored(tmp_path)) > 20 and not repeated  # what was paid for is not paid for again
