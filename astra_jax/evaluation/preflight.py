@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import aiohttp
+import msgspec
 
 from astra_jax.evaluation.suite import EvaluationError, Limit, ModelEndpoint
 from sandbox.answers import read_answer
+from synthesis.core.endpoint_replies import error_problem
+from synthesis.core.typed import decode_any_json
 
 _SECONDS = 60.0
 _TOKENS: dict[Limit, int] = {"max_tokens": 1, "max_completion_tokens": 1_024}
@@ -53,6 +56,11 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
         raise EvaluationError(f"--{named}={model} is not served by {served.url}, which has {_shown(names)}")
     if status != 200:
         raise EvaluationError(f"--{flag}={served.url} answered {status} to a request of one token: {text[:300]}")
+    if not _is_completion(text):
+        raise EvaluationError(
+            f"--{flag}={served.url} answered a request of one token without a completion: {text[:300]}; give the "
+            "address of the API, which ends in /v1 for most services"
+        )
     return ModelEndpoint(served.url, model, served.key, limit)
 
 
@@ -61,6 +69,15 @@ async def _asked(session: aiohttp.ClientSession, url: str, model: str, limit: Li
     body = {"model": model, "messages": [{"role": "user", "content": "Hi."}], limit: _TOKENS[limit]}
     async with session.post(f"{url}/chat/completions", json=body, allow_redirects=False) as response:
         return response.status, (await read_answer(response)).decode(errors="replace")
+
+
+def _is_completion(text: str) -> bool:
+    """Return whether a body with status 200 is a completion, and not an error or a web page."""
+    try:
+        given = decode_any_json(text)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+    return isinstance(given, dict) and isinstance(given.get("choices"), list) and error_problem(given) is None
 
 
 async def _models(session: aiohttp.ClientSession, url: str) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 from evaluation_world import Policy, Request, Say, Scripted, endpoint, is_probe
 from rollout_world import make_environment
 
@@ -404,6 +405,25 @@ async def test_an_endpoint_that_answers_with_errors_is_said() -> None:
     async with Scripted(lambda body: Say("scripted failure", status=500)) as served:
         with pytest.raises(EvaluationError, match="answered 500 .*scripted failure"):
             await preflight.check(served, "model_url")
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"error": {"code": 402, "message": "No credits"}}', "<html>Sign in</html>", '{"data": {}, "success": true}'],
+)
+async def test_a_reply_without_a_completion_is_no_model(body: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=body)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    served = ModelEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "m")
+    with pytest.raises(EvaluationError, match="--user_url=.* without a completion: .*ends in /v1"):
+        await preflight.check(served, "user_url")
+    await runner.cleanup()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
