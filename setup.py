@@ -98,7 +98,7 @@ setup(
         "msgspec>=0.22,<0.24",
         "networkx>=3.3,<4",
         "numpy>=2.1,<3",
-        # With aiohttp one process makes twice the requests of a teacher.
+        # With aiohttp one process makes four times the requests of a teacher.
         "openai[aiohttp]>=2.54,<4",
         "optax>=0.2.7,<0.3",
         "orbax-checkpoint>=0.11.30,<0.13",

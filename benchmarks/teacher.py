@@ -1,9 +1,10 @@
-"""Requests a second of the teacher's client on an endpoint with a known latency, of what so many in flight could make.
+"""Requests a second of the teacher's client on an endpoint of known latency, of what so many in flight could make.
 
 `stage` is a stage as it is run: prompt, request, answer checked by its type, journal. `teacher` is the client alone,
-`openai` the same requests through the `openai` package, `openai_raw` through it without its parsing of the answer.
-The endpoint is a process of its own, and says how many requests it saw at once and how late its answers were. Processor
-time a request tells what a rate would be on a processor of its own.
+our limits and books over `openai` with its aiohttp transport. `openai` is the same requests through the package's
+default client, `openai_raw` that without its parsing of the answer. The endpoint is a process of its own, and says how
+many requests it saw at once and how late its answers were. Processor time a request tells what a rate would be on a
+processor of its own.
 
     python -m benchmarks.teacher --save
 """
