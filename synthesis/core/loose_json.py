@@ -25,7 +25,8 @@ from typing import Any
 from synthesis.core.chat_format import parse_arguments, parse_json
 from synthesis.core.normal_text import normalized
 
-_STRING = re.compile(r'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)', re.DOTALL)
+JSON_STRING = re.compile(r'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)', re.DOTALL)
+"""A string of JSON; the last one of a text may lack its end."""
 _PYTHON_ESCAPE = re.compile(r"""\\[^"'/bfnrtu]""")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _TRAILING_COMMA = re.compile(r",(?=\s{0,99}[}\]])")
@@ -127,7 +128,7 @@ def _normalised(text: str) -> tuple[str, list[str]]:
 
     pieces: list[str] = []
     place = 0
-    for found in _STRING.finditer(text):
+    for found in JSON_STRING.finditer(text):
         pieces.append(outside(text[place : found.start()]))
         inside = _CONTROL.sub(lambda one: f"\\u{ord(one[0]):04x}", found[0])
         if inside != found[0] and "raw_control" not in changes:

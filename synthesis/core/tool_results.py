@@ -12,10 +12,12 @@ what is not ASCII costs 5.6 % more on the latter, and 4.4 times as much on Chine
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from synthesis.core.chat_format import Call, MalformedCall, escape_tags, parse_json
+from synthesis.core.loose_json import JSON_STRING
 from synthesis.core.records import ToolSpec
 from synthesis.core.tool_schemas import argument_error
 
@@ -26,6 +28,7 @@ MAX_CHARACTERS = 8_192
 """Longer results are cut: about 2k tokens, so that one careless call cannot fill the context."""
 _MOST_PARSED = 10_000_000
 """Longer texts of a server are not even parsed."""
+_STRING_OR_SPACE = re.compile(rf"{JSON_STRING.pattern}|\s+", re.DOTALL)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -42,7 +45,10 @@ def value_text(value: Any, *, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def server_text(text: str, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """What a server said, as it is shown: as `value_text` where it is JSON, else stripped."""
+    """What a server said, as it is shown: as `value_text` where it is JSON, else stripped.
+
+    Numbers of JSON keep the server's digits (`1.10` may be a version), and names that an object has twice stay.
+    """
     return _shown(_respelled(text), max_characters)
 
 
@@ -70,10 +76,20 @@ def _spelled(value: Any) -> str:
 def _respelled(text: str) -> str:
     if len(text) <= _MOST_PARSED:
         try:
-            return _spelled(parse_json(text))
+            parse_json(text)
         except (ValueError, RecursionError):  # no JSON, an endless number, or brackets a thousand deep
             pass
+        else:
+            return _STRING_OR_SPACE.sub(_respelled_part, text)
     return text.strip()
+
+
+def _respelled_part(found: re.Match[str]) -> str:
+    """A string with Unicode as it is; nothing for the space between values."""
+    part = found[0]
+    if not part.startswith('"'):
+        return ""
+    return _spelled(json.loads(part)) if "\\" in part else part
 
 
 def _shown(text: str, max_characters: int) -> str:

@@ -152,7 +152,7 @@ class ToolExecutor:
 
         async def check(given: EmulatedResult) -> ToolResult:
             try:
-                value = parse_json(given.result)
+                parse_json(given.result)
             except (ValueError, RecursionError) as error:
                 raise Rejected("emulator_failed", f"{call.name}: the emulated result is not JSON: {error}") from error
             if found := stray_text(given.result, server.language, task.language):
@@ -161,9 +161,8 @@ class ToolExecutor:
                     f"{call.name}: the result has text in {NAMES[found[1]]}, not in {NAMES[server.language]}: "
                     f"{found[0]!r:.200}",
                 )
-            return ToolResult(
-                tool_results.value_text(value), not given.is_error, error="tool_error" if given.is_error else ""
-            )
+            text = tool_results.server_text(given.result)
+            return ToolResult(text, not given.is_error, error="tool_error" if given.is_error else "")
 
         return await ask_until(
             cast(self._teacher, task.family),

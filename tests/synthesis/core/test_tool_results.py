@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from sandbox import CallResult, Outcome
 from synthesis.core.chat_format import MalformedCall
 from synthesis.core.records import ToolCall, ToolSpec
@@ -23,8 +25,18 @@ COUNTRY = {"type": "object", "properties": {"country": {"type": "string"}}, "req
 def test_json_is_written_without_spaces_and_with_unicode_as_it_is():
     assert value_text({"首都": ["北京", 1.5, None]}) == '{"首都":["北京",1.5,null]}'
     assert server_text(' {"a":  1,\n "b": [2]}\n') == '{"a":1,"b":[2]}' and server_text(" plain ") == "plain"
+    assert server_text('{"\\u9996": "\\/ \\" \\n", "\\\\": 1 }') == '{"首":"/ \\" \\n","\\\\":1}'
     for odd in ("NaN", '{"x": 1e999}', "9" * 5_000, "[" * 100):  # nothing that a reader could read again
         assert server_text(odd) == odd
+
+
+@pytest.mark.parametrize(
+    "said", ["1.10", "10.00", "3.141592653589793238", "1e5", "-0", "12345678901234567890", '{"a":1,"a":2}']
+)
+def test_values_of_a_server_are_shown_as_it_wrote_them(said):
+    assert server_text(f" {said}\n") == said
+    assert server_text(f'{{"x": [ {said} ]}}') == f'{{"x":[{said}]}}'
+    assert json.loads(server_error_text(f'{{"x": {said}}}'))["error"] == f'{{"x":{said}}}'
 
 
 def test_a_long_result_is_cut_and_says_what_is_missing():

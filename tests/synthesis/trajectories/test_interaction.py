@@ -167,6 +167,13 @@ async def test_arguments_that_no_record_could_hold_are_malformed(tmp_path, argum
             await play(Agent(calling("capital_of_country", arguments=arguments), DONE), connections)
 
 
+async def test_what_the_emulator_answers_keeps_its_digits(tmp_path):
+    async with McpConnections(cwd=tmp_path) as connections:
+        agent = Agent(calling("capital_of_country"), DONE, emulated='{"price": 10.00, "release": 1.10}')
+        (done,) = await play(agent, connections)
+    assert [one.content for one in done.messages if one.role == "tool"] == ['{"price":10.00,"release":1.10}']
+
+
 @pytest.mark.parametrize("emulated", ["Tokyo, I think", "[" * 100_000, "9" * 5_000, "NaN", "1e999"])
 async def test_the_emulator_must_answer_json(tmp_path, emulated):
     async with McpConnections(cwd=tmp_path) as connections:
