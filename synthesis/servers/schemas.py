@@ -237,15 +237,14 @@ class _Normalizer:
             if key not in _KNOWN or key in _COMBINED or (key == "title" and isinstance(value, str)):
                 continue
             if key in WORDS and not WORDS[key][0](value):
-                self.changes["malformed_annotation"] = (
-                    f"{key} {brief(value):.80} is left out: it is not {WORDS[key][1]}"
-                )
+                self.changes["malformed_annotation"] = f"{key} {brief(value):.80} is left out: not {WORDS[key][1]}"
             elif key == "properties":
                 if not isinstance(value, Mapping):
                     raise Unmappable("invalid_schema", f"properties is {brief(value):.80}, not schemas by name")
                 named = _named(key, value)
                 if isinstance(value.get("required"), list):  # put one level too deep
                     named = [(name, one) for name, one in named if name != "required"]
+                    self.changes["parameters_rewritten"] = "the list `required` in `properties` is read as beside it"
                 normal[key] = {name: self.schema(one, trail, depth + 1) for name, one in named}
             elif key in _ONE:
                 normal[key] = self.schema(value, trail, depth + 1)
@@ -270,6 +269,10 @@ class _Normalizer:
             del normal["propertyNames"]
         if "patternProperties" in schema:
             self.name_patterns(normal, schema["patternProperties"], trail, depth)
+        limits = normal.get("propertyNames")
+        for one in (limits, *limits.get("anyOf", [])) if isinstance(limits, dict) else ():
+            if isinstance(one, dict) and "pattern" in one:
+                self.changes["unchecked_name_pattern"] = f"no name is checked against {brief(one['pattern']):.80}"
         _mend_properties(normal, schema.get("properties"))
         _mend_limits(normal)
         if "type" not in normal and (names := _type_shown_by(normal)):
@@ -290,10 +293,8 @@ class _Normalizer:
         if not schemas:
             return
         further = normal.get("additionalProperties")
-        if any(pattern in _ANY_NAME for pattern in patterns) or further is False or further is None:
-            options = schemas
-        else:
-            options = [*schemas, further]
+        is_whole = any(pattern in _ANY_NAME for pattern in patterns) or further is False or further is None
+        options = schemas if is_whole else [*schemas, further]
         different = [one for i, one in enumerate(options) if one not in options[:i]]
         normal["additionalProperties"] = different[0] if len(different) == 1 else self.alternatives(True, different)
         if {} in different or True in different:
@@ -304,7 +305,6 @@ class _Normalizer:
             if known := list(normal.get("properties", {})):
                 names.append({"enum": known, "type": "string"})
             normal["propertyNames"] = names[0] if len(names) == 1 else {"anyOf": names}
-            self.changes["unchecked_name_pattern"] = f"names of properties are not held against {limited[0]!r:.80}"
 
     def reference(self, reference: Any, trail: tuple[str, ...], depth: int) -> Any:
         target = self.identified(reference) or resolve(reference, self.root)

@@ -338,6 +338,21 @@ def test_recursion_by_id_is_bounded():
         ({"type": "integer", "examples": [1, "x"]}, {"type": "integer", "examples": [1]}, "examples_of_other_type"),
         ({"type": "string", "maxLength": "9"}, {"type": "string", "maxLength": 9}, None),
         ({"type": "string", "description": {"en": "x"}}, {"type": "string"}, "malformed_annotation"),
+        (
+            {"properties": {"b": {"type": "string"}, "required": ["b"]}},
+            {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]},
+            "parameters_rewritten",
+        ),
+        (
+            {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "string"}},
+            {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "string"}},
+            "unchecked_name_pattern",
+        ),
+        (
+            {"type": "object", "allOf": [{"propertyNames": {"anyOf": [{"pattern": "^a"}, {"maxLength": 3}]}}]},
+            {"type": "object", "propertyNames": {"anyOf": [{"pattern": "^a"}, {"maxLength": 3}]}},
+            "unchecked_name_pattern",
+        ),
     ],
     ids=str,
 )
