@@ -37,6 +37,7 @@ from synthesis.core.terminal import say
 from synthesis.servers.collect import RejectedTool
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
+_CALLED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,21 @@ def _tool(given: Any, reference: str) -> FunctionTool:
             raise InputError(f"{where} is a {type(given).__name__}; give functions with `def`, or LangChain tools")
         if not (about := inspect.getdoc(given)):
             raise InputError(f"{where} has no docstring, which is what the agent reads of it; write one")
+        parameters = inspect.signature(given).parameters.values()
+        if unnamed := [str(one) for one in parameters if one.kind not in _CALLED_BY_NAME]:
+            raise InputError(f"{where}: parameter {unnamed[0]!r} cannot be given by name; write named parameters")
         metadata = func_metadata(given, structured_output=False)
         schema = metadata.arg_model.model_json_schema(by_alias=True)
+        for one in parameters:
+            if one.annotation is one.empty:  # the SDK says text, and validates nothing
+                schema["properties"][one.name].pop("type", None)
         is_async = inspect.iscoroutinefunction(given)
 
         async def call(arguments: dict[str, Any]) -> Any:
-            return await metadata.call_fn(given, is_async, metadata.validate_arguments(arguments))
+            # Not `validate_arguments`, which reads texts that are JSON: "null" for `str | None` is a text.
+            valid = metadata.arg_model.model_validate(arguments).model_dump_one_level()
+            result = await metadata.call_fn(given, is_async, valid)
+            return [one async for one in result] if inspect.isasyncgen(result) else result
 
         return FunctionTool(Tool(name=name, description=about, input_schema=_object(schema)), call, given)
     except InputError:

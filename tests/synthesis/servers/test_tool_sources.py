@@ -63,7 +63,22 @@ def count(items: list[str]) -> list[int]:
     "Count the letters of each item."
     return [len(one) for one in items]
 
-tools = [price_of, where, count]
+def untyped(code, filter: str | None = None):
+    "Return what the function was given."
+    return [code, filter]
+
+async def steps(number: int):
+    "Count to a number."
+    for one in range(number):
+        yield one
+
+def free(**named: int) -> str:
+    "Take names that nobody knows."
+
+def placed(city: str, /) -> str:
+    "Take a city without its name."
+
+tools = [price_of, where, count, untyped, steps]
 undocumented = lambda x: x
 nothing = []
 '''
@@ -104,6 +119,9 @@ async def test_functions_run_for_real_in_a_process_of_their_own(shop, monkeypatc
         assert await called("price_of", item="bolt") == ('{"amount":4.5,"currency":"EUR"}', "")
         assert await called("price_of", item="dragon") == ('{"error":"KeyError: \'no dragon is sold\'"}', "tool_error")
         assert await called("count", items=["a", "abc"]) == ("[1,3]", "")
+        assert await called("untyped", code=7, filter="null") == ('[7,"null"]', "")
+        assert await called("untyped", code="7", filter='{"a": 1}') == ('["7","{\\"a\\": 1}"]', "")
+        assert await called("steps", number=2) == ("[0,1]", "")
         assert await called("where") == (f"{os.getcwd()} sesame", "")
         assert "Input should be 'EUR' or 'USD'" in (await called("price_of", item="bolt", currency="XXX"))[0]
     record = msgspec.json.encode(server).decode()
@@ -128,6 +146,8 @@ def test_functions_are_known_by_their_files(shop):
         ("no_such_module:tools", "no_such_module cannot be imported"),
         ("my_shop:undocumented", "<lambda> has no docstring"),
         ("my_shop:nothing", "my_shop:nothing holds no functions"),
+        ("my_shop:free", "free: parameter '\\*\\*named: int' cannot be given by name"),
+        ("my_shop:placed", "placed: parameter 'city: str' cannot be given by name"),
         ("my_shop:Price", "Price is a type; give functions"),
     ],
 )
