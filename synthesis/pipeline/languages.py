@@ -260,6 +260,11 @@ def as_prose(text: str) -> str:
     return text if text.endswith(_ENDS) else f"{text}."
 
 
+def words_without_spaces(text: str) -> int:
+    """Return about how many words of a text are in scripts that are written without spaces."""
+    return sum(_size(script, sum(map(len, _WORDS[script].findall(text)))) for script in _UNSPACED)
+
+
 def check_language(texts: Iterable[str], language: Language, what: str) -> None:
     """Refuse running text that is not in a language.
 

@@ -17,9 +17,9 @@ from synthesis.core.normal_text import normalized
 from synthesis.core.openai_messages import estimated_tokens
 from synthesis.core.records import Language, McpExecution, ServedPrompt, ServedResource, ToolServer, ToolSpec
 from synthesis.core.tool_schemas import brief
-from synthesis.pipeline.languages import NAMES, as_prose, strays
+from synthesis.pipeline.languages import NAMES, as_prose, strays, words_without_spaces
 from synthesis.servers.collect import RejectedTool, ServerDocument
-from synthesis.servers.schemas import Unmappable, object_schema
+from synthesis.servers.schemas import Unmappable, object_schema, text_of
 
 _NAME_LENGTH = 64
 _DIGITS = 8
@@ -247,8 +247,7 @@ def _clean(name: str) -> str:
 def raw_name(raw: Any) -> str:
     """A tool's name as its document has it; "" where it has none."""
     function = _function(raw)
-    name = function.get("name") if function else None
-    return name if isinstance(name, str) else ""
+    return (text_of(function.get("name")) or "") if function else ""
 
 
 def has_parameters(value: Mapping[str, Any]) -> bool:
@@ -272,7 +271,9 @@ def _tool(raw: Any, name: str, language: Language, changes: dict[str, str]) -> T
     if not description:
         raise Unmappable("no_description", "the description is missing or empty")
     if _is_vague(description, name):
-        raise Unmappable("vague_description", f"the description says no more than the name: {description!r}")
+        raise Unmappable(
+            "vague_description", f"the description is a placeholder, the name or under three words: {description!r}"
+        )
     # Tools are documented in English everywhere.
     if (other := strays(as_prose(description), language)) not in (None, "en"):
         raise Unmappable("other_language", f"the description is in {NAMES[other]}: {description:.80}")
@@ -297,6 +298,8 @@ def _parameters(function: Mapping[str, Any]) -> Any:
         odd = [key for key in named if function[key] and not re.search("out|return|resp|result", key.lower())]
         if odd:
             raise Unmappable("no_schema", f"{odd[0]!r:.80} is no name for parameters; call them `parameters`")
+        if isinstance(kind := function.get("type"), str) and kind not in ("function", "tool"):
+            raise Unmappable("no_schema", f"a tool of type {kind!r:.80} has its arguments elsewhere; add `parameters`")
     if isinstance(given, str):  # tables of data sets hold JSON texts
         try:
             given = msgspec.json.decode(given)
@@ -318,8 +321,7 @@ def _is_vague(description: str, name: str) -> bool:
     letters = re.sub(r"[\W_]+", "", description).casefold()
     if letters == re.sub(r"[\W_]+", "", name).casefold():
         return True
-    chinese = len(re.findall(r"[\u4e00-\u9fff]", description))
-    return len(description.split()) < 3 and chinese < 4
+    return len(description.split()) < 3 and words_without_spaces(description) < 2
 
 
 def served(server: ToolServer) -> str:

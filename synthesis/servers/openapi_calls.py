@@ -15,14 +15,11 @@ from urllib.parse import quote, urljoin, urlsplit
 import msgspec
 
 from synthesis.core.refusals import InputError
-from synthesis.servers.schemas import resolve
+from synthesis.servers.openapi import JSON_MEDIA, declared_parameters, followed
 
 JSON_BODY: Final = "application/json"
 FORM_BODY: Final = "application/x-www-form-urlencoded"
 FILES_BODY: Final = "multipart/form-data"
-_JSON: Final = re.compile(r"(?:application|text|\*)/(?:json|\*|[\w.-]+\+json)\b")
-_JUMPS: Final = 16
-"""References on the way to an object, at most."""
 _RESERVED: Final = ":/?#[]@!$&'()*+,;="
 _COLLECTIONS: Final[Mapping[str, tuple[str, bool]]] = {
     "csv": ("form", False), "ssv": ("spaceDelimited", False), "tsv": ("tabDelimited", False),
@@ -109,15 +106,15 @@ def operation_of(tool: Mapping[str, Any], document: Mapping[str, Any], *, addres
         Unmappable: a part of the document is not of its form.
     """
     path, method = tool["operation"]
-    item = _object(document["paths"][path], document)
-    operation = _object(item[method], document)
+    item = followed(document["paths"][path], document)
+    operation = followed(item[method], document)
     properties = tool["function"]["parameters"]["properties"]
     parameters: list[ApiParameter] = []
     headers: dict[str, str] = {}
     used: set[str] = set()
-    for one in _declared(item, operation, document):
-        name, place = one["name"], one.get("in")
-        if place == "header" and one.get("required") is True:
+    for one in declared_parameters(path, item, operation, document, {}):
+        name, place = one["name"], one["in"]
+        if place == "header" and one["required"]:
             headers[name] = _only_value(one, document)
         if place in ("path", "query", "formData"):
             argument = name if name not in used else f"{name}_{place}"
@@ -135,19 +132,6 @@ def operation_of(tool: Mapping[str, Any], document: Mapping[str, Any], *, addres
     )  # fmt: skip
 
 
-def _declared(
-    item: Mapping[str, Any], operation: Mapping[str, Any], document: Mapping[str, Any]
-) -> list[Mapping[str, Any]]:
-    """The parameters of the path and the operation, in the order in which the tool has them."""
-    found: dict[tuple[str, Any], Mapping[str, Any]] = {}
-    for listed in (item.get("parameters"), operation.get("parameters")):
-        for raw in listed if isinstance(listed, list) else ():
-            one = _object(raw, document)
-            if isinstance(one.get("name"), str):
-                found[one["name"], one.get("in")] = one
-    return list(found.values())
-
-
 def _parameter(one: Mapping[str, Any], argument: str) -> ApiParameter:
     place = one["in"]
     style = one.get("style") if isinstance(one.get("style"), str) else "simple" if place == "path" else "form"
@@ -159,18 +143,9 @@ def _parameter(one: Mapping[str, Any], argument: str) -> ApiParameter:
     )
 
 
-def _object(value: Any, document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object itself, or the one that it refers to; an empty one of anything else."""
-    for _ in range(_JUMPS):
-        if not (isinstance(value, Mapping) and "$ref" in value):
-            break
-        value = resolve(value["$ref"], document)
-    return value if isinstance(value, Mapping) else {}
-
-
 def _only_value(header: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     schema = header.get("schema")
-    schema = _object(schema, document) if isinstance(schema, Mapping) else header
+    schema = followed(schema, document) if isinstance(schema, Mapping) else header
     given = schema.get("enum")
     values = given if isinstance(given, list) else []
     value = schema.get("default", schema.get("const", values[0] if len(values) == 1 else ""))
@@ -183,13 +158,13 @@ def _body(operation: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[st
         kinds = operation.get("consumes", document.get("consumes"))
         named = kinds if isinstance(kinds, list) else []
         return (next((one for one in (FORM_BODY, FILES_BODY) if one in named), JSON_BODY), {})
-    content = _object(operation["requestBody"], document).get("content")
+    content = followed(operation["requestBody"], document).get("content")
     content = content if isinstance(content, Mapping) else {}
-    for wanted in (_JSON, re.compile(re.escape(FORM_BODY)), re.compile(re.escape(FILES_BODY))):
+    for wanted in (JSON_MEDIA, re.compile(re.escape(FORM_BODY)), re.compile(re.escape(FILES_BODY))):
         for kind, media in content.items():
             if isinstance(kind, str) and wanted.match(kind.lower()) and isinstance(media, Mapping):
                 schema = media.get("schema")
-                said = _object(schema, document) if isinstance(schema, Mapping) else {}
+                said = followed(schema, document) if isinstance(schema, Mapping) else {}
                 return (JSON_BODY if "*" in kind else kind.lower()), said
     return JSON_BODY, {}
 

@@ -30,10 +30,10 @@ _LISTS = {"list", "array", "arraylist", "sequence", "iterable", "set", "frozense
 _MAPS = {"dict", "dictionary", "map", "mapping", "hashmap", "hashtable", "record", "object", "struct", "json"}
 _FORMATS = {"date": "date", "datetime": "date-time", "time": "time", "uuid": "uuid", "email": "email", "uri": "uri",
             "url": "uri"}  # fmt: skip
-_OTHER_WORDS = {"$defs", "definitions", "xml", "discriminator", "externalDocs", "errorMessage", "nullable", "$ref",
-                "patternProperties", "dependencies", "dependentSchemas", "dependentRequired", "if", "then", "else",
-                "contains", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "$vocabulary",
-                "annotations", "metadata", "meta", "_meta"}  # fmt: skip
+OTHER_WORDS = {"$defs", "definitions", "xml", "discriminator", "externalDocs", "errorMessage", "nullable", "$ref",
+               "patternProperties", "dependencies", "dependentSchemas", "dependentRequired", "if", "then", "else",
+               "contains", "extends", "disallow", "unevaluatedItems", "unevaluatedProperties", "additionalItems",
+               "$vocabulary", "annotations", "metadata", "meta", "_meta"}  # fmt: skip
 """Names in a schema that are no parameters, beside the keywords that tools may use."""
 _NEVER_NAMES = {"anyOf", "oneOf", "allOf", "not", "additionalProperties", "patternProperties", "propertyNames"}
 """Keywords that no parameter is called."""
@@ -177,7 +177,7 @@ def missing_properties(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
     names = [
         name
         for name, value in given.items()
-        if isinstance(name, str) and not name.startswith(("x-", "$")) and name not in _OTHER_WORDS
+        if isinstance(name, str) and not name.startswith(("x-", "$")) and name not in OTHER_WORDS
         and (name not in KEYWORDS or name in _TEXTS) and _shows(value)
     ]  # fmt: skip
     if not names:
@@ -207,7 +207,7 @@ def _is_schema(given: Mapping[str, Any]) -> bool:
 def _is_parameter(name: str, value: Any) -> bool:
     if isinstance(value, str):
         return name not in ("title", "description") and read_type(value)[0] is not None
-    is_keyword = name in (KEYWORDS | _OTHER_WORDS) - _TEXTS
+    is_keyword = name in (KEYWORDS | OTHER_WORDS) - _TEXTS
     return isinstance(value, Mapping) and (not is_keyword or isinstance(value.get("type"), str))
 
 
@@ -244,6 +244,13 @@ def _parameter(given: Any) -> tuple[dict[str, Any], bool | None]:
     if isinstance(kind, str) and read_type(kind)[1]:
         return schema, False
     for key, meaning in (("required", True), ("optional", False)):
-        if isinstance(given.get(key), bool):
-            return schema, given[key] is meaning
+        if (flag := read_flag(given.get(key))) is not None:
+            return schema, flag is meaning
     return schema, None
+
+
+def read_flag(value: Any) -> bool | None:
+    """Return a boolean that may be written as a text (`yes` in YAML 1.1); None for anything else."""
+    if isinstance(value, str):
+        return {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(value.casefold())
+    return value if isinstance(value, bool) else None

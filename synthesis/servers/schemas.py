@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,17 +28,23 @@ from synthesis.core.tool_schemas import (
     has_type,
 )
 from synthesis.servers.intersections import Contradiction, intersection, nullable, type_names
-from synthesis.servers.parameter_forms import missing_properties, object_form, read_type
+from synthesis.servers.parameter_forms import OTHER_WORDS, missing_properties, object_form, read_type
 
 _REFERENCES = 16
 """Most references on the way to a place in a schema."""
 _UNROLLED = (2, 1)
 """How often a schema that holds itself is written out, at most; fewer times where it becomes too large."""
 _UNCHECKED = {"dependencies", "dependentSchemas", "dependentRequired", "if", "then", "else", "contains", "minContains",
-              "maxContains"}  # fmt: skip
+              "maxContains", "extends", "disallow", "divisibleBy"}  # fmt: skip
 """JSON Schema's keywords that nothing here checks; none of the 9,978 tools of 1,704 public MCP servers has one."""
 _KNOWN = (KEYWORDS | {"additionalItems"}) - {"$schema", "$id", "$comment", "example", "readOnly", "writeOnly"}
 """What is kept, but for words that say nothing to a model."""
+_MAY_BE_NULL = {"type", "const", "default"}
+"""Keywords that null is a value of; Go and Python write it at others for a keyword that is not there."""
+_SAYS_NOTHING = {"id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "unevaluatedProperties", "unevaluatedItems",
+                 "x-nullable", "propertyOrdering", "contentSchema", "collectionFormat", "allowEmptyValue", "style",
+                 "explode", "allowReserved"} | KEYWORDS | OTHER_WORDS  # fmt: skip
+"""Keywords that are read elsewhere, or that say nothing of values."""
 _COMBINED = {"$ref", "$recursiveRef", "anyOf", "oneOf", "allOf"}
 _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength",
             "minItems", "maxItems", "minProperties", "maxProperties"}  # fmt: skip
@@ -178,6 +184,8 @@ class _Normalizer:
             raise Unmappable("invalid_schema", f"a schema must be an object, found {brief(schema):.80}")
         if "$dynamicRef" in schema:
             raise Unmappable("recursive_schema", "$dynamicRef has no plain form")
+        if None in schema.values():
+            schema = {key: value for key, value in schema.items() if value is not None or key in _MAY_BE_NULL}
         if (wrapped := missing_properties(schema)) is not None:
             self.changes["parameters_rewritten"] = f"`properties` was missing around {brief(list(schema)):.100}"
             schema = wrapped
@@ -187,6 +195,7 @@ class _Normalizer:
             raise Unmappable("all_of", str(problem)) from None
         if not isinstance(merged, dict):
             return merged
+        self.note_left_out(schema, merged)
         if schema.get("nullable") is True or schema.get("x-nullable") is True or schema.get("default", 0) is None:
             merged = nullable(merged)
         for key, closed in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
@@ -212,6 +221,36 @@ class _Normalizer:
                 merged = self.alternatives(merged, options)
         return merged
 
+    def note_left_out(self, schema: Mapping[str, Any], merged: dict[str, Any]) -> None:
+        """Count properties that `merged` lacks: read-only ones, and those that an `allOf` beside them forbids."""
+        left: dict[str, Any] = {}
+        for part in self.parts(schema):
+            if isinstance(named := part.get("properties"), Mapping):
+                left |= {name: one for name, one in named.items() if isinstance(one, Mapping | bool)}
+        for name in left.keys() - merged.get("properties", {}).keys():
+            if self.is_read_only(left[name]):
+                self.changes["read_only_property"] = f"property {brief(name):.80} is readOnly and is left out"
+                if isinstance(required := merged.get("required"), list):
+                    merged["required"] = [one for one in required if one != name]
+            elif left[name] is not False and merged.get("additionalProperties") is False:
+                line = f"property {brief(name):.80} is left out: additionalProperties is false in a schema beside it"
+                if not merged.get("properties"):
+                    raise Unmappable("all_of", f"{line}, and no other is left; remove additionalProperties there")
+                self.changes["closed_by_all_of"] = line
+
+    def parts(self, schema: Any, jumps: int = 4) -> Iterator[Mapping[str, Any]]:
+        """The schema and those that hold at once with it."""
+        if not isinstance(schema, Mapping) or not jumps:
+            return
+        yield schema
+        others = schema.get("allOf")
+        referred = [self.identified(one) or resolve(one, self.root) for one in (schema.get("$ref"),) if one is not None]
+        for one in [*referred, *(others if isinstance(others, list) else ())]:
+            yield from self.parts(one, jumps - 1)
+
+    def is_read_only(self, schema: Any) -> bool:
+        return any(part.get("readOnly") is True for part in self.parts(schema))
+
     def listed(self, schema: Mapping[str, Any], key: str) -> list[Any]:
         listed = schema.get(key, [])
         if not isinstance(listed, list) or (key in schema and not listed):
@@ -234,7 +273,12 @@ class _Normalizer:
                 raise Unmappable("invalid_schema", f"the keyword {brief(key):.80} is not a text")
             if key in _UNCHECKED:
                 raise Unmappable("unsupported_keyword", f"{key!r} is no keyword that tools may use; leave it out")
+            if key not in _SAYS_NOTHING | _COMBINED and not key.startswith("x-"):
+                self.changes["unknown_keyword"] = f"{key:.80} is no keyword of a schema and is left out"
             if key not in _KNOWN or key in _COMBINED or (key == "title" and isinstance(value, str)):
+                continue
+            if key == "enum" and value == []:
+                self.changes["empty_enum"] = "enum lists no value and is left out"
                 continue
             if key in WORDS and not WORDS[key][0](value):
                 self.changes["malformed_annotation"] = f"{key} {brief(value):.80} is left out: not {WORDS[key][1]}"
@@ -245,7 +289,9 @@ class _Normalizer:
                 if isinstance(value.get("required"), list):  # put one level too deep
                     named = [(name, one) for name, one in named if name != "required"]
                     self.changes["parameters_rewritten"] = "the list `required` in `properties` is read as beside it"
-                normal[key] = {name: self.schema(one, trail, depth + 1) for name, one in named}
+                normal[key] = {
+                    name: self.schema(one, trail, depth + 1) for name, one in named if not self.is_read_only(one)
+                }
             elif key in _ONE:
                 normal[key] = self.schema(value, trail, depth + 1)
             elif key in ("items", "prefixItems"):
@@ -259,11 +305,11 @@ class _Normalizer:
                 normal[key] = [
                     _as_type(one, ["string"]) if _is_number(one) else one for one in self.plain(value, depth + 1)
                 ]
-            elif key == "type":
+            elif key == "type" and (value is not None or schema.keys() - WORDS.keys() == {"type"}):
                 normal = {**_type(value), **normal} if "type" not in normal else normal
             elif key in _NUMBERS and isinstance(value, str) and re.fullmatch(r"-?\d{1,15}(?:\.\d{1,15})?", value):
                 normal[key] = json.loads(value) if not re.match(r"-?0\d", value) else value
-            else:
+            elif key != "type":
                 normal[key] = self.plain(value, depth + 1)
         if normal.get("propertyNames") in (True, {}, {"type": "string"}):
             del normal["propertyNames"]
@@ -346,7 +392,7 @@ class _Normalizer:
         if not names or not all(isinstance(name, str) for name in names):
             return schema
         for key, is_list in (("enum", True), ("const", False), ("default", False), ("examples", True)):
-            if key not in schema:
+            if key not in schema or (key == "default" and schema[key] is None):  # which makes the schema nullable
                 continue
             given = _values(schema[key]) if is_list else [schema[key]]
             kept = [value for value in given if has_type(_plain(value), names)] if is_merged and key == "enum" else []
@@ -391,7 +437,7 @@ def _named(key: str, value: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _mend_properties(normal: dict[str, Any], raw: Any) -> None:
-    """`required` as a list: Draft 3 marked the property itself. Read-only properties are no arguments."""
+    """`required` as a list: Draft 3 marked the property itself."""
     if isinstance(normal.get("required"), bool):
         del normal["required"]
     properties = normal.get("properties")
@@ -402,11 +448,8 @@ def _mend_properties(normal: dict[str, Any], raw: Any) -> None:
         return  # the check of the whole schema says what is wrong
     if isinstance(raw.get("required"), list):
         required = [*required, *(name for name in raw["required"] if name in properties)]
-    hidden = [name for name, one in raw.items() if isinstance(one, Mapping) and one.get("readOnly") is True]
     marked = [name for name, one in raw.items() if isinstance(one, Mapping) and one.get("required") is True]
-    for name in hidden:
-        del properties[name]
-    wanted = [name for name in _once([*required, *marked]) if name not in hidden]
+    wanted = _once([*required, *(name for name in marked if name in properties)])
     if "required" in normal or wanted:
         normal["required"] = wanted
 
@@ -473,6 +516,12 @@ def _as_type(value: Any, names: list[str]) -> Any:
     return _UNFIT
 
 
+def text_of(value: Any) -> str | None:
+    """Return a name as a text: a number as YAML has it written; None for anything else."""
+    text = value if isinstance(value, str) else _as_type(value, ["string"]) if _is_number(value) else None
+    return text if isinstance(text, str) else None
+
+
 def _is_number(value: Any) -> bool:
     """Whether a value is a number, as YAML reads the name `404`."""
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -483,7 +532,10 @@ def _only_refers(target: Any) -> bool:
 
 
 def _type(value: Any) -> dict[str, Any]:
-    """What the keyword `type` says, as keywords of JSON Schema: `List[int]` says something of `items` too."""
+    """What the keyword `type` says, as keywords of JSON Schema: `List[int]` says something of `items` too.
+
+    YAML reads `null` without quotes as the value.
+    """
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, list):
@@ -492,6 +544,8 @@ def _type(value: Any) -> dict[str, Any]:
             return {}
         names = [name for one in found for name in type_names(one)]
         return {"type": list(dict.fromkeys(names))} if len(set(names)) > 1 else found[0]
+    if value is None:
+        return {"type": "null"}
     if not isinstance(value, str):
         raise Unmappable("invalid_schema", f"type is {brief(value):.80}")
     schema, _ = read_type(value)

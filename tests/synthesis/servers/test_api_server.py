@@ -21,7 +21,7 @@ from synthesis.servers.collect import collect
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.servers.normalize import normalize, raw_name
 from synthesis.servers.openapi import openapi_tools
-from synthesis.servers.openapi_calls import BadArgument, operation_of, request_of
+from synthesis.servers.openapi_calls import ApiRequest, BadArgument, operation_of, request_of
 from synthesis.servers.tool_sources import read_tools
 from synthesis.trajectories.execution import ToolExecutor
 
@@ -101,6 +101,9 @@ def test_bodies_have_the_arguments_that_are_left():
     whole = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "array"}}}}}
     made = operation("/x", method="post", **whole)
     assert (made.whole_body, request_of(made, {"body": [1]}).body) == ("body", [1])
+    free = {"requestBody": {"required": True, "content": {"*/*": {"schema": {**fields, "additionalProperties": {}}}}}}
+    made = operation("/x/{id}", method="post", **free)
+    assert request_of(made, {"id": "1", "other": 2}) == ApiRequest("/x/1", "", {"other": 2})
     form = {"requestBody": {"content": {"application/x-www-form-urlencoded": {"schema": fields}}}}
     assert operation("/x", method="post", **form).media == "application/x-www-form-urlencoded"
 

@@ -623,8 +623,12 @@ def test_swagger_2_documents(tmp_path):
         },
         "required": ["id", "name"],
     }
-    assert form.parameters["properties"] == {"note": {"type": ["string", "null"]}}  # the picture may be left out
-    assert done.reasons() == {"unsupported_body": 1} and [one.change for one in done.changed] == ["body_left_out"]
+    # The picture may be left out, and no parameter declares the path's id.
+    assert form.parameters["properties"] == {"note": {"type": ["string", "null"]}, "id": {"type": "string"}}
+    assert done.reasons() == {"unsupported_body": 1} and {one.change for one in done.changed} == {
+        "path_parameter_added",
+        "body_left_out",
+    }
 
 
 def test_operations_of_one_id_are_two_tools(tmp_path):
@@ -644,6 +648,79 @@ def test_references_with_encoded_signs_are_followed(tmp_path):
     assert [tool.parameters["properties"] for tool in done.server.tools] == [{"id": {"type": "integer"}}] * 2
 
 
+QUERY = {"in": "query", "name": "q", "schema": {"type": "string"}}
+BODY = {"type": "object", "properties": {"a": {}}, "required": ["a"]}
+
+
+def operation_tool(tmp_path: Path, path: str, item: dict, **document: object) -> tuple[dict, dict[str, str]]:
+    """The parameters of a document's only operation, and what was changed or why it was rejected."""
+    record = {"openapi": "3.1.0", "paths": {path: item}, **document}
+    done = normalize(one(write(tmp_path / "a.json", record)), min_tools=1)
+    named = {change.change: change.detail for change in done.changed}
+    named |= {reject.reason: reject.detail for reject in done.rejected}
+    return (done.server.tools[0].parameters if done.server else {}), named
+
+
+@pytest.mark.parametrize(
+    ("parameter", "required"),
+    [
+        (QUERY, []),
+        (QUERY | {"required": "true"}, ["q"]),
+        (QUERY | {"required": "yes"}, ["q"]),
+        (QUERY | {"required": "no"}, []),
+        (QUERY | {"name": "q", "schema": None, "content": {"text/plain": {"schema": {"type": "string"}}}}, []),
+        ({"$ref": "#/components/parameters/Q", "description": "Words."}, []),
+    ],
+    ids=str,
+)
+def test_parameters_of_operations_are_kept(tmp_path, parameter, required):
+    get = {"summary": "Look up a thing.", "parameters": [parameter]}
+    made, changes = operation_tool(tmp_path, "/a", {"get": get}, components={"parameters": {"Q": QUERY}})
+    assert made["properties"]["q"]["type"] == "string" and made.get("required", []) == required and not changes
+    assert made["properties"]["q"].get("description") == parameter.get("description")
+
+
+@pytest.mark.parametrize(
+    ("item", "detail"),
+    [
+        ({"get": {"parameters": [QUERY | {"in": "Query"}]}}, "`in` of 'q' is 'Query'; use one of path, query"),
+        ({"get": {"parameters": [{"name": "q"}]}}, "`in` of 'q' is None"),
+        ({"get": {"parameters": [QUERY | {"required": "maybe"}]}}, "`required` of 'q' is 'maybe'; write true or false"),
+        ({"GET": {}}, "'GET' is no field of a path; methods are get"),
+        ({"additionalOperations": {"LINK": {}}}, "'additionalOperations' is no field of a path"),
+    ],
+    ids=str,
+)
+def test_operations_that_are_not_understood_are_rejected(tmp_path, item, detail):
+    made, reasons = operation_tool(tmp_path, "/a", item)
+    assert not made and detail in reasons["unknown_form"]
+
+
+def test_names_in_a_path_are_parameters(tmp_path):
+    shared = {"$ref": "#/x-items/A", "parameters": [{"name": "id", "in": "path", "schema": {"type": "integer"}}]}
+    document = {"x-items": {"A": {"get": {"summary": "Look up a thing."}}}}
+    made, changes = operation_tool(tmp_path, "/a/{id}/b/{name}", shared, **document)
+    assert made["properties"] == {"id": {"type": "integer"}, "name": {"type": "string"}}
+    assert made["required"] == ["id", "name"] and "{name}" in changes["path_parameter_added"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "made", "change"),
+    [
+        ("*/*", {"required": True}, BODY, None),
+        ("application/*+json; charset=utf-8", {"required": True}, BODY, None),
+        ("application/json", {"required": True}, BODY | {"additionalProperties": {"type": "integer"}}, None),
+        ("application/json", {}, {"type": "object", "properties": {"a": {}}}, "body_not_required"),
+    ],
+    ids=str,
+)
+def test_bodies_of_operations_are_kept(tmp_path, kind, body, made, change):
+    schema = BODY | {key: value for key, value in made.items() if key == "additionalProperties"}
+    post = {"summary": "Store a thing.", "requestBody": {**body, "content": {kind: {"schema": schema}}}}
+    found, changes = operation_tool(tmp_path, "/a", {"post": post})
+    assert found == made and list(changes) == ([change] if change else [])
+
+
 def test_forms_without_files_are_bodies(tmp_path):
     def operation(**fields) -> dict:
         schema = {"type": "object", "properties": fields, "required": list(fields)}
@@ -655,6 +732,50 @@ def test_forms_without_files_are_bodies(tmp_path):
              "/c": {"post": operation(files={"type": "array", "items": file})}}  # fmt: skip
     done = normalize(one(write(tmp_path / "a.json", {"openapi": "3.0.0", "paths": paths})), min_tools=1)
     assert [tool.name for tool in done.server.tools] == ["post_a"] and done.reasons() == {"unsupported_body": 2}
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("ja", "ユーザーのメールアドレスをさがします。"),
+        ("th", "ค้นหาสภาพอากาศปัจจุบันของเมืองที่ระบุ"),
+        ("km", "ស្វែងរកអាកាសធាតុបច្ចុប្បន្ននៃទីក្រុង"),
+        ("zh", "查询天气"),
+    ],
+)
+def test_descriptions_in_scripts_without_spaces_are_kept(tmp_path, language, text):
+    (document,) = read_registries(
+        [write(tmp_path / "a.json", [function(description=text)])], languages=[language]
+    ).documents
+    done = normalize(document, min_tools=1)
+    assert not done.rejected and done.server.tools[0].description == text
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "custom", "name": "run", "description": "Runs the code that is written."},
+        {"type": "computer_20250124", "name": "computer", "description": "Uses a computer with a screen."},
+    ],
+    ids=str,
+)
+def test_tools_of_other_types_without_parameters_are_rejected(tool):
+    (done,) = normalize_all(documents([tool]), min_tools=1)
+    assert done.reasons() == {"no_schema": 1} and tool["type"] in done.rejected[0].detail
+    (done,) = normalize_all(documents([{**tool, "input_schema": BODY}]), min_tools=1)
+    assert done.server.tools[0].parameters == BODY
+
+
+def test_names_that_yaml_reads_as_numbers_are_texts(tmp_path):
+    text = (
+        "openapi: 3.1.0\npaths:\n  /a:\n    get:\n      operationId: 0755\n      summary: Look up a thing.\n"
+        "      parameters: [{name: 404, in: query, schema: {type: [string, null]}}]\n"
+    )
+    (tool,) = normalize(one(write(tmp_path / "a.yaml", text)), min_tools=1).server.tools
+    assert tool.name == "0755" and tool.parameters["properties"] == {"404": {"type": ["string", "null"]}}
+    text = "- {name: 7, description: Look up a thing., parameters: {a: {type: str, required: yes}, b: {type: str}}}\n"
+    (tool,) = normalize(one(write(tmp_path / "b.yaml", text)), min_tools=1).server.tools
+    assert tool.name == "7" and tool.parameters["required"] == ["a"]
 
 
 @pytest.mark.parametrize("text", ["No description available.", "Description not available", "TODO", "暂无描述"])

@@ -154,6 +154,8 @@ def test_parameters_that_cannot_be_read_never_give_a_tool_that_takes_nothing(giv
         {"type": "string", "enum": ["a", None]},
         {"type": "string", "enum": ["a"], "nullable": True},
         {"type": "string", "default": None},
+        {"type": ["string", None]},
+        {"anyOf": [{"type": "string"}, {"type": None, "description": "YAML without quotes."}]},
         {"$ref": "#/$defs/S", "default": None},
         {"type": "Optional[str]"},
         {"const": "a", "nullable": True},
@@ -271,6 +273,47 @@ def test_normal_forms_take_what_their_schemas_take(schema, arguments):
     for value in arguments:
         taken = not argument_error(normal, {"x": value})
         assert taken == jsonschema.Draft202012Validator(schema).is_valid(value), normal
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"properties": {"a": {"type": "string", "enum": None, "items": None, "anyOf": None, "minimum": None}}},
+        {"properties": {"a": {"type": "string"}}, "required": None, "additionalProperties": None},
+        {"properties": {"a": {"type": None, "anyOf": [{"type": "string"}]}}},
+    ],
+    ids=str,
+)
+def test_keywords_that_are_null_are_not_there(given):
+    assert kept({"type": "object", **given}) == {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert kept({"type": "object", "properties": None}) == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "left", "change"),
+    [
+        ({"properties": {"id": {"$ref": "#/$defs/Id"}, "b": {}}, "required": ["id", "b"]}, "b", "read_only_property"),
+        ({"properties": {"id": {"allOf": [{"$ref": "#/$defs/Id"}]}, "b": {}}}, "b", "read_only_property"),
+        ({"allOf": [{"$ref": "#/$defs/Base"}, {"required": ["id", "b"]}]}, "b", "read_only_property"),
+        ({"$ref": "#/$defs/Base", "required": ["id"]}, "b", "read_only_property"),
+        ({"$ref": "#/$defs/Base", "properties": {"c": {}}, "additionalProperties": False}, "c",
+         "closed_by_all_of"),
+        ({"properties": {"b": {"type": "integer", "divisible": 2}}}, "b", "unknown_keyword"),
+        ({"properties": {"b": {"type": "string", "enum": []}}}, "b", "empty_enum"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_schema_loses_is_counted(schema, left, change):
+    defined = {
+        "Id": {"type": "string", "readOnly": True},
+        "Base": {"properties": {"id": {"$ref": "#/$defs/Id"}, "b": {}}},
+    }
+    for whole in (schema, {"properties": {"inner": schema}}):
+        changes: dict[str, str] = {}
+        made = object_schema({**whole, "$defs": defined}, changes=changes)
+        made = made if whole is schema else made["properties"]["inner"]
+        assert list(made["properties"]) == [left] and change in changes
+        assert set(made.get("required", [])) <= {left}
 
 
 def test_names_of_properties():
@@ -403,6 +446,9 @@ def nested(depth=300) -> dict:
         ({"properties": {"a": {"minLength": "long"}}}, "invalid_schema"),
         ({"properties": {"a": {"patternProperties": ["("]}}}, "invalid_schema"),
         ({"if": {}}, "unsupported_keyword"),
+        ({"properties": {"a": {"extends": {"properties": {"b": {}}}}}}, "unsupported_keyword"),
+        ({"properties": {"a": {"disallow": "null"}}}, "unsupported_keyword"),
+        ({"allOf": [{"properties": {"a": {}}}, {"additionalProperties": False}]}, "all_of"),
         ({"properties": {"a": {"$ref": "https://example.com/schema.json"}}}, "foreign_reference"),
         ({"properties": {"a": {"$ref": "#" + "/a" * 10_000}}}, "foreign_reference"),
         ({"properties": {"a": {"enum": list(range(6_000))}}}, "schema_too_large"),
