@@ -34,14 +34,18 @@ _TABLE: tuple[tuple[Kind, str, str], ...] = (
         r"\b(?:im_(?:start|end|sep)|eo[tm]_id|endoftext)\|?>",
         "ChatML and Llama, their ends",
     ),
-    ("special token", r"<(?:bos|eos|pad|unk|eot|eod)>", "Gemma, Llama 2 and others"),
-    ("special token", r"<(?:start|end)_of_\w+>", "Gemma: <end_of_turn>"),
+    ("special token", r"<(?:bos|eos|pad|unk|eot|eod|sop|eop)>|\[gMASK\]", "Gemma, Llama 2, ChatGLM and others"),
+    ("special token", r"<(?:start|begin(?:ning)?|end)_of_\w+>", "Gemma: <end_of_turn>; MiniMax M1"),
+    ("special token", r"\[\|(?:system|user|assistant|tool|endofturn)\|\]", "EXAONE"),
+    ("special token", r"<role>(?:system|human|user|assistant|observation)</role>", "Ling"),
+    ("special token", r"<_(?:system|user|bot|observation|start|end)>", "TeleChat"),
+    ("special token", r"<(?:bot|human)_end>|<<function>>", "NexusRaven, Gorilla"),
     ("special token", r"<(?:unused|ctrl|extra_id_|extra_|reserved_|special_)\d+>", "spare tokens"),
     ("special token", r"<0x[0-9a-f]{2}>", "SentencePiece bytes"),
-    ("special token", r"\[unused\d+\]", "openPangu"),
+    ("special token", r"\[unused(?:_token_)?\d+\]|\[(?:start|end)_header_id\]", "openPangu, InternLM, Kimi K2"),
     ("special token", r"(?-i:\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CONTENT)\])", "Mistral"),
     ("special token", r"<</?SYS>>", "Llama 2"),
-    ("special token", r"\]<\]\w+\[>\[", "MiniMax M3"),
+    ("special token", r"\]<\]\w+\[>\[|\]~!?b[\[\]]|\[e~\[", "MiniMax M3 and M2"),
     ("special token", r"_never_used_\w+", "Doubao"),
     ("special token", r"</?co(?::\s?\d[\d,]*)?>", "Command R's citations"),
     ("special token", r"【\d+(?::\d+)?†|[\ue200-\ue206]", "OpenAI's citations"),
@@ -60,12 +64,13 @@ _TABLE: tuple[tuple[Kind, str, str], ...] = (
     ("call tag", r"\bto=(?:functions|tools?)\.\w|\bmulti_tool_use\.parallel", "GPT-OSS and OpenAI"),
     ("call tag", r"\bfunctions\.[\w.-]+:\d", "Kimi K2"),
     ("call tag", r"```tool_code|\bdefault_api\.\w+\(", "Gemma, Gemini"),
+    ("call tag", r">>>\w+\n\{", "Functionary, behind other text"),
     ("call tag", r"\*\*Tool Call:\*\*", "RWKV"),
     ("call tag", r"^Action:(?:[^\n]*\nAction Input:|\s{0,9}```json)", "ReAct, Command R"),
     ("call tag", r"\bcall:\w+\{", "Gemma 4"),
     (
         "thinking tag",
-        r"</?(?:[a-z]\w*[:_])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|inner_monologue)(?::[^\s<>]+)?>",
+        r"</?(?:[a-z]\w*[:_])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratch_?pad|inner_monologue)(?::[^\s<>]+)?>",
         "DeepSeek, Qwen, GLM, Gemini, Seed, LongCat, MiniMax, Hunyuan",
     ),
     ("thinking tag", r"</?seed:\w+", "Seed"),
@@ -77,8 +82,9 @@ _TABLE: tuple[tuple[Kind, str, str], ...] = (
 _OF_TURNS: tuple[tuple[Kind, str, str], ...] = (
     # What no turn begins with, though other texts may.
     ("thinking tag", r"\A(?:thought|analysis)\n|\A(?-i:analysis|commentary)(?-i:[A-Z])", "Gemma 4, GPT-OSS"),
-    ("special token", r"(?:\A|\n)(?:assistant|model)\s*\n", "headers of turns without their special tokens"),
-    ("call tag", r"\A>>>\w+\n", "Functionary"),
+    ("special token", r"(?:\A|\n)(?-i:assistant|model)\s*\n", "headers of turns without their special tokens"),
+    ("special token", r"(?-i:\A\[BOS\]|\[EO[ST]\]\s*\Z)", "Kimi K2"),
+    ("call tag", r"\A>>>\w+\n|(?-i:\Aall\n)", "Functionary"),
 )
 _GROUPS: dict[Kind, str] = {"special token": "token", "call tag": "call", "thinking tag": "thought"}
 _IN_TEXT = re.compile(
@@ -232,20 +238,24 @@ def _written_call(text: str, tools: Collection[str]) -> str:
     """The name of a tool whose call stands in a text as JSON, as Python, in tags or behind its name."""
     if not tools or not any(name in text for name in tools):
         return ""
-    in_json, at_start, in_tags = _calls_of(tuple(tools))
+    in_json, at_start, addressed, in_tags = _calls_of(tuple(tools))
     if (found := in_json.search(text)) and _HAS_ARGUMENTS.search(text):
         return found[1]
     body = _plain(text).removeprefix("[").removeprefix("print(").lstrip()
     if (found := at_start.match(body)) and (found[2] != "(" or body.endswith((")", ")]"))):
         return found[1]
+    if found := addressed.search(text):
+        return found[1] or found[2]
     if in_tags is not None and (found := in_tags.search(text)) and f"</{found[1]}>" in text:
         return found[1]
     return ""
 
 
 @lru_cache(256)
-def _calls_of(tools: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str] | None]:
-    """Patterns of a call of these tools: within JSON, at the start of a text, and in tags."""
+def _calls_of(
+    tools: tuple[str, ...],
+) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str], re.Pattern[str] | None]:
+    """Patterns of a call of these tools: within JSON, at the start of a text, by address or name tag, and in tags."""
     names = "|".join(map(re.escape, sorted(tools, key=len, reverse=True)))
     keys = r"""["'](?:name|tool|tool_name|function|function_name|action|recipient_name)["']\s{0,8}:\s{0,8}["']"""
     # An element of HTML may have the name of a tool, but none has an underscore.
@@ -253,5 +263,9 @@ def _calls_of(tools: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str],
     return (
         re.compile(rf"""{keys}{_CALL_PREFIX}({names})["']"""),
         re.compile(rf"{_CALL_PREFIX}({names})(\(|:?[ \t]{{0,8}}\n?(?:```json)?\s{{0,8}}\{{)"),
+        re.compile(
+            rf"(?:^|(?<=\s))to={_CALL_PREFIX}({names})(?=[\s{{<]|\Z)"
+            rf"|<(?:tool|function)(?:_name)?>\s{{0,9}}{_CALL_PREFIX}({names})\s{{0,9}}</"
+        ),
         re.compile(rf"<({tagged})>") if tagged else None,
     )

@@ -14,6 +14,9 @@ TOKENS = [
     "Oslo.<｜end▁of▁sentence｜>", "Oslo.<turn|>", "Oslo.<ctrl42>", "]<]minimax[>[Oslo.", "Oslo.im_end|>", "Oslo.<|",
     "Oslo <co: 0>is large</co: 0>", "Oslo【3†source】", "Oslo \ue200cite\ue202turn0search0\ue201", "Oslo<|\"|>",
     "Lint passesresponse<|sep|>", "Oslo.\n</parameter>\n</function>", "[unused11]Oslo", "<|start|>assistant Oslo",
+    "Oslo.[e~[", "]~b]ai\nOslo.", "]~!b[]~b]ai\nOslo.", "[gMASK]<sop>Oslo", "Oslo.[|endofturn|]", "[|assistant|]Oslo.",
+    "<role>ASSISTANT</role>Oslo.", "Oslo.<_end>", "find(a=1)<bot_end>", "<<function>>find(a=1)", "[UNUSED_TOKEN_145]",
+    "Oslo.<end_of_sentence>", "<beginning_of_sentence>ai Oslo", "Oslo.[end_header_id]",
 ]  # fmt: skip
 CALLS = [
     '<tool_call>\n{"name": "x"}', "</tool_call>", "<|python_tag|>{}", '[TOOL_CALLS]x{"a": 1}', "<TOOLCALL>[]",
@@ -26,12 +29,14 @@ CALLS = [
     "<seed:tool_call>", "<xai:function_call name=", "[TOOL_REQUEST]{}[END_TOOL_REQUEST]", "<|START_ACTION|>[]",
     "<use_mcp_tool>", "multi_tool_use.parallel", "**Tool Call:**\n```json\n{}\n```", "```xml\n<tool_call>\n```",
     '`<tool_call>{"a": 1}</tool_call>`', "<|open|>toolscall", "<tool_response>\n{}\n</tool_response>",
+    'Oslo.>>>find\n{"a": 1}',
 ]  # fmt: skip
 THOUGHTS = [
     "<think>\nI could", "so.</think>", "<thinking>a</thinking>b", "<thought>a</thought>b", "<reasoning>a", "◁think▷a",
     "[THINK]a[/THINK]b", "<seed:think>a</seed:think>b", "<|channel|>analysis<|message|>a", "<longcat_think>a",
     "<mm:think>a", "<think:6124c78e>a", "<|begin_of_thought|>a", "<|START_THINKING|>a", "<scratchpad>a",
     "analysisThe user asks.assistantfinalOslo.", "Here is my thought process: a", "<seed:cot_budget_reflect>a",
+    "<scratch_pad>a",
 ]  # fmt: skip
 WRITTEN = [
     '{"name": "find_city", "arguments": {"name": "Oslo"}}', '```json\n{"tool_name": "find", "parameters": {}}\n```',
@@ -39,14 +44,26 @@ WRITTEN = [
     '[{"name": "find", "arguments": {}}]', "find(a=1)", 'find_city\n{"name": "Oslo"}', 'find_city{"name": "Oslo"}',
     "{'name': 'find', 'arguments': {}}", "<find_city>\n<name>Oslo</name>\n</find_city>", "print(find(a=1))",
     '{"tool_uses": [{"recipient_name": "functions.find", "parameters": {}}]}', "functions.find(a=1)",
-    '{"name": "find", "arguments": {"a": "cut o',
+    '{"name": "find", "arguments": {"a": "cut o', 'commentary to=find json{"a": 1}',
+    "<tool>find_city</tool>\n<args>{}</args>", "<tool_name> find </tool_name>",
 ]  # fmt: skip
 BARE = [
     '{"name": "web_search", "arguments": {"query": "Oslo"}}', '[{"name": "x", "parameters": {}}]',
     '{"type": "function", "function": {"name": "x", "parameters": {}}}', '{"tool_calls": [{"name": "x"}]}',
     "{'name': 'x', 'arguments': {}}", '{"name": "x", "arguments": "{}"}',
 ]  # fmt: skip
-OF_TURNS = ["assistant\nOslo.", "<answer>\nOslo.\n</answer>", "thought\nI look.", ">>>all\nOslo.", "Oslo.\n</answer>"]
+OF_TURNS = [
+    "assistant\nOslo.",
+    "<answer>\nOslo.\n</answer>",
+    "thought\nI look.",
+    ">>>all\nOslo.",
+    "Oslo.\n</answer>",
+    "model\nOslo.",
+    "all\nOslo.",
+    "Oslo.[EOS]",
+    "[BOS]Oslo.",
+    "Oslo. [EOT]\n",
+]
 ABOUT = [
     "Write `<think>` first.", "A thought begins with <b>bold</b> text.", 'It ends with "<|im_end|>", always.',
     "Use “</s>” for the end.", "```\n<think>\n</think>\n```\nis what it writes.", "~~~text\n<|im_start|>user\n~~~",
@@ -56,7 +73,10 @@ ABOUT = [
     "<details><summary>More</summary></details>", "The response is <response>ok</response> there.", "Think about it.",
     "The model number is 5.", '{"name": "Oslo", "arguments": 5}', "Find the city\n{in Norway}",
     "COMMAND [ARGS]...", '{"name": "Oslo", "population": 700000}', '{"name": "Ada B.", "parameters": {}}',
-    "Answer: <b>5</b>",
+    "Answer: <b>5</b>", "Model\nIt has 7 doors.", "The route:\nModel\nCity", "Assistant\nJane Roe",
+    "[|x|] is an F# array.",
+    "See https://example.com/?from=a&to=find", "An [EOS] token ends it.", "All\ncities", "<role>admin</role>",
+    "<tool>hammer</tool>", "The values [e, f] and ]a, b[ are intervals.",
 ]  # fmt: skip
 
 
