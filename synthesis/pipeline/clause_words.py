@@ -31,15 +31,19 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "pokud jste jsem máte vaše "
     "aby ale lze",
     "cy": "mae ydy yw oedd bydd wedi nid eich chi gallwch hwn hyn os pan roedd fod ddim beth faint",
-    "da": "er var bliver blev har kan skal vil ikke du din dit jeg det som hvis når hvad hvor hvordan vi være været",
+    "da": "er var bliver blev har kan skal vil ikke du din dit jeg det som hvis når hvad hvor hvordan vi være været "
+    "koster ligger",
     "de": "ist sind war waren wird werden wurde wurden hat haben kann können muss nicht kein keine sie ich wir ihr "
-    "ihre ihren es dass wenn wie viele sich auch noch bitte Sie Ihr Ihre Ihren Ihnen diese dieser dieses",
+    "ihre ihren es dass wenn wie viele sich auch noch bitte Sie Ihr Ihre Ihren Ihnen diese dieser dieses "
+    "liegt liegen lag lagen stieg sank beträgt betrug kostet dauert heißt gehört gehören gilt gibt steht bleibt kommt "
+    "beginnt endet enthält fährt",
     "el": "είναι ήταν δεν μην να θα που πως αν έχει έχουν έχετε μπορείτε μπορεί σας σου μου αυτό αυτή τι πού πώς "
     "όταν πρέπει",
     "en": "is are was were be been has have had does will would can could should must not you your it its they "
     "their we our he she his her this that these which who what when where how if because please there",
     "es": "es son está están fue fueron ha han será que se su sus lo le les más muy este esta estos si cuando cómo "
-    "qué cuál dónde puede pueden tiene tienen hay usted nos mi me tu ya porque favor era sido ser",
+    "qué cuál dónde puede pueden tiene tienen hay usted nos mi me tu ya porque favor era sido ser dura "
+    "empieza mide",
     "et": "on ei see mis kes kui oli olid olla saab te teie seda pole palun selle oma aga et mitu kuidas ole",
     "eu": "da dira du ditu dut ez zen ziren izan egin behar dago daude duen dela zure hau dute daiteke zein dituzu "
     "duzu",
@@ -47,7 +51,8 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "fi": "on ei ovat oli olivat olla se hän joka mikä mitä kun jos että mutta voi voit voidaan ole sinun tämä "
     "tämän nyt miten kuinka -taan -tään -tiin -vat -vät -nut -nyt -tava",
     "fr": "est sont était été ont avez sera seront que qui qu vous votre vos nous notre il elle ils elles ne pas "
-    "cette ce ces se je tu si quand comment où quel quelle quelles peut peuvent avoir être suis",
+    "cette ce ces se je tu si quand comment où quel quelle quelles peut peuvent avoir être suis coûte dure "
+    "commence",
     "ga": "tá níl bhí atá raibh beidh sé sí siad mé tú cad conas nach ní féidir leat má gur is",
     "gl": "é son está están foi ten teñen hai non que se seu súa este esta pode poden vostede cando como máis moi "
     "ser sido cal",
@@ -61,11 +66,12 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "mennyi hogyan ez -ható -hető -tja -ja -ött -tük -tunk",
     "hy": "է են չէ էր եք եմ որ դուք ձեր այս այդ ինչ ինչպես եթե պետք կարող չի կա",
     "id": "adalah yang tidak ini itu akan telah sudah dapat bisa anda saya kami apa berapa bagaimana jika karena "
-    "sedang harus ada belum",
+    "sedang harus ada belum berada "
+    "terletak dimulai",
     "is": "er eru var voru ekki að sem það þú þér ég hefur hafa verður vera getur ef þegar hvað hver hvernig þetta "
     "hann hún",
     "it": "è sono era ha hanno stato stata sarà che non si ci suo sua questo questa questi se quando quale quali "
-    "dove perché può possono più molto essere deve mi",
+    "dove perché può possono più molto essere deve mi dura inizia",
     "ja": "です ます でした ました ません ください でしょう する した される された ている ない を は だった "
     "しました されました します されます ですか である",
     "ka": "არის არ ვერ ეს ის რომ თქვენ თქვენი როგორ რა თუ იყო იქნება უნდა აქვს შეიძლება -ულია -დება",
@@ -90,19 +96,23 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "my": "သည် ပါ မည် တယ် ခဲ့ သော",
     "ne": "छ छन् हो थियो हुन्छ भएको छैन गर्नुहोस् तपाईं तपाईंको यो को कति के यदि गर्न गरिएको गरेको सक्छ",
     "nl": "is zijn waren wordt worden werd heeft hebben kan kunnen moet niet geen uw je jij ik wij we hij zij wie "
-    "wat waar hoe als deze dit er ook zal hoeveel",
-    "no": "er var ble blir har kan skal vil ikke du din ditt jeg det som hvis når hva hvor hvordan vi være vært må",
+    "wat waar hoe als deze dit er ook zal hoeveel ligt duurt begint",
+    "no": "er var ble blir har kan skal vil ikke du din ditt jeg det som hvis når hva hvor hvordan vi være vært må "
+    "koster ligger",
     "pa": "ਹੈ ਹਨ ਸੀ ਨਹੀਂ ਨੂੰ ਨੇ ਕਿ ਤੁਸੀਂ ਤੁਹਾਡੇ ਤੁਹਾਡਾ ਇਹ ਉਹ ਕੀ ਕਰੋ ਗਿਆ ਗਈ ਹੋ ਜੇ ਕਿੰਨੀ",
     "pl": "jest są był była było były być będzie będą nie się że który która które jak czy jeśli gdy mają może "
-    "można proszę twój ale tego jego już został została zostało zostały ile",
+    "można proszę twój ale tego jego już został została zostało zostały ile kosztuje trwa "
+    "zaczyna wynosi znajduje",
     "ps": "دی ده دي نه چې تاسو ستاسو دا هغه شي شوی کړئ کولی څو",
     "pt": "é são está estão foi foram será tem têm há não que se seu sua seus suas você ele ela isso este esta esse "
-    "quando qual quais onde porque pode podem mais muito ser sido já favor",
+    "quando qual quais onde porque pode podem mais muito ser sido já favor "
+    "fica ficam custa dura começa chega",
     "ro": "este sunt era fost nu că se care ce cum dacă când unde poate pot trebuie acest această vă ați îl am mai "
-    "foarte câți",
+    "foarte câți costă durează începe află",
     "ru": "не это что который которая которые как если вы ваш ваша ваше вам был была было были будет будут есть нет "
     "можно нужно я он она мы они чтобы потому поэтому уже только пожалуйста ли где когда сколько каково какая "
-    "какой -ется -ются -ится -ться",
+    "какой стоит составляет найден найдена найдено найдены отменен отменён отменена создан создана закрыт открыт "
+    "готов отправлен -ется -ются -ится -ться",
     "si": "ඇත නැත ඔබ ඔබේ ඔබගේ මෙම මේ එය කුමක්ද කීයද වේ විය කරන්න හැක හැකි නොහැක විට ඇති",
     "sk": "je sú nie bol bola bolo boli byť bude budú sa si že ktorý ktorá ktoré ako ak keď ste som máte vaše aby "
     "ale môže",
@@ -111,7 +121,8 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "sr": "je su nije nisu biti bio bila bilo će ste smo sam se ne koji koja koje što kako ako ali može možete vaš "
     "vaša је су није нису бити био била било ће сте смо сам се не да који која које што како ако али може "
     "можете ваш ваша",
-    "sv": "är var blev blir har kan ska vill inte du din ditt jag det som att om när vad hur vi vara varit måste ni",
+    "sv": "är var blev blir har kan ska vill inte du din ditt jag det som att om när vad hur vi vara varit måste ni "
+    "kostar ligger börjar",
     "sw": "ni hii hiyo hilo ambayo ambao kwamba wewe yako yangu lakini je nini wapi tafadhali ana una ina wana kuna "
     "ngapi hakuna",
     "ta": "இல்லை உள்ளது என்ன எப்படி நீங்கள் உங்கள் இந்த என்று வேண்டும் முடியும் ஆகும் எவ்வளவு -கிறது -ன்றன -ட்டது "
@@ -119,7 +130,7 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "te": "ఉంది లేదు మీరు మీ ఈ ఏమి ఎలా ఎంత అని కావాలి కాదు ఉన్నాయి -ంది -ాయి -ండి -లేదు",
     "th": "ฉัน ขออภัย เรา ไม่พบ ขอบคุณ เป็น คือ ไม่ ได้ จะ ครับ ค่ะ แล้ว กรุณา โปรด ที่ คุณ เท่าไร ให้ ต้อง "
     "ถูก เกินไป ว่า จาก เมื่อ เพื่อ โดย "
-    "ไว้ อยู่ นี้ ซึ่ง หาก",
+    "ไว้ อยู่ นี้ ซึ่ง หาก มี ใช้ เริ่ม ประมาณ ภายใน กำลัง สามารถ ทั้งหมด ถ้า เพราะ",
     "tl": "ay ito iyon ako ikaw siya kami kayo sila mo ko niya kapag dahil nang po ba mayroon wala maaari ilan",
     "tr": "bu değil var yok mı mi mu mü nasıl nerede kaç nedir olan olarak oldu olacak ama çünkü eğer lütfen sizin "
     "-iyor -ıyor -uyor -üyor -dır -dir -dur -dür -tır -tir -tur -tür -acak -ecek -ildi -ıldı -uldu -üldü -ndi "
@@ -128,7 +139,8 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "я він вона ми вони щоб вже уже бо тож тільки чи де коли скільки -ється -ються -ться -тися",
     "ur": "ہے ہیں تھا تھی تھے نہیں کہ کو نے آپ یہ وہ کیا کریں گا گی گے ہو ہوا گیا کر",
     "uz": "bu emas bor yo siz sizning kerak mumkin edi necha qanday bo -adi -moqda -langan -ildi -ing",
-    "vi": "là không được đã sẽ đang bạn tôi nếu hãy bị thì mà rằng nhiêu có",
+    "vi": "là không được đã sẽ đang bạn tôi nếu hãy bị thì mà rằng nhiêu có nằm gồm đạt khoảng "
+    "đây vào",
     "zh": "的 是 了 吗 呢 请 您 你 我 这 那 什么 多少 哪 怎 将 已 没有 可以 需要 如果 因为 位于 返回 被 把 也 用于 "
     "预计 不是 不能 无法 正在 嗎 請 這 什麼 將 沒有 無法 為了 因為 位於",
 }  # fmt: skip

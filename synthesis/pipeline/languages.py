@@ -123,10 +123,12 @@ _FEWEST_WORDS: Final = 3
 """Of a text whose language counts."""
 _FEWEST_OF_A_SENTENCE: Final = 7
 """Of one sentence among others: what lists and names it has may be all it has."""
-_FEWEST_CHARACTERS: Final = {True: 3, False: 8}
-"""Of a sentence with a mark at its end in Chinese characters, and in other scripts without spaces."""
+_FEWEST_CHARACTERS: Final = {"han": 3, "kana": 6}
+"""Of a sentence with a mark at its end in Chinese or Japanese; of the other scripts without spaces it is eight."""
 _FEWEST_UNENDED: Final = {1: 4, 2: 5, 3: 6}
 """Words of a sentence without such a mark: with two words of clauses, with one long one, with one."""
+_WITHOUT_ENDS: Final = frozenset({"thai", "lao"})
+"""Scripts whose sentences have no such mark; they need a word less."""
 _FEWEST_EMBEDDED: Final = 7
 """Words of a sentence in another script within a sentence of the wanted language."""
 _LONG_WORD: Final = 4
@@ -145,18 +147,20 @@ _DOUBT: Final = 0.05
 """Probability at which a text may still be in the language that is wanted, or in none."""
 _DOUBT_OF_FEW: Final = 0.02
 """The same, of a few words."""
+_DOUBT_WITHOUT_OWN: Final = 0.1
+"""The same, of words among which none speaks for the wanted language."""
 _NO_LANGUAGE: Final = ("zxx",)
 
 _WORDS: Final = {script: re.compile(f"[{ranges}]+") for script, ranges in _RANGES.items()}
 _NOT_SAID: Final = re.compile(
-    r"`[^`]{1,400}`|\"[^\"]{1,400}\"|“[^”]{1,400}”|«[^»]{1,400}»|「[^」]{1,400}」|『[^』]{1,400}』|《[^》]{1,400}》"
+    r"`[^`]{1,400}`|\"[^\"]{1,400}\"|„[^„“”]{1,400}[“”]|“[^”]{1,400}”|«[^»]{1,400}»|»[^«»]{1,400}«|「[^」]{1,400}」|『[^』]{1,400}』|《[^》]{1,400}》"
     r"|\((?:e\.g\.|i\.e\.|such as)[^)]{1,400}\)|https?://[^\s]{1,400}|[^\s]{0,80}@[^\s]{1,80}"
 )
 """Quotations, code and addresses."""
 _NAMELIKE: Final = re.compile(
-    r"[A-Za-z0-9]{0,60}[_/\\$#=<>{}\[\]][^\s]{0,200}|[A-Za-z]{0,30}[0-9][A-Za-z0-9]{0,60}|[A-Z]{2,30}\b"
+    r"[A-Za-z0-9]{0,60}[_/\\$#=<>{}\[\]][^\s\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\uffef]{0,200}(?<![.!?])|[A-Za-z]{0,30}[0-9][A-Za-z0-9]{0,60}|[A-Z]{2,30}\b"
 )
-"""Identifiers, paths, codes."""
+"""Identifiers, paths, codes. The mark behind one is the sentence's, and so is text of scripts without spaces."""
 _KEY_WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _NAMING: Final = frozenset(
     ("title", "name", "song", "track", "album", "film", "movie", "book", "work", "show", "episode")
@@ -165,8 +169,9 @@ _NAMING: Final = frozenset(
 _LONGEST_TITLE: Final = 8
 """Words of one that is not judged."""
 _JSON_STARTS: Final = ("{", "[", '"')
-_SENTENCES: Final = re.compile(r"[!?؟](?=\s)|\.(?=\s{1,4}[^\sa-z\d])|[。！？;；।۔։။។\n]")
-"""Marks at the end of a sentence. No new one begins with a small letter or a digit: "apto. 52", "S.A. de C.V."."""
+_SENTENCES: Final = re.compile(r"[!?؟](?=\s)|(?<!\W\d)(?<!\W\d\d)\.(?=\s{1,4}[^\sa-z\d])|[。！？;；।۔։။។\n]")
+"""Marks at the end of a sentence. No new one begins with a small letter or a digit: "apto. 52", "S.A. de C.V.". Neither
+does one behind a number of one or two digits: "3. November"."""
 _ENDS: Final = (".", "!", "?", "。", "！", "？", "؟", "।", "۔", "։", "။", "។", "…")
 _ABBREVIATED: Final = re.compile(r"(?:[.(]\w{1,3}|\b[A-Za-zА-Яа-я])\.$")
 """The end of a name or a number in place of a sentence: S.A., (ca. 1050)."""
@@ -318,17 +323,18 @@ def _is_running_text(sentence: str, found: Language, wanted: Language) -> bool:
         return False
     if clause_words and ends:
         if script in _UNSPACED:
-            return number >= _FEWEST_CHARACTERS[script == "han"]
+            return number >= _FEWEST_CHARACTERS.get(script, 8)
         return number >= _FEWEST_WORDS - (script != "latin")
     if clause_words:
         longest = max(map(len, clause_words))
         fewest = _FEWEST_UNENDED[1 if len(clause_words) > 1 else 2 if longest >= _LONG_WORD else 3]
+        fewest -= script in _WITHOUT_ENDS
         dense = fewest <= size <= _MOST_FOR_A_CLAUSE_WORD * len(clause_words)
         return dense and len(clause_words) > len(own - clause_words)
     if not ends or own or 4 * around >= size:
         return False
     if script in _UNSPACED:
-        return script == "han" and number > _FEWEST_CHARACTERS[True]
+        return script == "han" and number > _FEWEST_CHARACTERS["han"]
     small = _small(words)
     long = sum(len(one) >= _LONG_WORD for one in small)
     return len(small) >= max(_FEWEST_SMALL, _SMALL_SHARE * number) and long >= _FEWEST_LONG
@@ -373,6 +379,8 @@ def _other_language(text: str, language: Language) -> Language | None:
     found, shares = _most_probable(text, script)
     own = sum(shares.get(one, 0.0) for one in (*alike, *_NO_LANGUAGE))
     doubt = _DOUBT if words >= _FEWEST_OF_A_SENTENCE else _DOUBT_OF_FEW
+    if not own_words_in(text, _WORDS[script].findall(text), _like(language)):
+        doubt = _DOUBT_WITHOUT_OWN
     return found if found not in alike and own <= doubt else None
 
 

@@ -121,6 +121,9 @@ def test_each_string_of_a_result_is_judged_by_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "language", "found"),
     [
+        ("Das Zitat „To be or not to be, that is the question“ stammt aus Hamlet.", "de", None),
+        ("Im Buch »The book that was not there« steht es auf Seite 3.", "de", None),
+        ("Die Datei liegt unter /usr/share/where_is_it/that.txt. Bitte öffnen.", "de", None),
         ('How is "北京大学的图书馆在哪里" written in pinyin?', "en", None),
         ("What does `fecha de nacimiento del usuario` hold in this schema?", "en", None),
         ("请翻译“Where is the nearest railway station?”这句话。", "zh", None),
