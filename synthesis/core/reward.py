@@ -175,7 +175,7 @@ def solved_by(
 
 
 class MadeCall(NamedTuple):
-    """A call of a policy and what came of it."""
+    """A call of a policy and what came of it: its output, or the text of its error."""
 
     tool: str
     ok: bool

@@ -82,7 +82,7 @@ def check_arguments_ask(arguments: Mapping[str, object], step: SubQuestion, of: 
     Raises:
         Rejected: `answer_in_call`.
     """
-    given = [one for one in _leaves(arguments) if contains(one, step.answer, of.language)]
+    given = [one for one in leaves(arguments) if contains(one, step.answer, of.language)]
     if not given:
         return
     questions = _Text(of.question, of.language), _Text(step.question, of.language)
@@ -98,16 +98,22 @@ def check_arguments_ask(arguments: Mapping[str, object], step: SubQuestion, of: 
             )
 
 
-def _leaves(value: object) -> Iterable[str | int | float]:
+def leaves(value: object) -> Iterable[str | int | float]:
     """Texts and numbers of the arguments. A truth value is a way to ask: that an answer is one too says nothing."""
     if isinstance(value, Mapping):
         for one in value.values():
-            yield from _leaves(one)
+            yield from leaves(one)
     elif isinstance(value, list):
         for one in value:
-            yield from _leaves(one)
+            yield from leaves(one)
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
         yield value
+
+
+def states(text: str, answer: Answer, language: Language) -> bool:
+    """Return whether a text that asks nothing, such as an error, states an answer other than yes or no."""
+    is_truth = any(contains(answer.value, Answer(truth), language) for truth in (True, False))
+    return not is_truth and _Text(text, language).says(answer, asked="")
 
 
 def leaked(spec: ToolSpec, answers: Iterable[Answer], language: Language) -> str:

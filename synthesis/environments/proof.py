@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ import msgspec
 
 from sandbox import Outcome, Reason, validate_call
 from synthesis.core.matching import contains, match
-from synthesis.core.records import Answer, CodeTool, ReferenceCall, ToolSpec
+from synthesis.core.records import Answer, CodeTool, Language, ReferenceCall, ToolSpec
 from synthesis.core.reward import MadeCall
 from synthesis.core.stages import Rejected, Transient
 from synthesis.core.tool_schemas import UncheckableSchema, argument_error
 from synthesis.environments.context import EnvironmentContext
+from synthesis.environments.leaks import leaves, states
 
 if TYPE_CHECKING:
     from sandbox import CallResult, Sandbox
@@ -31,7 +33,7 @@ class Case:
     arguments: Mapping[str, Any]
     other_arguments: Mapping[str, Any]
     answer: Answer
-    language: str = "en"
+    language: Language = "en"
 
 
 async def prove(tool: CodeTool, cases: Sequence[Case], context: EnvironmentContext) -> list[ReferenceCall]:
@@ -44,8 +46,8 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: EnvironmentConte
     call depends on. Valid calls have results of one shape.
 
     Raises:
-        Rejected: `tool_failed`, `wrong_answer`, `ignores_arguments`, `unstable_result`, or a `sandbox.Reason`; the
-            detail is for the teacher.
+        Rejected: `tool_failed`, `wrong_answer`, `ignores_arguments`, `answer_leaked` (by the error of wrong arguments),
+            `unstable_result`, or a `sandbox.Reason`; the detail is for the teacher.
         Transient: the sandbox itself failed.
     """
     async with context.proofs:
@@ -71,7 +73,7 @@ async def prove_case(tool: CodeTool, case: Case, sandbox: Sandbox) -> ReferenceC
         )
     for wrong in perturbed(tool, case):
         result = await call(tool, wrong, sandbox)
-        _check_wrong(tool, case, wrong, MadeCall(tool.spec.name, result.ok, result.value))
+        _check_wrong(tool, case, wrong, _made(tool, result))
         if result.ok and wrong == case.other_arguments:  # nonsense may well be answered with an error message
             _check_shape(tool, first.value, wrong, result.value)
     wide = searches(tool, case)
@@ -88,6 +90,16 @@ def _check_wrong(tool: CodeTool, case: Case, wrong: Mapping[str, Any], made: Mad
             f"{shown(tool, wrong)} returned {short(made.output)}, which holds the answer {case.answer.value!r} "
             f"of another call, {shown(tool, case.arguments)}; wrong arguments must raise an error",
         )
+    if not made.ok:
+        error = str(made.output or "")
+        for one in leaves(wrong):  # errors repeat what they were given
+            error = re.sub(rf"(?<!\w){re.escape(str(one))}(?!\w)", "·", error) if one != "" else error
+        if states(error, case.answer, case.language):
+            raise Rejected(
+                "answer_leaked",
+                f"{shown(tool, wrong)} failed with {short(made.output)}, which states the answer {case.answer.value!r} "
+                f"of another call, {shown(tool, case.arguments)}; say in errors what is wrong, and nothing of the data",
+            )
 
 
 def _check_shape(tool: CodeTool, known: Any, arguments: Mapping[str, Any], output: Any) -> None:
@@ -240,9 +252,9 @@ def play(sources, calls):
             exec(sources[name], modules[name].__dict__)
         sys.modules["tool"] = modules[name]
         try:
-            results.append([getattr(modules[name], name)(**arguments)])
-        except Exception:
-            results.append([])
+            results.append([True, getattr(modules[name], name)(**arguments)])
+        except Exception as error:
+            results.append([False, f"{type(error).__name__}: {error}"])
     return results
 """
 
@@ -264,7 +276,7 @@ async def play(
     together = await sandbox.call(_PLAY_CODE, _PLAY, {"sources": sources, "calls": [list(one) for one in calls]})
     if together.ok and isinstance(together.value, list) and len(together.value) == len(calls):
         pairs = zip(calls, together.value, strict=True)
-        return [MadeCall(name, bool(output), *output) for (name, _), output in pairs]
+        return [MadeCall(name, *made) for (name, _), made in pairs]
     # One call that crashes, runs out of time or returns no JSON would hide the others.
     by_name = {tool.spec.name: tool for tool in tools}
     made: list[MadeCall] = []
@@ -275,7 +287,7 @@ async def play(
             continue
         result = await call(by_name[name], arguments, sandbox)
         timeouts[name] += result.kind is Outcome.CPU_TIMEOUT
-        made.append(MadeCall(name, result.ok, result.value))
+        made.append(_made(by_name[name], result))
     return made
 
 
@@ -309,6 +321,10 @@ def translated(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) ->
 async def call(tool: CodeTool, arguments: Mapping[str, Any], sandbox: Sandbox) -> CallResult:
     """One call in the sandbox. Raises `Transient` where the sandbox itself failed."""
     return _settled(await sandbox.call(tool.code, tool.spec.name, arguments))
+
+
+def _made(tool: CodeTool, result: CallResult) -> MadeCall:
+    return MadeCall(tool.spec.name, result.ok, result.value if result.ok else result.error)
 
 
 def _settled(result: CallResult) -> CallResult:

@@ -32,6 +32,9 @@ def context(pool: SandboxPool, teacher: Any = None, **config: Any) -> Environmen
     return EnvironmentContext(EnvironmentsConfig(**config), teacher or Rules(), pool, seed=0)
 
 
+FAIL = "def fail(text):\n    raise ValueError(text)\n"
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -45,6 +48,10 @@ def context(pool: SandboxPool, teacher: Any = None, **config: Any) -> Environmen
         (HONEST.replace("T[c]", "T.get(c, 'Tokyo')"), "ignores_arguments"),
         (HONEST.replace("(c)", "(c='Japan')"), "ignores_arguments"),
         (HONEST.replace("(c)", "(**k)").replace("T[c]", "T[k.get('c', 'Japan')]"), "ignores_arguments"),
+        (HONEST.replace("T[c]", "T[c] if c in T else fail(f'known: {T}')") + FAIL, "answer_leaked"),
+        (HONEST.replace("T[c]", "T[c] if c in T else fail(f'the capital is Tokyo for Japan')") + FAIL, "answer_leaked"),
+        (HONEST.replace("T[c]", "T[c] if c else fail(str(T))") + FAIL, "answer_leaked"),
+        (HONEST.replace("T[c]", "T[c] if c in T else fail(f'no {c!r}; known: {list(T)}')") + FAIL, ""),
         ("import random\n" + HONEST.replace("T[c]", "[T[c], random.random()]"), "nondeterministic"),
         (HONEST.replace("T[c]", "__import__('socket').create_connection(('1.1.1.1', 80))"), "needs_network"),
         ("import os\n" + HONEST, "disallowed_import"),
@@ -240,3 +247,29 @@ async def test_one_call_that_finds_everything_is_not_rewarded(pool: SandboxPool)
     right = await solve(environment, pool)
     assert score(environment, right, epsilon=0.0).value == 1.0
     assert score(environment, [*right, listed]).value == pytest.approx(6 / 7)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "leaks"),
+    [
+        (0, "no city {c!r}", False),  # the argument may be "zzqx 00"
+        ("Italy", "{c}: no such country", False),
+        ("no", "no such city", False),
+        (True, "it is true that there is no such city", False),
+        (5, "known: {{'Oslo': 5}}", True),
+        ("Oslo", "did you mean Oslo?", True),
+        ("Oslo", "did you mean OSLO or Bern", True),
+        ("1814-05-17", "rows: Eidsvoll, 17 May 1814", True),
+    ],
+)
+async def test_errors_that_state_an_answer(pool: SandboxPool, answer: Any, error: str, leaks: bool) -> None:
+    code = (
+        f"def capital(c):\n    if c != 'Japan':\n        raise ValueError(f{error!r})\n    return {{'x': {answer!r}}}\n"
+    )
+    case = Case(1, {"c": "Japan"}, {"c": "Italy"}, Answer(answer))
+    if leaks:
+        with pytest.raises(Rejected, match="which states the answer") as rejection:
+            await prove(CodeTool(SPEC, code), [case], context(pool))
+        assert rejection.value.reason == "answer_leaked"
+    else:
+        assert await prove(CodeTool(SPEC, code), [case], context(pool))
