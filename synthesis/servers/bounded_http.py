@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import msgspec
-from mcp.types import JSONRPCError, jsonrpc_message_adapter
+from mcp.types import JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from synthesis.core.typed import decode_json
@@ -83,23 +83,26 @@ async def _problem(request: httpx2.Request, response: httpx2.Response) -> str | 
     if status >= 400:
         if status == 404 and "mcp-session-id" in request.headers:
             return None
-        if status not in _GATE and kind.startswith("application/json") and _is_error(await response.aread()):
-            return None
+        is_json = kind.startswith("application/json")
+        if status not in _GATE and is_json and isinstance(_message(await response.aread()), JSONRPCError):
+            return None  # the server's own error, which the protocol lets have such a status
         hint = f"; {_OLD_TRANSPORT}" if status in (404, 405) else ""
         return f"HTTP {status} {response.reason_phrase}{hint}"
     if status == 202:
         return "HTTP 202, which says that no answer will come"
     if not kind.startswith(("application/json", "text/event-stream")):
         return f"an answer of the type {kind[:80]!r}, which is not the protocol's"
+    if kind.startswith("application/json") and _message(body := await response.aread()) is None:
+        return f"an answer that is not one message of JSON-RPC: {body[:80].decode(errors='replace')!r}"
     return None
 
 
-def _is_error(body: bytes) -> bool:
-    """Whether it is the server's own error, which the protocol lets have another status than 200."""
+def _message(body: bytes) -> JSONRPCMessage | None:
+    """Return the message of JSON-RPC that a body is; None where it is none, such as a list of them."""
     try:
-        return isinstance(jsonrpc_message_adapter.validate_json(body, by_name=False), JSONRPCError)
+        return jsonrpc_message_adapter.validate_json(body, by_name=False)
     except ValidationError:
-        return False
+        return None
 
 
 def _unfollowed(request: httpx2.Request, response: httpx2.Response) -> str | None:

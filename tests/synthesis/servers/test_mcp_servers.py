@@ -127,6 +127,8 @@ HTTP_ANSWERS = {
     "page": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\nhello",
     "not json": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\nhello",
     "other json": b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 8\r\n\r\n{"a": 1}',
+    "batch": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 43\r\n\r\n"
+    b'[{"jsonrpc": "2.0", "id": 0, "result": {}}]',
     "error": b"HTTP/1.1 500 Oh no\r\nContent-Length: 0\r\n\r\n",
     "elsewhere": b"HTTP/1.1 307 Go\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n",
     "noise": b"\x00\x01\x02\x03\r\n\r\n",
@@ -157,6 +159,9 @@ async def test_http_servers_that_answer_nonsense_or_nothing(tmp_path, answer):
         with pytest.raises(Rejected) as rejection:
             await collect(http_source(url, {}), SimpleNamespace(connections=connections))
     assert rejection.value.reason == "mcp_server_unavailable" and url in rejection.value.detail
+    if answer and b"application/json" in answer and b"gzip" not in answer:
+        start = answer.rpartition(b"\r\n\r\n")[2].decode()
+        assert f"an answer that is not one message of JSON-RPC: {start!r}; check" in rejection.value.detail
     stop.set()
     server.close()
 
