@@ -97,8 +97,7 @@ def _tool(given: Any, reference: str) -> FunctionTool:
     where = f"{reference}: {name or type(given).__name__}"
     try:
         if _is_langchain(given):
-            described = given.tool_call_schema
-            schema = described if isinstance(described, dict) else described.model_json_schema()
+            schema = _langchain_schema(given, where)
             document = Tool(name=given.name, description=given.description, input_schema=_object(schema))
             return FunctionTool(document, given.ainvoke, type(given))
         if not callable(given) or inspect.isclass(given) or not isinstance(name, str):
@@ -133,6 +132,21 @@ def _tool(given: Any, reference: str) -> FunctionTool:
 def _is_langchain(given: Any) -> bool:
     """Whether it is a tool of LangChain, by what such a tool has."""
     return all(hasattr(given, name) for name in ("name", "description", "tool_call_schema", "ainvoke"))
+
+
+def _langchain_schema(tool: Any, where: str) -> dict[str, Any]:
+    """The schema of the arguments that a model gives. Raises `InputError`: the tool needs others too."""
+    if tool.args_schema is None:  # `Tool` of a function of one text has a schema of its own methods
+        needed = [name for name, one in tool.args.items() if "default" not in one]
+        return {"type": "object", "properties": tool.args, "required": needed}
+    described = tool.tool_call_schema
+    if isinstance(described, dict):
+        return described
+    schema: dict[str, Any] = described.model_json_schema()
+    needed = tool.get_input_schema().model_json_schema().get("required", [])
+    if injected := [name for name in needed if name not in schema.get("properties", {})]:
+        raise InputError(f"{where}: {injected[0]!r} is injected, and nothing injects it here; give it a default")
+    return schema
 
 
 def _object(schema: dict[str, Any]) -> dict[str, Any]:

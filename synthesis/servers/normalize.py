@@ -277,7 +277,7 @@ def _tool(raw: Any, name: str, language: Language, changes: dict[str, str]) -> T
     # Tools are documented in English everywhere.
     if (other := strays(as_prose(description), language)) not in (None, "en"):
         raise Unmappable("other_language", f"the description is in {NAMES[other]}: {description:.80}")
-    if isinstance(made := raw.get("changes"), Mapping):  # of `openapi`
+    if isinstance(made := raw.get("changes"), Mapping):  # of `openapi` and `registry`
         changes.update(made)
     parameters = object_schema(_parameters(function), required=function.get("required"), changes=changes)
     return ToolSpec(name, description, parameters)
@@ -289,7 +289,8 @@ def _parameters(function: Mapping[str, Any]) -> Any:
     Raises:
         Unmappable: `no_schema`: they are there under a name that nobody knows.
     """
-    given = next((function[key] for key in _PARAMETERS if function.get(key) is not None), None)
+    every = [function[key] for key in _PARAMETERS if function.get(key) is not None]
+    given = next((one for one in every if not _says_nothing(one)), every[0] if every else None)
     if given is None and isinstance(function.get("properties"), Mapping):
         given = {key: function[key] for key in ("properties", "required", "additionalProperties") if key in function}
         return {"type": "object", **given}
@@ -313,6 +314,12 @@ def _parameters(function: Mapping[str, Any]) -> Any:
             break
         given = inner
     return given
+
+
+def _says_nothing(parameters: Any) -> bool:
+    """Whether parameters are none, so that those under another name count."""
+    named = parameters.get("properties", parameters) if isinstance(parameters, Mapping) else parameters
+    return named in ({}, [], "")
 
 
 def _is_vague(description: str, name: str) -> bool:

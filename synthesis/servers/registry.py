@@ -292,18 +292,26 @@ def _rapidapi_tool(one: Any) -> Any:
         return one
     properties: dict[str, Any] = {}
     required: list[str] = []
+    changes: dict[str, str] = {}
+    unnamed: list[Any] = []
     for key in ("required_parameters", "optional_parameters"):
-        listed = one.get(key)
-        for parameter in listed if isinstance(listed, list) else []:
+        listed = one.get(key) or []
+        for parameter in listed if isinstance(listed, list) else [listed]:
             name = _text(_object(parameter).get("name"))
-            if name and name not in properties:
+            if not name:
+                unnamed.append(parameter)
+            elif name in properties:
+                changes["parameter_named_twice"] = f"{key} has {name!r:.80} again, which is left out"
+            else:
                 properties[name] = _rapidapi_parameter(parameter)
                 required += [name] if key == "required_parameters" else []
     parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
-    return {
-        "type": "function",
-        "function": {"name": one.get("name"), "description": one.get("description"), "parameters": parameters},
+    function = {
+        "name": one.get("name"),
+        "description": one.get("description"),
+        "parameters": unnamed or parameters,  # a list of what has no name rejects the tool
     }
+    return {"type": "function", "function": function, "changes": changes}
 
 
 _RAPIDAPI_TYPES = {"STRING": "string", "TEXT": "string", "NUMBER": "number", "INTEGER": "integer",

@@ -648,6 +648,31 @@ def test_references_with_encoded_signs_are_followed(tmp_path):
     assert [tool.parameters["properties"] for tool in done.server.tools] == [{"id": {"type": "integer"}}] * 2
 
 
+@pytest.mark.parametrize(
+    ("listed", "reason", "change"),
+    [
+        ({"required_parameters": [{"name": 5, "type": "NUMBER"}]}, "no_schema", ""),
+        ({"required_parameters": {"a": "STRING"}}, "no_schema", ""),
+        ({"required_parameters": [{"name": "a"}], "optional_parameters": [{"name": "a"}]}, "", "parameter_named_twice"),
+        ({"required_parameters": None, "optional_parameters": ""}, "", ""),
+    ],
+    ids=str,
+)
+def test_parameters_of_rapidapi_are_kept_or_reject_their_tool(tmp_path, listed, reason, change):
+    record = {"tool_name": "T", "api_list": [{"name": "get", "description": "Look up a thing.", **listed}]}
+    done = normalize(one(write(tmp_path / "a.json", record)), min_tools=1)
+    assert list(done.reasons()) == ([reason] if reason else [])
+    assert [one.change for one in done.changed] == ([change] if change else [])
+
+
+def test_parameters_are_read_where_a_tool_has_them():
+    given = {"type": "object", "properties": {"a": {}}}
+    for empty in ({}, [], {"type": "object", "properties": {}}):
+        tool = {"name": "f", "description": "Look up a thing.", "parameters": empty, "inputSchema": given}
+        (done,) = normalize_all(documents([tool]), min_tools=1)
+        assert done.server.tools[0].parameters == given
+
+
 QUERY = {"in": "query", "name": "q", "schema": {"type": "string"}}
 BODY = {"type": "object", "properties": {"a": {}}, "required": ["a"]}
 

@@ -180,6 +180,24 @@ async def test_langchain_tools_are_tools(shop):
     )
 
 
+def test_langchain_tools_have_the_parameters_that_a_model_gives(shop):
+    pytest.importorskip("langchain_core")
+    (shop / "chained.py").write_text(
+        "from typing import Annotated\nfrom langchain_core.tools import BaseTool, InjectedToolArg, Tool, tool\n"
+        "one_text = Tool(name='ask', func=str, description='Ask a question in one text.')\n"
+        "@tool\ndef of_user(query: str, user: Annotated[str, InjectedToolArg]) -> str:\n    'Search as a user.'\n"
+        "class Own(BaseTool):\n    name: str = 'own'\n    description: str = 'Look up a city.'\n"
+        "    def _run(self, city: str, days: int = 3) -> str:\n        return city\n"
+        "own = Own()\n"
+    )
+    (ask,) = function_tools("chained:one_text")
+    assert ask.document.input_schema["properties"] == {"tool_input": {"type": "string"}}
+    (own,) = function_tools("chained:own")
+    assert own.document.input_schema["required"] == ["city"] and "days" in own.document.input_schema["properties"]
+    with pytest.raises(InputError, match="of_user: 'user' is injected, and nothing injects it here"):
+        function_tools("chained:of_user")
+
+
 def test_entries_are_told_apart_by_their_content(shop):
     clients = written(shop, "mcp.json", {"mcpServers": {"clock": {"command": "uvx", "args": ["mcp-server-time"]}}})
     code = written(shop, "code.json", {"servers": {"web": {"type": "http", "url": "http://x/mcp"}}, "inputs": []})
