@@ -22,6 +22,8 @@ _PLACES = ("path", "query", "header", "cookie", "body", "formData")
 """Where a parameter may be, in all versions of OpenAPI."""
 JSON_MEDIA = re.compile(r"(?:application|text|\*)/(?:json|\*|[\w.*-]+\+json)(?![\w.+-])")
 """Media types of bodies that are JSON, ranges (`*/*`) among them."""
+PATH_NAME = re.compile(r"\{[+*]?([^{}+*]+)[+*]?\}")
+"""A parameter in a path, also one that gateways let have slashes (`{file+}`)."""
 _FIELDS = re.compile(r"application/x-www-form-urlencoded\b")
 _FORM = re.compile(r"multipart/form-data\b")
 """A form that may have files."""
@@ -128,7 +130,7 @@ def declared_parameters(
     (`path_parameter_added` in `changes`).
 
     Raises:
-        Unmappable: `unknown_form`: a parameter has no name, or is in no place that there is.
+        Unmappable: `unknown_form`: a parameter has no name, is in no place that there is, or not in this path.
     """
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for listed in (item.get("parameters"), operation.get("parameters")):
@@ -148,7 +150,11 @@ def declared_parameters(
                 raise Unmappable("unknown_form", f"`required` of {name!r:.80} is {given:.80}; write true or false")
             # The operation's own takes the place of the path's.
             found[name, place] = {**one, "name": name, "required": required is True or place == "path"}
-    for name in re.findall(r"\{([^{}]+)\}", path):
+    names = PATH_NAME.findall(path.partition("?")[0])
+    if misplaced := [name for name, place in found if place == "path" and name not in names]:
+        there = ", ".join(names) or "none"
+        raise Unmappable("unknown_form", f"parameter {misplaced[0]!r:.80} is not in {path:.100}, which has {there:.80}")
+    for name in names:
         if (name, "path") not in found:
             found[name, "path"] = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             changes["path_parameter_added"] = (

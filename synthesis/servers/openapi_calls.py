@@ -15,7 +15,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import msgspec
 
 from synthesis.core.refusals import InputError
-from synthesis.servers.openapi import JSON_MEDIA, declared_parameters, followed
+from synthesis.servers.openapi import JSON_MEDIA, PATH_NAME, declared_parameters, followed
 
 JSON_BODY: Final = "application/json"
 FORM_BODY: Final = "application/x-www-form-urlencoded"
@@ -127,7 +127,7 @@ def operation_of(tool: Mapping[str, Any], document: Mapping[str, Any], *, addres
     if left in (["body"], ["request_body"]) and left[0] not in (schema.get("properties") or {}):
         whole = left[0]
     return ApiOperation(
-        method.upper(), path, parameters, media if left else "", whole, headers,
+        method.upper(), PATH_NAME.sub(r"{\1}", path), parameters, media if left else "", whole, headers,
         _server_url(operation, item, document, address),
     )  # fmt: skip
 

@@ -102,7 +102,7 @@ def test_bodies_have_the_arguments_that_are_left():
     made = operation("/x", method="post", **whole)
     assert (made.whole_body, request_of(made, {"body": [1]}).body) == ("body", [1])
     free = {"requestBody": {"required": True, "content": {"*/*": {"schema": {**fields, "additionalProperties": {}}}}}}
-    made = operation("/x/{id}", method="post", **free)
+    made = operation("/x/{id+}", method="post", **free)
     assert request_of(made, {"id": "1", "other": 2}) == ApiRequest("/x/1", "", {"other": 2})
     form = {"requestBody": {"content": {"application/x-www-form-urlencoded": {"schema": fields}}}}
     assert operation("/x", method="post", **form).media == "application/x-www-form-urlencoded"

@@ -711,6 +711,7 @@ def test_parameters_of_operations_are_kept(tmp_path, parameter, required):
         ({"get": {"parameters": [QUERY | {"in": "Query"}]}}, "`in` of 'q' is 'Query'; use one of path, query"),
         ({"get": {"parameters": [{"name": "q"}]}}, "`in` of 'q' is None"),
         ({"get": {"parameters": [QUERY | {"required": "maybe"}]}}, "`required` of 'q' is 'maybe'; write true or false"),
+        ({"get": {"parameters": [{"name": "id", "in": "path"}]}}, "parameter 'id' is not in /a, which has none"),
         ({"GET": {}}, "'GET' is no field of a path; methods are get"),
         ({"additionalOperations": {"LINK": {}}}, "'additionalOperations' is no field of a path"),
     ],
@@ -724,9 +725,9 @@ def test_operations_that_are_not_understood_are_rejected(tmp_path, item, detail)
 def test_names_in_a_path_are_parameters(tmp_path):
     shared = {"$ref": "#/x-items/A", "parameters": [{"name": "id", "in": "path", "schema": {"type": "integer"}}]}
     document = {"x-items": {"A": {"get": {"summary": "Look up a thing."}}}}
-    made, changes = operation_tool(tmp_path, "/a/{id}/b/{name}", shared, **document)
+    made, changes = operation_tool(tmp_path, "/a/{id}/b/{name+}?c={c}", shared, **document)
     assert made["properties"] == {"id": {"type": "integer"}, "name": {"type": "string"}}
-    assert made["required"] == ["id", "name"] and "{name}" in changes["path_parameter_added"]
+    assert made["required"] == ["id", "name"] and "has {name}" in changes["path_parameter_added"]
 
 
 @pytest.mark.parametrize(
