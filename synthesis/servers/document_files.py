@@ -152,6 +152,11 @@ class _Loader(_SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
         """Return the mapping's values by the names as they are written: `on`, `404`."""
         self.flatten_mapping(node)
+        if any(key.value == "type" and value.value == "string" for key, value in node.value):
+            for value in (one for key, one in node.value if key.value in ("enum", "const", "default", "examples")):
+                for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if one.tag == "tag:yaml.org,2002:bool":  # as it is written: `True`
+                        one.tag = "tag:yaml.org,2002:str"
         return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
 
     def construct_yaml_int(self, node: Any) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -52,6 +52,7 @@ _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 _ANY_NAME = {"", ".*", "^.*$", "^(.*)$", "(.*)", ".+", "^.+$", "^", "^[\\s\\S]*$"}
 """Patterns that every property name fits."""
 _LONGEST_REFERENCE = 1_000
+_MOST_PARTS = 64
 _MOST_SEARCHED = 100_000
 """Objects and lists of a document that are searched for a schema's `$id`."""
 _ONE = {"additionalProperties", "additionalItems", "propertyNames", "not"}
@@ -59,11 +60,22 @@ _ONE = {"additionalProperties", "additionalItems", "propertyNames", "not"}
 
 
 class Unmappable(Exception):
-    """What has no normal form; `reason` is counted, `detail` is one line for a person."""
+    """What has no normal form.
 
-    def __init__(self, reason: str, detail: str) -> None:
+    Attributes:
+        reason: it is counted by this.
+        detail: one line for a person.
+        path: names of the properties that lead to the schema at fault.
+    """
+
+    def __init__(self, reason: str, detail: str, path: Sequence[str] = ()) -> None:
         super().__init__(detail)
-        self.reason, self.detail = reason, " ".join(detail.split())[:300]
+        where = f"{brief('.'.join(path[-4:])):.100}: " if path else ""
+        self.reason, self.detail, self.path = reason, where + " ".join(detail.split())[: 300 - len(where)], path
+
+    def inside(self, name: str) -> Unmappable:
+        """Return the same of a schema that has this one as its property `name`."""
+        return Unmappable(self.reason, str(self), [name, *self.path])
 
 
 def normal_schema(
@@ -238,15 +250,20 @@ class _Normalizer:
                     raise Unmappable("all_of", f"{line}, and no other is left; remove additionalProperties there")
                 self.changes["closed_by_all_of"] = line
 
-    def parts(self, schema: Any, jumps: int = 4) -> Iterator[Mapping[str, Any]]:
-        """The schema and those that hold at once with it."""
-        if not isinstance(schema, Mapping) or not jumps:
-            return
-        yield schema
-        others = schema.get("allOf")
-        referred = [self.identified(one) or resolve(one, self.root) for one in (schema.get("$ref"),) if one is not None]
-        for one in [*referred, *(others if isinstance(others, list) else ())]:
-            yield from self.parts(one, jumps - 1)
+    def parts(self, schema: Any) -> list[Mapping[str, Any]]:
+        """The schema and those that hold at once with it, at most `_MOST_PARTS`."""
+        found: list[Mapping[str, Any]] = []
+        waiting = [schema]
+        while waiting and len(found) < _MOST_PARTS:
+            one = waiting.pop(0)
+            if not isinstance(one, Mapping) or any(one is part for part in found):
+                continue
+            found.append(one)
+            if (reference := one.get("$ref")) is not None:
+                waiting.append(self.identified(reference) or resolve(reference, self.root))
+            others = one.get("allOf")
+            waiting += others[:_MOST_PARTS] if isinstance(others, list) else []
+        return found
 
     def is_read_only(self, schema: Any) -> bool:
         return any(part.get("readOnly") is True for part in self.parts(schema))
@@ -289,9 +306,13 @@ class _Normalizer:
                 if isinstance(value.get("required"), list):  # put one level too deep
                     named = [(name, one) for name, one in named if name != "required"]
                     self.changes["parameters_rewritten"] = "the list `required` in `properties` is read as beside it"
-                normal[key] = {
-                    name: self.schema(one, trail, depth + 1) for name, one in named if not self.is_read_only(one)
-                }
+                normal[key] = {}
+                for name, one in named:
+                    try:
+                        if not self.is_read_only(one):
+                            normal[key][name] = self.schema(one, trail, depth + 1)
+                    except Unmappable as problem:
+                        raise problem.inside(name) from None
             elif key in _ONE:
                 normal[key] = self.schema(value, trail, depth + 1)
             elif key in ("items", "prefixItems"):

@@ -370,6 +370,17 @@ def test_yaml_is_read_by_the_rules_of_yaml_1_2(tmp_path):
     assert object_schema(tool.parameters) == tool.parameters
 
 
+def test_values_under_a_type_stay_as_yaml_has_them_written(tmp_path):
+    text = (
+        "- name: f\n  description: Look up a thing.\n  parameters:\n    type: object\n    properties:\n"
+        "      a: {type: string, enum: [True, FALSE, no, 1.10, null], default: True}\n"
+        "      b: {type: boolean, default: True}\n"
+    )
+    (tool,) = normalize(one(write(tmp_path / "a.yaml", text)), min_tools=1).server.tools
+    assert tool.parameters["properties"]["a"]["enum"] == ["True", "FALSE", "no", "1.10", None]
+    assert [one["default"] for one in tool.parameters["properties"].values()] == ["True", True]
+
+
 def test_yaml_merges_and_names_that_are_there_twice(tmp_path):
     base = "x: &base {name: a, description: Gets it now.}\n"
     merged = one(write(tmp_path / "a.yaml", base + "tools:\n- {<<: *base, name: b}\n- {<<: [*base], name: c}\n"))

@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processor_time import at_most
 
 from synthesis.core.tool_schemas import argument_error
 from synthesis.servers.schemas import Unmappable, normal_schema, object_schema
@@ -462,3 +463,16 @@ def test_schemas_without_a_normal_form_have_a_reason(schema, reason):
     with pytest.raises(Unmappable) as problem:
         object_schema(schema)
     assert problem.value.reason == reason and 0 < len(problem.value.detail) <= 300
+
+
+def test_reasons_name_the_property():
+    with pytest.raises(Unmappable) as problem:
+        object_schema({"properties": {"where": {"properties": {"city": {"type": "file"}}}}})
+    assert problem.value.detail == "'where.city': type 'file' is not a JSON Schema type"
+
+
+def test_schemas_of_many_parts_take_bounded_work():
+    wide = {f"l{i}": {"allOf": [{"$ref": f"#/$defs/l{i + 1}"}] * 100} for i in range(8)} | {"l8": {"type": "string"}}
+    with at_most(seconds=2), pytest.raises(Unmappable) as problem:
+        object_schema({"properties": {"a": {"$ref": "#/$defs/l0"}}, "$defs": wide})
+    assert problem.value.reason == "schema_too_large"
