@@ -126,8 +126,8 @@ def declared_parameters(
 ) -> list[Mapping[str, Any]]:  # fmt: skip
     """Return the parameters of a path and its operation, in the order in which the tool has them.
 
-    Each has a `name`, an `in` and a boolean `required`. A name in braces in the path that no parameter has is a text
-    (`path_parameter_added` in `changes`).
+    Each has a `name`, an `in` and `required`: true, false, or None where nothing says it. A name in braces in the path
+    that no parameter has is a text (`path_parameter_added` in `changes`).
 
     Raises:
         Unmappable: `unknown_form`: a parameter has no name, is in no place that there is, or not in this path.
@@ -149,7 +149,7 @@ def declared_parameters(
                 given = brief(one["required"])
                 raise Unmappable("unknown_form", f"`required` of {name!r:.80} is {given:.80}; write true or false")
             # The operation's own takes the place of the path's.
-            found[name, place] = {**one, "name": name, "required": required is True or place == "path"}
+            found[name, place] = {**one, "name": name, "required": place == "path" or required}
     names = PATH_NAME.findall(path.partition("?")[0])
     if misplaced := [name for name, place in found if place == "path" and name not in names]:
         there = ", ".join(names) or "none"
@@ -235,7 +235,8 @@ def _add_body(
     body: Mapping[str, Any], schema: Any, document: Mapping[str, Any], made: dict[str, Any], changes: dict[str, str]
 ) -> None:
     """Add a request body to an object schema: its properties where it has any, or a property for the whole."""
-    must = read_flag(body.get("required")) is True
+    said = read_flag(body.get("required"))
+    must = said is True
     if not isinstance(schema, Mapping):
         if not must and schema is None:
             changes["body_left_out"] = "the request body may be left out, and is not JSON"
@@ -244,6 +245,9 @@ def _add_body(
         raise Unmappable("unsupported_body", f"the request body is {kinds:.100}, not JSON")
     normal = normal_schema(schema, root=document, changes=changes)
     inner, properties, required = normal.get("properties"), made["properties"], made["required"]
+    if said is None and normal.get("required"):  # a body without them is wrong, one with them is right either way
+        must = True
+        changes["body_required"] = f"nothing says if the body is required; it is, for {brief(normal['required']):.100}"
     plain = set(normal) <= {"type", "properties", "required", "description", "additionalProperties", "examples"}
     if plain and isinstance(inner, dict) and inner and not set(inner) & set(properties):
         properties.update(inner)

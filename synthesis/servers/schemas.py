@@ -75,6 +75,8 @@ class Unmappable(Exception):
 
     def inside(self, name: str) -> Unmappable:
         """Return the same of a schema that has this one as its property `name`."""
+        if self.reason == "schema_too_large":  # the whole is
+            return self
         return Unmappable(self.reason, str(self), [name, *self.path])
 
 
@@ -239,7 +241,7 @@ class _Normalizer:
         for part in self.parts(schema):
             if isinstance(named := part.get("properties"), Mapping):
                 left |= {name: one for name, one in named.items() if isinstance(one, Mapping | bool)}
-        for name in left.keys() - merged.get("properties", {}).keys():
+        for name in [name for name in left if name not in merged.get("properties", {})]:
             if self.is_read_only(left[name]):
                 self.changes["read_only_property"] = f"property {brief(name):.80} is readOnly and is left out"
                 if isinstance(required := merged.get("required"), list):

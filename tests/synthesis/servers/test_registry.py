@@ -747,7 +747,8 @@ def test_names_in_a_path_are_parameters(tmp_path):
         ("*/*", {"required": True}, BODY, None),
         ("application/*+json; charset=utf-8", {"required": True}, BODY, None),
         ("application/json", {"required": True}, BODY | {"additionalProperties": {"type": "integer"}}, None),
-        ("application/json", {}, {"type": "object", "properties": {"a": {}}}, "body_not_required"),
+        ("application/json", {}, BODY, "body_required"),
+        ("application/json", {"required": False}, {"type": "object", "properties": {"a": {}}}, "body_not_required"),
     ],
     ids=str,
 )
