@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 from mcp.server.lowlevel import Server
+from mcp.server.mcpserver.utilities.context_injection import find_context_parameter
 from mcp.server.mcpserver.utilities.func_metadata import func_metadata
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
@@ -107,17 +108,23 @@ def _tool(given: Any, reference: str) -> FunctionTool:
         parameters = inspect.signature(given).parameters.values()
         if unnamed := [str(one) for one in parameters if one.kind not in _CALLED_BY_NAME]:
             raise InputError(f"{where}: parameter {unnamed[0]!r} cannot be given by name; write named parameters")
+        if context := find_context_parameter(given):
+            raise InputError(f"{where}: parameter {context!r} is MCP's Context, which no run has; remove it")
         metadata = func_metadata(given, structured_output=False)
         schema = metadata.arg_model.model_json_schema(by_alias=True)
         for one in parameters:
             if one.annotation is one.empty:  # the SDK says text, and validates nothing
                 schema["properties"][one.name].pop("type", None)
         is_async = inspect.iscoroutinefunction(given)
+        # The SDK puts `field_` before names that pydantic's models have themselves.
+        known = metadata.arg_model.model_fields
+        fields = {one.name: one.name if one.name in known else f"field_{one.name}" for one in parameters}
 
         async def call(arguments: dict[str, Any]) -> Any:
             # Not `validate_arguments`, which reads texts that are JSON: "null" for `str | None` is a text.
-            valid = metadata.arg_model.model_validate(arguments).model_dump_one_level()
-            result = await metadata.call_fn(given, is_async, valid)
+            valid = metadata.arg_model.model_validate(arguments)
+            named = {one.name: getattr(valid, fields[one.name]) for one in parameters}  # whatever alias they have
+            result = await metadata.call_fn(given, is_async, named)
             return [one async for one in result] if inspect.isasyncgen(result) else result
 
         return FunctionTool(Tool(name=name, description=about, input_schema=_object(schema)), call, given)
@@ -197,7 +204,7 @@ def _server(tools: Iterable[FunctionTool]) -> Server[Any]:
                 raise
             except ToolFailed as error:
                 text, failed = str(error), True
-            except Exception as error:  # the function's own
+            except (Exception, SystemExit) as error:  # the function's own
                 text, failed = f"{type(error).__name__}: {error}", True
         return CallToolResult(content=[TextContent(text=text)], is_error=failed)
 

@@ -37,6 +37,7 @@ More words.
 import asyncio, os
 from dataclasses import dataclass
 from typing import Annotated, Literal
+from mcp.server.mcpserver import Context
 from pydantic import Field
 print("words of a module on its way in")
 
@@ -72,13 +73,20 @@ async def steps(number: int):
     for one in range(number):
         yield one
 
+def leave(code: Annotated[int, Field(alias="exit code")], copy: str = "x") -> None:
+    "End the program with a code."
+    raise SystemExit(f"{code} {copy}")
+
 def free(**named: int) -> str:
     "Take names that nobody knows."
+
+def with_context(city: str, context: Context) -> str:
+    "Take a city and the server's context."
 
 def placed(city: str, /) -> str:
     "Take a city without its name."
 
-tools = [price_of, where, count, untyped, steps]
+tools = [price_of, where, count, untyped, steps, leave]
 undocumented = lambda x: x
 nothing = []
 '''
@@ -121,6 +129,8 @@ async def test_functions_run_for_real_in_a_process_of_their_own(shop, monkeypatc
         assert await called("count", items=["a", "abc"]) == ("[1,3]", "")
         assert await called("untyped", code=7, filter="null") == ('[7,"null"]', "")
         assert await called("untyped", code="7", filter='{"a": 1}') == ('["7","{\\"a\\": 1}"]', "")
+        left = '{"error":"SystemExit: 3 y"}'
+        assert await called("leave", **{"exit code": 3, "copy": "y"}) == (left, "tool_error")
         assert await called("steps", number=2) == ("[0,1]", "")
         assert await called("where") == (f"{os.getcwd()} sesame", "")
         assert "Input should be 'EUR' or 'USD'" in (await called("price_of", item="bolt", currency="XXX"))[0]
@@ -147,6 +157,7 @@ def test_functions_are_known_by_their_files(shop):
         ("my_shop:undocumented", "<lambda> has no docstring"),
         ("my_shop:nothing", "my_shop:nothing holds no functions"),
         ("my_shop:free", "free: parameter '\\*\\*named: int' cannot be given by name"),
+        ("my_shop:with_context", "with_context: parameter 'context' is MCP's Context"),
         ("my_shop:placed", "placed: parameter 'city: str' cannot be given by name"),
         ("my_shop:Price", "Price is a type; give functions"),
     ],
