@@ -19,7 +19,8 @@ from synthesis.core.records import Language, McpExecution, ServedPrompt, ServedR
 from synthesis.core.tool_schemas import brief
 from synthesis.pipeline.languages import NAMES, as_prose, strays, words_without_spaces
 from synthesis.servers.collect import RejectedTool, ServerDocument
-from synthesis.servers.schemas import Unmappable, object_schema, text_of
+from synthesis.servers.schema_keywords import name_text
+from synthesis.servers.schemas import Unmappable, object_schema
 
 _NAME_LENGTH = 64
 _DIGITS = 8
@@ -247,7 +248,7 @@ def _clean(name: str) -> str:
 def raw_name(raw: Any) -> str:
     """A tool's name as its document has it; "" where it has none."""
     function = _function(raw)
-    return (text_of(function.get("name")) or "") if function else ""
+    return (name_text(function.get("name")) or "") if function else ""
 
 
 def has_parameters(value: Mapping[str, Any]) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 from synthesis.core.tool_schemas import brief
 from synthesis.servers.collect import RejectedTool
 from synthesis.servers.parameter_forms import read_flag
-from synthesis.servers.schemas import Unmappable, normal_schema, resolve, text_of
+from synthesis.servers.schema_keywords import name_text
+from synthesis.servers.schemas import Unmappable, normal_schema, resolve
 
 _METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
 _BESIDE_METHODS = {"$ref", "summary", "description", "servers", "parameters"}
@@ -63,7 +64,7 @@ def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], li
             name = f"{method}_{re.sub(r'[^a-zA-Z0-9]+', '_', str(path)).strip('_')}"
             try:
                 operation = followed(item[method], document)
-                given = text_of(operation.get("operationId"))
+                given = name_text(operation.get("operationId"))
                 name = given if given and given not in names else name
                 names.add(name)
                 changes: dict[str, str] = {}
@@ -138,7 +139,7 @@ def declared_parameters(
             raise Unmappable("unknown_form", f"`parameters` is a list; found {brief(listed):.80}")
         for raw in listed or []:
             one = followed(raw, document)
-            name, place = text_of(one.get("name")), one.get("in")
+            name, place = name_text(one.get("name")), one.get("in")
             if name is None:
                 raise Unmappable("unknown_form", f"a parameter has a name; found {brief(one.get('name')):.80}")
             if place not in _PLACES:

@@ -29,6 +29,17 @@ from synthesis.core.tool_schemas import (
 )
 from synthesis.servers.intersections import Contradiction, intersection, nullable, type_names
 from synthesis.servers.parameter_forms import OTHER_WORDS, missing_properties, object_form, read_type
+from synthesis.servers.schema_keywords import (
+    UNFIT,
+    as_type,
+    fix_limits,
+    fix_required,
+    implied_type,
+    is_number,
+    list_of,
+    plain_value,
+    unique_names,
+)
 
 _REFERENCES = 16
 """Most references on the way to a place in a schema."""
@@ -326,7 +337,7 @@ class _Normalizer:
                     normal[key] = self.schema(value, trail, depth + 1)
             elif key == "required" and isinstance(value, list):
                 normal[key] = [
-                    _as_type(one, ["string"]) if _is_number(one) else one for one in self.plain(value, depth + 1)
+                    as_type(one, ["string"]) if is_number(one) else one for one in self.plain(value, depth + 1)
                 ]
             elif key == "type" and (value is not None or schema.keys() - WORDS.keys() == {"type"}):
                 normal = {**_type(value), **normal} if "type" not in normal else normal
@@ -342,9 +353,9 @@ class _Normalizer:
         for one in (limits, *limits.get("anyOf", [])) if isinstance(limits, dict) else ():
             if isinstance(one, dict) and "pattern" in one:
                 self.changes["unchecked_name_pattern"] = f"no name is checked against {brief(one['pattern']):.80}"
-        _mend_properties(normal, schema.get("properties"))
-        _mend_limits(normal)
-        if "type" not in normal and (names := _type_shown_by(normal)):
+        fix_required(normal, schema.get("properties"))
+        fix_limits(normal)
+        if "type" not in normal and (names := implied_type(normal)):
             normal["type"] = names
         for key in normal.keys() & CHECKED.keys():
             is_right, what = CHECKED[key]
@@ -417,17 +428,19 @@ class _Normalizer:
         for key, is_list in (("enum", True), ("const", False), ("default", False), ("examples", True)):
             if key not in schema or (key == "default" and schema[key] is None):  # which makes the schema nullable
                 continue
-            given = _values(schema[key]) if is_list else [schema[key]]
-            kept = [value for value in given if has_type(_plain(value), names)] if is_merged and key == "enum" else []
-            values = [_as_type(value, names) for value in kept or given]
-            if _UNFIT in values:
+            given = list_of(schema[key]) if is_list else [schema[key]]
+            kept = (
+                [value for value in given if has_type(plain_value(value), names)] if is_merged and key == "enum" else []
+            )
+            values = [as_type(value, names) for value in kept or given]
+            if UNFIT in values:
                 line = f"{key} is {brief(schema[key]):.80} and type is {schema['type']!r}"
                 if key in ("enum", "const"):
                     raise Unmappable("all_of" if is_merged else "enum_of_other_type", f"{line}; correct one of them")
                 self.changes[f"{key}_of_other_type"] = f"{line}; {key} is left out"
-                values = [value for value in values if value is not _UNFIT]
+                values = [value for value in values if value is not UNFIT]
             if values:
-                schema[key] = _once(values) if is_list else values[0]
+                schema[key] = unique_names(values) if is_list else values[0]
             else:
                 del schema[key]
         return schema
@@ -457,97 +470,6 @@ def _named(key: str, value: Mapping[Any, Any]) -> list[tuple[str, Any]]:
     if unnamed := [name for name in value if not isinstance(name, str)]:
         raise Unmappable("invalid_schema", f"{key} has the name {brief(unnamed[0]):.80}, which is not a text")
     return list(value.items())
-
-
-def _mend_properties(normal: dict[str, Any], raw: Any) -> None:
-    """`required` as a list: Draft 3 marked the property itself."""
-    if isinstance(normal.get("required"), bool):
-        del normal["required"]
-    properties = normal.get("properties")
-    if not isinstance(properties, dict) or not isinstance(raw, Mapping):
-        return
-    required = normal.get("required", [])
-    if not isinstance(required, list):
-        return  # the check of the whole schema says what is wrong
-    if isinstance(raw.get("required"), list):
-        required = [*required, *(name for name in raw["required"] if name in properties)]
-    marked = [name for name, one in raw.items() if isinstance(one, Mapping) and one.get("required") is True]
-    wanted = _once([*required, *(name for name in marked if name in properties)])
-    if "required" in normal or wanted:
-        normal["required"] = wanted
-
-
-def _once(names: list[Any]) -> list[Any]:
-    """Each name once; a list that holds what is no name as it is, for the check of the whole schema."""
-    return list(dict.fromkeys(names)) if all(isinstance(name, str) for name in names) else names
-
-
-def _mend_limits(normal: dict[str, Any]) -> None:
-    """Draft 4's `exclusiveMinimum: true` beside `minimum`, and `additionalItems`."""
-    further = normal.pop("additionalItems", None)
-    if further is not None and "prefixItems" in normal:
-        normal.setdefault("items", further)
-    for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if isinstance(normal.get(exclusive), bool) and normal.pop(exclusive) and limit in normal:
-            normal[exclusive] = normal.pop(limit)
-
-
-def _type_shown_by(normal: Mapping[str, Any]) -> str | list[str]:
-    """The type of a schema that leaves it out but leaves no doubt."""
-    if "properties" in normal:
-        return "object"
-    if "items" in normal or "prefixItems" in normal:
-        return "array"
-    values = _values(normal.get("enum"))
-    if not values or not all(one is None or isinstance(one, str) for one in values) or set(values) == {None}:
-        return ""
-    return ["string", "null"] if None in values else "string"
-
-
-_UNFIT: Any = object()
-"""A value that has no form of the type that is wanted."""
-
-
-def _values(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _plain(value: Any) -> Any:
-    """A number of a YAML document without how it is `written` there: 0o17, 1.10."""
-    return value if not hasattr(value, "written") else int(value) if isinstance(value, int) else float(value)
-
-
-def _as_type(value: Any, names: list[str]) -> Any:
-    """The value as one of the types, where nothing of it is lost by that: `1` and "1", `true` and "true"."""
-    written, plain = getattr(value, "written", None), _plain(value)
-    if has_type(plain, names):
-        return plain
-    if "string" in names and isinstance(plain, bool | int | float):
-        return written if isinstance(written, str) else json.dumps(plain)
-    if not isinstance(value, str):
-        return _UNFIT
-    if "boolean" in names and value.casefold() in ("true", "false"):
-        return value.casefold() == "true"
-    is_number = re.fullmatch(r"-?(?:0|[1-9]\d{0,15})(?:\.\d{1,15})?", value)
-    if is_number or (value[:1] in ("[", "{") and len(value) <= _LONGEST_REFERENCE):
-        try:
-            parsed = json.loads(value)
-        except (ValueError, RecursionError):
-            return _UNFIT
-        if has_type(parsed, names):
-            return parsed
-    return _UNFIT
-
-
-def text_of(value: Any) -> str | None:
-    """Return a name as a text: a number as YAML has it written; None for anything else."""
-    text = value if isinstance(value, str) else _as_type(value, ["string"]) if _is_number(value) else None
-    return text if isinstance(text, str) else None
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a number, as YAML reads the name `404`."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _only_refers(target: Any) -> bool:
