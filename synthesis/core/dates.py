@@ -88,29 +88,66 @@ def whole_date(value: str) -> datetime.date | None:
     return next(_days(whole), None) if whole else None
 
 
+_EVENING = ("下午", "傍晚", "晚上", "今晚", "明晚", "当晚")
+_NIGHT = ("夜里", "深夜")
+_HALF = "|".join((*_EVENING, *_NIGHT, "上午", "早上", "早晨", "清晨", "凌晨", "中午"))
 _TIME = re.compile(
-    rf"(?<![^\W{CJK}])(?<![:.,/+-])(?P<half>上午|下午|晚上)?(?P<h>\d{{1,2}})(?::(?P<m>\d\d)(?::(?P<s>\d\d))?|[点时](?P<m2>\d{{1,2}})分)"
-    r"(?![:\d]|-\d)(?:\s?(?P<noon>[aApP])\.?[mM]\b)?"
+    rf"(?<![^\W{CJK}])(?<![:.,/+-])(?P<half>{_HALF})?(?P<h>\d{{1,2}})"
+    r"(?::(?P<m>\d\d)(?::(?P<s>\d\d))?(?![:\d]|-\d)|(?=\s?[aApP]\.?[mM]\b))(?:\s?(?P<noon>[aApP])\.?[mM]\b)?"
+)
+_NUMERAL = "零〇一二两三四五六七八九十"
+_CHINESE_TIME = re.compile(
+    rf"(?P<half>{_HALF})?(?<![\d第{_NUMERAL}])(?P<h>\d{{1,2}}|[{_NUMERAL}]{{1,3}})(?P<mark>[点时])(?!间)"
+    rf"(?P<rest>半|一刻|三刻|整|钟|(?P<m>\d{{1,2}}|[{_NUMERAL}]{{1,3}})分(?!之))?"
 )
 
 
 def times_in(text: str) -> set[tuple[int, int, int]]:
     """Every time of the day that a `plain` text names: hour, minute and second."""
-    return {time for one in _TIME.finditer(text) if (time := _time(one))}
+    return {time for one in _TIME.finditer(_clock(text)) if (time := _time(one))}
 
 
 def whole_time(value: str) -> tuple[int, int, int] | None:
     """The time that a text is, when it is nothing but a time."""
-    whole = _TIME.fullmatch(plain(value).strip())
+    whole = _TIME.fullmatch(_clock(plain(value)).strip())
     return _time(whole) if whole else None
+
+
+def _clock(text: str) -> str:
+    """A `plain` text with 晚上七点半 as 晚上7:30. Where neither minutes nor a part of the day say that it is one, as in
+    3点建议, nothing is a time."""
+    return _CHINESE_TIME.sub(_in_clock_digits, text) if "点" in text or "时" in text else text
+
+
+def _in_clock_digits(one: re.Match[str]) -> str:
+    if not (one["half"] or one["rest"] or one["mark"] == "时"):
+        return one[0]
+    quarters = {"半": 30, "一刻": 15, "三刻": 45}
+    minute = quarters.get(one["rest"] or "", _number(one["m"] or "0"))
+    return f"{one['half'] or ' '}{_number(one['h'])}:{minute:02} "
+
+
+def _number(digits: str) -> int:
+    return int(digits) if digits.isdecimal() else chinese_number(digits) or 0
 
 
 def _time(one: re.Match[str]) -> tuple[int, int, int] | None:
     """Hour, minute and second of the day."""
-    hour, minute, second = int(one["h"]), int(one["m"] or one["m2"]), int(one["s"] or 0)
-    if one["noon"] or one["half"]:
-        if not 1 <= hour <= 12 and one["noon"]:
+    hour, minute, second = int(one["h"]), int(one["m"] or 0), int(one["s"] or 0)
+    if one["noon"]:
+        if not 1 <= hour <= 12:
             return None
-        late = (one["noon"] or "").lower() == "p" or one["half"] in ("下午", "晚上")
-        hour = hour % 12 + 12 * late if hour <= 12 else hour
+        hour = hour % 12 + 12 * (one["noon"].lower() == "p")
+    elif one["half"] and hour <= 12:
+        hour = _hour_of(one["half"], hour)
     return (hour, minute, second) if hour < 24 and minute < 60 and second < 60 else None
+
+
+def _hour_of(half: str, hour: int) -> int:
+    """The hour of the day of one of up to 12 in a part of the day: 晚上12点 is midnight, 中午12点 noon."""
+    if half == "中午":
+        return hour + 12 if hour < 11 else hour
+    if half in _NIGHT and hour < 6:
+        return hour
+    late = half in _EVENING or half in _NIGHT
+    return hour % 12 + 12 * (late and (hour < 12 or half == "下午"))

@@ -41,6 +41,8 @@ class Words:
     Attributes:
         yes: what says true when it is all of a sentence, or all before a comma; separated by "|".
         no: the same for false.
+        judged: pattern of what is said to be true or false, before a word of `yes` or `no`: "das ist leider".
+        polite: pattern of what politeness adds behind such a word.
         sentence: pattern found in a sentence and not in a name or value.
         fewest: words that a sentence has at least.
         joins: pattern of "and" between two elements of a list.
@@ -53,6 +55,7 @@ class Words:
         ordinals: pattern of ranks, days of a month and the like, which are no numbers; it starts with what they have
             before the number, if anything, and its group `n` is the number.
         touches: whether words of the language touch digits.
+        tonal: whether words that differ in accents alone are different words: Du and Dữ.
         clock: its times of the day.
         months: more names of months, by number.
         units: more spellings of units.
@@ -65,6 +68,8 @@ class Words:
     no: str
     sentence: str
     joins: str
+    judged: str = r"(?!)"
+    polite: str = r"(?!)"
     fewest: int = 2
     before: str = ""
     after: str = ""
@@ -74,6 +79,7 @@ class Words:
     below: str = r"(?!)"
     ordinals: str = r"(?P<n>(?!))"
     touches: bool = False
+    tonal: bool = False
     clock: Clock = Clock()
     months: dict[int, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
@@ -93,6 +99,7 @@ _KOREAN_PARTICLES: Final = (
     "이며|이고|고|며|"
     "이었다|였다|이었고|였고|이었으며|였으며|이자|인|인데|인데요|이었던|였던|이죠|죠|이지요|지요|입니까|이라|라|"
     "이라서|라서|이므로|"
+    "였어요|이었어요|였어|이었어|이랍니다|랍니다|거든요|이거든요|시|군|구|광역시|특별시|특별자치시|특별자치도|"
     "이지만|지만|이네요|네요|이군요|군요|요|이란|란|이라면|라면|일|임"
 )
 _JAPANESE_PARTICLES: Final = (
@@ -141,7 +148,11 @@ WORDS: Final[dict[str, Words]] = {
         yes="ja|jawohl|richtig|korrekt|wahr|das stimmt|stimmt|das ist richtig|das ist korrekt|das ist wahr|genau|"
         "ja das stimmt|die aussage ist wahr|die aussage ist richtig|die antwort ist ja|die antwort lautet ja",
         no="nein|falsch|unwahr|das stimmt nicht|stimmt nicht|das ist falsch|das ist nicht richtig|nicht richtig|"
-        "das ist nicht wahr|nein das stimmt nicht|die aussage ist falsch|die antwort ist nein|die antwort lautet nein",
+        "das ist nicht wahr|nein das stimmt nicht|die aussage ist falsch|die antwort ist nein|"
+        "die antwort lautet nein|nicht korrekt|"
+        "inkorrekt|nicht wahr|nicht zutreffend|trifft nicht zu",
+        judged=r"(?:das|dies|es|(?:die|diese) (?:aussage|behauptung|antwort|angabe|information))(?: ist| wäre)?"
+        r"(?: leider| so| völlig| vollkommen| absolut| ganz| tatsächlich)*",
         sentence=r"\b(?:ist|sind|war|waren|wird|wurde|hat|haben|heißt|lautet|liegt|liegen|beträgt|kostet|befindet|"
         r"findet|fährt|beginnt|geboren|schrieb|gehören|gehört|gibt|dauert|kommt|kommen|stammt|spricht|lebt|leben|es|er|sie)\b",
         minus=r"\bminus",
@@ -157,6 +168,7 @@ WORDS: Final[dict[str, Words]] = {
         ),
         units={"dollar": "usd", "pfund": "gbp", "yen": "jpy", "rubel": "rub", "franken": "chf", "std": "h",
                "tage": "day", "tagen": "day", "jahren": "year", "monaten": "month", "stundenkilometer": "km/h",
+               "km pro stunde": "km/h", "km in der stunde": "km/h",
                "grad": "degrees", "tonnen": "t"},
         multipliers={"tsd": 10**3, "tsd.": 10**3, "mill.": 10**6},
         regions=("de_AT",),
@@ -166,7 +178,10 @@ WORDS: Final[dict[str, Words]] = {
         "effectivement|"
         "l'affirmation est vraie|la réponse est oui",
         no="non|faux|inexact|incorrect|c'est faux|c'est inexact|ce n'est pas vrai|ce n'est pas le cas|pas du tout|"
-        "l'affirmation est fausse|la réponse est non",
+        "l'affirmation est fausse|la réponse est non|pas correct|pas vrai|pas exact|pas le cas|pas correcte|pas exacte|"
+        "pas vraie|fausse|incorrecte|inexacte",
+        judged=r"(?:c'est|ce n'est|cela (?:n')?est|(?:cette |l')(?:affirmation|information|réponse) (?:n')?est)"
+        r"(?: malheureusement| tout à fait| absolument| complètement)*",
         sentence=r"\b(?:est|sont|était|étaient|a|ont|se|s'appelle|coûte|mesure|compte|dure|fut|il|elle|ce|ils|elles|"
         r"parle|vit|né|née|part|commence|située?s?)\b|\bc'",
         minus=r"(?<!\bau )\bmoins",
@@ -182,7 +197,8 @@ WORDS: Final[dict[str, Words]] = {
         ),
         units={"dollars": "usd", "dollar": "usd", "livres": "gbp", "livres sterling": "gbp", "yens": "jpy",
                "roubles": "rub", "pour cent": "%", "degrés": "degrees", "degré": "degrees", "ans": "year", "an": "year",
-               "jours": "day", "kilomètres-heure": "km/h", "kilomètres heure": "km/h"},
+               "jours": "day", "kilomètres-heure": "km/h", "kilomètres heure": "km/h",
+               "kilomètres à l'heure": "km/h", "km à l'heure": "km/h"},
         multipliers={"milliers": 10**3, "mille": 10**3},
     ),
     "es": Words(
@@ -190,7 +206,9 @@ WORDS: Final[dict[str, Words]] = {
         "exacto|"
         "por supuesto|la afirmación es verdadera|la respuesta es sí",
         no="falso|incorrecto|es falso|es incorrecto|no es cierto|no es verdad|no es correcto|para nada|"
-        "no es así|la afirmación es falsa|la respuesta es no",
+        "no es así|la afirmación es falsa|la respuesta es no|no es correcta|no es cierta|no es exacto|"
+        "es falsa|es incorrecta",
+        judged=r"(?:eso|esto|(?:la|esa|esta) (?:afirmación|respuesta|información))",
         sentence=r"\b(?:es|son|era|eran|fue|está|están|tiene|tienen|hay|se|cuesta|mide|dura|vive|nació|habla|sale|"
         r"empieza|ubica|asciende|alcanza|llama)\b",
         minus=r"(?<!\bal )(?<!\blo )\bmenos",
@@ -207,7 +225,8 @@ WORDS: Final[dict[str, Words]] = {
                    "night": r"\sde la noche\b"},
         ),
         units={"dólares": "usd", "dólar": "usd", "libras": "gbp", "yenes": "jpy", "rublos": "rub", "pesos": "mxn",
-               "por ciento": "%", "grados": "degrees", "grado": "degrees", "kilómetros cuadrados": "km2"},
+               "por ciento": "%", "grados": "degrees", "grado": "degrees", "kilómetros cuadrados": "km2",
+               "km por hora": "km/h"},
         multipliers={"miles": 10**3},
         months={9: "setiembre"},
     ),
@@ -216,7 +235,9 @@ WORDS: Final[dict[str, Words]] = {
         "certeza|claro|"
         "a afirmação é verdadeira|a resposta é sim",
         no="não|falso|errado|incorreto|incorrecto|é falso|não é verdade|não é correto|de jeito nenhum|"
-        "a afirmação é falsa|a resposta é não",
+        "a afirmação é falsa|a resposta é não|não está correto|não está correta|não é correta|não é verdadeira|é falsa|"
+        "está errado|está errada|está incorreto|está incorreta",
+        judged=r"(?:isso|isto|(?:a|essa|esta) (?:afirmação|resposta|informação))",
         sentence=r"\b(?:é|são|era|eram|foi|está|estão|fica|tem|têm|há|custa|mede|dura|vive|nasceu|fala|sai|começa|se|"
         r"localiza|chega|chama)\b",
         minus=r"(?<!pelo )(?<!\bao )\bmenos",
@@ -231,14 +252,16 @@ WORDS: Final[dict[str, Words]] = {
             after={"am": r"\s(?:da manhã|da madrugada)\b", "pm": r"\s(?:da tarde)\b", "night": r"\sda noite\b"},
         ),
         units={"dólares": "usd", "dólar": "usd", "libras": "gbp", "ienes": "jpy", "reais": "brl", "real": "brl",
-               "rublos": "rub", "por cento": "%", "graus": "degrees", "grau": "degrees"},
+               "rublos": "rub", "por cento": "%", "graus": "degrees", "grau": "degrees", "km por hora": "km/h"},
         multipliers={"biliões": 10**12, "bilião": 10**12, "mil milhões": 10**9},
     ),
     "it": Words(
         yes="sì|si|vero|giusto|esatto|corretto|è vero|è corretto|è esatto|certo|certamente|esattamente|"
         "l'affermazione è vera|la risposta è sì",
         no="falso|sbagliato|errato|è falso|non è vero|non è corretto|non è così|affatto|"
-        "l'affermazione è falsa|la risposta è no",
+        "l'affermazione è falsa|la risposta è no|non è corretta|non è vera|non è esatto|è falsa|"
+        "è errato|è errata|è sbagliato",
+        judged=r"(?:questo|ciò|quello|(?:l'|la |questa |quest')(?:affermazione|risposta|informazione))",
         sentence=r"\b(?:è|sono|era|erano|fu|sta|stanno|ha|hanno|c'è|ci|si|costa|misura|dura|vive|nacque|nato|nata|"
         r"parla|"
         r"parte|inizia|conta|trova|chiama)\b",
@@ -249,13 +272,15 @@ WORDS: Final[dict[str, Words]] = {
         links=r"(?:di|d'|del|dell'anno)",
         ordinals=r"\b(?P<n>\d{1,3})\.?[°ªºao](?=\s[a-zà-ÿ]{3,}|[.,]?$)(?!\scel|\scent)",
         clock=Clock(
-            hour=r"\s?(?:h|ore)(?![^\W\d])", minutes=r"\s?(?:e\s)?(?P<m2>\d\d)(?:\s?min(?:uti)?)?(?![\w])", lasts=True,
+            hour=r"(?:\s?(?:h|ore)(?![^\W\d])|(?<=\bore \d\d)(?![.,:]?\d)|(?<=\bore \d)(?![.,:]?\d))",
+            minutes=r"\s?(?:e\s)?(?P<m2>\d\d)(?:\s?min(?:uti)?)?(?![\w])", lasts=True,
             at=r"(?:\b(?:alle|le|dalle|ore|fino alle|verso le)|\ball'|\bl')",
             after={"am": r"\s(?:di mattina|del mattino|di notte)\b", "pm": r"\s(?:di pomeriggio|del pomeriggio|di sera|"
                    r"della sera)\b"},
         ),
         units={"dollari": "usd", "dollaro": "usd", "sterline": "gbp", "yen": "jpy", "rubli": "rub", "per cento": "%",
-               "gradi": "degrees", "grado": "degrees", "chilometri orari": "km/h"},
+               "gradi": "degrees", "grado": "degrees", "chilometri orari": "km/h", "chilometri all'ora": "km/h",
+               "km all'ora": "km/h"},
         multipliers={"mln": 10**6, "mld": 10**9, "mila": 10**3},
     ),
     "ru": Words(
@@ -263,7 +288,8 @@ WORDS: Final[dict[str, Words]] = {
         "есть|"
         "утверждение верно|ответ да",
         no="нет|неверно|неправда|это не так|это неверно|это неправда|не верно|неправильно|ложь|отнюдь|"
-        "утверждение неверно|ответ нет",
+        "утверждение неверно|ответ нет|неверна|не верна|не так|не соответствует действительности",
+        judged=r"(?:это (?:утверждение )?|(?:данное )?утверждение |(?:эта )?информация )",
         sentence=r"\b(?:это|является|являются|был|была|было|были|находится|расположен\w*|составляет|называется|стоит|"
         r"живет|"
         r"живут|есть|имеет|родился|родилась|говорит|говорят|равн[аоы]?|длится|начинается|насчитывает|входят|он|она|"
@@ -284,7 +310,8 @@ WORDS: Final[dict[str, Words]] = {
                "рубль": "rub", "рубля": "rub", "рублей": "rub", "руб": "rub", "руб.": "rub", "иена": "jpy",
                "иен": "jpy",
                "градус": "degrees", "градуса": "degrees", "градусов": "degrees", "лет": "year", "год": "year",
-               "года": "year", "км/ч": "km/h", "кв. км": "km2", "м": "m", "г": "g", "т": "t", "л": "l", "ч": "h"},
+               "года": "year", "км/ч": "km/h", "км в час": "km/h", "кв. км": "km2", "м": "m", "г": "g",
+               "т": "t", "л": "l", "ч": "h"},
         multipliers={"тыс": 10**3, "млн.": 10**6, "млрд.": 10**9, "тысячами": 10**3, "тысячах": 10**3,
                      "миллионах": 10**6, "миллионами": 10**6, "миллиону": 10**6, "миллиардах": 10**9},
         signs={"ё": "е", "Ё": "Е"},
@@ -293,6 +320,7 @@ WORDS: Final[dict[str, Words]] = {
         yes="evet|doğru|doğrudur|bu doğru|bu doğrudur|kesinlikle|elbette|tabii|öyle|ifade doğrudur|cevap evet",
         no="hayır|yanlış|yanlıştır|doğru değil|doğru değildir|bu yanlış|bu yanlıştır|bu doğru değil|bu doğru değildir|"
         "değil|değildir|öyle değil|ifade yanlıştır|cevap hayır",
+        judged=r"(?:(?:bu )?(?:bilgi|ifade|iddia)|bu)",
         sentence=r"(?:d[ıiuü]r|t[ıiuü]r|yor|[dt][ıiuü]|m[ıiuü]ş|'\w{1,6}|[ae]r|var|yok)\W*$|\b(?:olarak|başkenti|olan|"
         r"ve)\b",
         fewest=1,
@@ -302,13 +330,14 @@ WORDS: Final[dict[str, Words]] = {
         links=r"(?:tarihinde)",
         ordinals=r"(?P<n>\d{1,4})(?:\.(?=\s[a-zçğıöşü])|'?[ıiuü]?nc[ıiuü])",
         clock=Clock(
-            hour=r"(?!)", at=r"\b(?:saat|saati|saatleri)",
+            hour=r"(?='[dt][ae]n?\b)", lasts=True, at=r"\b(?:saat|saati|saatleri)",
             before={"am": r"\b(?:sabah|gece yarısı)(?:\ssaat)?", "pm": r"\b(?:öğleden sonra|akşam|öğlen)(?:\ssaat)?",
                     "night": r"\bgece(?:\ssaat)?"},
         ),
         units={"dolar": "usd", "doları": "usd", "avro": "eur", "sterlin": "gbp", "lira": "try", "tl": "try",
             "liradır": "try",
-               "derece": "degrees", "kilometrekaredir": "km2", "yen": "jpy", "ruble": "rub"},
+               "derece": "degrees", "kilometrekaredir": "km2", "yen": "jpy", "ruble": "rub",
+               "saatte {0} km": "km/h", "saatte {0} kilometre": "km/h"},
     ),
     "fi": Words(
         yes="kyllä|joo|tosi|totta|se on totta|oikein|se pitää paikkansa|pitää paikkansa|aivan",
@@ -331,7 +360,9 @@ WORDS: Final[dict[str, Words]] = {
         "예 그렇습니다|그래요|정답은 예입니다|답은 예입니다|네 맞아요",
         no="아니요|아니오|아닙니다|아니에요|틀립니다|틀렸습니다|거짓|거짓입니다|그렇지 않습니다|사실이 아닙니다|맞지 "
         "않습니다|"
-        "아니요 그렇지 않습니다|아니요 아닙니다|답은 아니요입니다|사실이 아니에요",
+        "아니요 그렇지 않습니다|아니요 아닙니다|답은 아니요입니다|사실이 아니에요|아뇨|틀린 설명입니다|틀린 설명이에요|"
+        "옳지 않습니다",
+        judged=r"(?:그건|그것은|이것은|이는|(?:해당|이|그) (?:설명|진술|내용|정보|주장)[은는])",
         sentence=r"(?:다|요|죠|까|임|음)[.!?]?$|[가-힣)](?:은|는|이|가)\s",
         fewest=1,
         minus=r"(?:영하|마이너스)",
@@ -354,7 +385,8 @@ WORDS: Final[dict[str, Words]] = {
         "答えははいです",
         no="いいえ|違います|ちがいます|偽|偽です|正しくありません|間違いです|間違っています|そうではありません|"
         "誤りです|嘘です|"
-        "答えはいいえです",
+        "答えはいいえです|いえ|正しくないです|事実ではありません",
+        judged=r"(?:それ|これ|(?:その|この)(?:記述|説明|主張|情報|答え))は",
         sentence=r"です|ます|でした|ました|である|ません|だ[。.!]?$|[はがを].",
         fewest=1,
         minus=r"(?:氷点下|零下|マイナス)",
@@ -372,14 +404,18 @@ WORDS: Final[dict[str, Words]] = {
             "キロ": "km",
                "ウォン": "krw", "元": "cny", "平方キロ": "km2", "日間": "day", "年間": "year", "週間": "week",
                "分間": "min",
-               "時間": "h", "か月": "month", "ヶ月": "month", "カ月": "month", "秒間": "s", "ルーブル": "rub"},
+               "時間": "h", "か月": "month", "ヶ月": "month", "カ月": "month", "秒間": "s", "ルーブル": "rub",
+               "時速{0}km": "km/h", "時速{0}キロ": "km/h", "時速{0}キロメートル": "km/h",
+               "時速約{0}km": "km/h", "時速約{0}キロ": "km/h"},
         multipliers={"千": 10**3},
     ),
     "hi": Words(
         yes="हाँ|हां|जी हाँ|जी हां|सही|सही है|यह सही है|सत्य|सच|यह सच है|बिल्कुल|यह सत्य है|उत्तर हाँ है|कथन सत्य है|कथन सही है",
-        no="नहीं|जी नहीं|गलत|गलत है|यह गलत है|असत्य|झूठ|यह सच नहीं है|यह सही नहीं है|ऐसा नहीं है|उत्तर नहीं है|कथन असत्य है|कथन गलत है",
+        no="नहीं|जी नहीं|गलत|गलत है|यह गलत है|असत्य|झूठ|यह सच नहीं है|यह सही नहीं है|ऐसा नहीं है|"
+        "उत्तर नहीं है|कथन असत्य है|कथन गलत है|सही नहीं है|सच नहीं है",
+        judged=r"(?:यह|वह)(?: (?:जानकारी|कथन|दावा|बात))?",
         sentence=r"(?:है|हैं|था|थे|थी|थीं|हुआ|हुई|गया|गई|रहा|रहे|रही|में|का|की|के)(?!\w)",
-        minus=r"(?:माइनस|ऋण)",
+        minus=r"(?:माइनस|ऋण|शून्य से(?=[ ]?\d[\d.]*[ ]\S+(?:[ ]\S+)?[ ](?:नीचे|कम)))",
         joins=_and("और|तथा|एवं|व"),
         links=r"(?:सन्|सन|वर्ष|,)",
         ordinals=r"(?P<n>\d{1,4})(?:वां|वाँ|वें|वीं|वा|वे|वी)",
@@ -395,7 +431,8 @@ WORDS: Final[dict[str, Words]] = {
                "डिग्री फारेनहाइट": "°f", "डिग्री सेंटीग्रेड": "°c", "किमी": "km", "कि.मी.": "km", "मीटर": "m",
                "घंटों": "h", "साल": "year", "सालों": "year", "वर्षों": "year", "दिनों": "day", "मिनटों": "min", "किलो": "kg",
                "महीने": "month",
-               "वर्ग किमी": "km2", "किलोमीटर प्रति घंटा": "km/h", "किमी/घंटा": "km/h", "किमी प्रति घंटा": "km/h"},
+               "वर्ग किमी": "km2", "किलोमीटर प्रति घंटा": "km/h", "किमी/घंटा": "km/h",
+               "किमी प्रति घंटा": "km/h", "किमी प्रति घंटे": "km/h", "किलोमीटर प्रति घंटे": "km/h"},
         multipliers={"हजार": 10**3, "करोड": 10**7, "लाखों": 10**5, "मिलियन": 10**6, "बिलियन": 10**9, "लाख करोड़": 10**12},
         months={1: "जनवरी", 2: "फरवरी फ़रवरी", 8: "अगस्त", 9: "सितम्बर", 10: "अक्तूबर", 11: "नवम्बर", 12: "दिसम्बर"},
         signs={"।": ". ", "॥": ". "},
@@ -403,7 +440,9 @@ WORDS: Final[dict[str, Words]] = {
     "th": Words(
         yes="ใช่|ใช่ครับ|ใช่ค่ะ|ใช่แล้ว|ใช่แล้วครับ|ใช่แล้วค่ะ|ถูก|ถูกต้อง|ถูกต้องครับ|ถูกต้องค่ะ|จริง|เป็นความจริง|เป็นจริง|ครับ ใช่|คำตอบคือใช่",
         no="ไม่|ไม่ใช่|ไม่ใช่ครับ|ไม่ใช่ค่ะ|ไม่ครับ|ไม่ค่ะ|ไม่ถูกต้อง|ไม่จริง|ผิด|เท็จ|ไม่เป็นความจริง|ไม่เป็นจริง|คำตอบคือไม่ใช่|คำตอบคือไม่",
-        sentence=r"คือ|เป็น|อยู่|มี|ได้แก่|ครับ|ค่ะ|ใน|ที่|ชื่อ|ของ|ประมาณ|ราคา",
+        judged=r"(?:ข้อมูล|ข้อความ|คำกล่าว)(?:นี้|นั้น)(?:เป็น)?",
+        polite=r"(?:นะ)?(?:ครับ|ค่ะ|คะ)",
+        sentence=r"คือ|เป็น|อยู่|มี|ได้แก่|หมายถึง|ใช้|เริ่ม|ครับ|ค่ะ|ใน|ที่|ชื่อ|ของ|ประมาณ|ราคา",
         fewest=1,
         minus=r"(?:ติดลบ|ลบ)",
         below=r"ใต้ศูนย์",
@@ -421,16 +460,19 @@ WORDS: Final[dict[str, Words]] = {
         ),
         units={"ดอลลาร์": "usd", "บาท": "thb", "ยูโร": "eur", "เยน": "jpy", "ปอนด์": "gbp", "เปอร์เซ็นต์": "%",
             "องศา": "degrees", "กิโล": "kg",
-               "ร้อยละ {0}": "%", "กม": "km", "ตร.กม.": "km2", "กิโลเมตรต่อชั่วโมง": "km/h", "กม./ชม.": "km/h", "วอน": "krw",
+               "ร้อยละ {0}": "%", "กม": "km", "ตร.กม.": "km2", "กิโลเมตรต่อชั่วโมง": "km/h",
+               "กม./ชม.": "km/h", "กม.ต่อชั่วโมง": "km/h", "วอน": "krw",
                "หยวน": "cny", "รูเบิล": "rub"},
     ),
     "vi": Words(
+        tonal=True,
         yes="có|vâng|đúng|đúng vậy|đúng rồi|phải|chính xác|điều đó đúng|điều này đúng|đúng thế|dạ|dạ đúng|dạ có|dạ "
         "vâng|câu trả lời là có|là đúng|"
         "khẳng định này đúng",
         no="không|sai|không đúng|không phải|không phải vậy|điều đó sai|điều này sai|điều đó không đúng|điều này không "
         "đúng|sai rồi|dạ không|"
-        "câu trả lời là không|là sai|khẳng định này sai",
+        "câu trả lời là không|là sai|khẳng định này sai|không chính xác",
+        judged=r"(?:điều (?:đó|này)|(?:thông tin|khẳng định|phát biểu) (?:này|đó|trên))(?: là)?",
         sentence=r"\b(?:là|có|được|nằm|ở|của|khoảng|gồm|bao|cao|dài|giá|thuộc|sinh)\b",
         minus=r"\bâm",
         below=r"dưới (?:không|0)",
@@ -446,14 +488,16 @@ WORDS: Final[dict[str, Words]] = {
         units={"đô la": "usd", "đô": "usd", "đồng": "vnd", "đ": "vnd", "vnđ": "vnd", "euro": "eur", "yên": "jpy",
             "bảng": "gbp",
                "phần trăm": "%", "độ": "degrees", "tiếng": "h", "cây số": "km", "ki-lô-mét": "km", "mét": "m",
-               "km/giờ": "km/h",
+               "km/giờ": "km/h", "km một giờ": "km/h", "km mỗi giờ": "km/h", "ki-lô-mét vuông": "km2",
+               "mét vuông": "m2",
                "kilômét": "km", "ki-lô-gam": "kg", "tấn": "t"},
         multipliers={"ngàn": 10**3, "tỉ": 10**9, "nghìn tỉ": 10**12, "ngàn tỷ": 10**12},
     ),
     "ar": Words(
         yes="نعم|أجل|صحيح|هذا صحيح|صح|بلى|بالتأكيد|بالطبع|العبارة صحيحة|الإجابة نعم|الإجابة هي نعم|حقيقي",
         no="لا|كلا|خطأ|غير صحيح|هذا غير صحيح|هذا خطأ|ليس صحيحا|هذا ليس صحيحا|خاطئ|العبارة خاطئة|الإجابة لا|الإجابة هي "
-        "لا",
+        "لا|غير صحيحة|خاطئة|غير دقيق|غير دقيقة|ليست صحيحة",
+        judged=r"(?:(?:هذه )?(?:العبارة|المعلومة|المقولة|الإجابة)|هذا|هذه)(?: هي)?",
         sentence=r"\b(?:هي|هو|إنها|انها|انه|تقع|يقع|في|كان|كانت|يبلغ|تبلغ|هم|من|يساوي|تسمى|يسمى|ولد|ولدت|عاصمة|على)\b",
         minus=r"(?:سالب|ناقص)",
         below=r"تحت الصفر",
@@ -475,6 +519,7 @@ WORDS: Final[dict[str, Words]] = {
                "كيلومترا": "km", "مترا": "m", "دقيقة": "min", "ساعات": "h", "سنوات": "year", "سنة": "year",
                "عاما": "year", "أعوام": "year",
                "أيام": "day", "يوما": "day", "كيلوغراما": "kg", "كم/ساعة": "km/h", "كم/س": "km/h",
+               "كم في الساعة": "km/h", "كيلومترا في الساعة": "km/h",
                "كيلومترا مربعا": "km2", "كم مربع": "km2"},
         multipliers={"ألفا": 10**3, "الف": 10**3, "مليونا": 10**6, "بليون": 10**9, "تريليون": 10**12, "مليارا": 10**9,
             "مليارات": 10**9},

@@ -61,6 +61,9 @@ _BUDDHIST: Final = 543
 _BUDDHIST_YEAR = re.compile(r"พ\.ศ\.[ ]?(\d{4})(?!\d)")
 _LONGEST_PREFIX: Final = 16
 """Of a unit that stands before its number: 시속 120km."""
+_AND_HALF = re.compile(r"(\d)[ ]?(時間|年|か月|ヶ月|カ月|시간|년|개월)[ ]?[半반]")
+_CENTS = re.compile(r"(?<![\d.,])(\d{1,6})[ ]?([€£$])(\d\d)(?!\d|[.,]\d)")
+_NO_CENTS = re.compile(r"(?<=\d),-{1,2}(?![\w-])")
 _DIGIT = re.compile(r"\d")
 _NATIVE_DIGIT = re.compile(r"[^\D0-9]")
 _NUMERIC_DATE = re.compile(r"(?<![\w./-])(\d{1,2})([./-])[ ]?(\d{1,2})\2[ ]?(\d{4})(?![\d/-]|\.\d)")
@@ -93,6 +96,7 @@ class Locale:
         self._is_day_first = short.index("d") < short.index("M") < short.index("y")
         self.yes = frozenset(fold(self.spelled(one)) for one in words.yes.split("|"))
         self.no = frozenset(fold(self.spelled(one)) for one in words.no.split("|"))
+        self._judged = self._pattern(f"^(?:{words.judged})[ ]?|(?:{words.polite})$")
         self.joins = self._pattern(words.joins)
         self._sentence = self._pattern(words.sentence)
         self.forms = WordForms(language, words, self._pattern)
@@ -114,6 +118,10 @@ class Locale:
 
     def _pattern(self, pattern: str) -> re.Pattern[str]:
         return re.compile(normalized("NFKC", pattern).translate(self._signs), re.IGNORECASE)
+
+    def judgement(self, part: str) -> str:
+        """A folded part of a text without what it judges: "nicht korrekt" of "das ist leider nicht korrekt"."""
+        return self._judged.sub("", part)
 
     def is_sentence(self, text: str) -> bool:
         """Whether a `plain` text is a sentence, not a name or a value."""
@@ -336,8 +344,10 @@ class Locale:
             text = _BUDDHIST_YEAR.sub(lambda one: f"{one[1]} ({int(one[1]) - _BUDDHIST})", text)
         text = self._ordinal.sub(_ranked, text)
         if self.language in _TENS:
-            text = _THOUSANDS.sub(_summed, text)
-        text = self._minus.sub("-", text)
+            text = _AND_HALF.sub(r"\1.5\2", _THOUSANDS.sub(_summed, text))
+        if self.has_decimal_comma:  # 12€90, and 1299,- Euro
+            text = _NO_CENTS.sub("", _CENTS.sub(r"\1,\3 \2", text))
+        text = self._minus.sub(" -", text)
         text = self._below.sub(r"-\1", text)
         text = self._number.sub(lambda one: self._one_number(text, one), text)
         return self._between.sub(r"\1 and ", text)
@@ -361,7 +371,10 @@ class Locale:
             made += " "  # but 12만 3456 is one number
         behind = text[one.end() : one.end() + 1]
         if name or multiplier:
-            return made + " " * (behind.isalnum() and not one["join"])
+            # 12万8000 is one number.
+            return made + " " * (
+                (behind.isalnum() if name or made[-1].isascii() else behind.isalpha()) and not one["join"]
+            )
         # Letters touch digits: 5명. Latin letters behind a digit make a name: 5G.
         return made + " " * (self.words.touches and behind.isalpha() and not _BESIDE_LATIN.match(behind))
 

@@ -38,9 +38,9 @@ from typing import Any, Final
 from synthesis.core.dates import whole_date, whole_time
 from synthesis.core.locale_words import LONGER_AFTER, LONGER_BEFORE
 from synthesis.core.locales import Locale
-from synthesis.core.normal_text import QUOTES, bare, fold
+from synthesis.core.normal_text import QUOTES, bare, fold, with_tones
 from synthesis.core.quantities import CJK, is_multiplied, plain, quantities, whole_quantity
-from synthesis.core.readings import BRACKETS, FALSE, TRUE, Reading, ReadText, key
+from synthesis.core.readings import BRACKETS, BULLET, FALSE, TRUE, Reading, ReadText, key
 from synthesis.core.records import Answer
 from synthesis.core.units import Quantity, same_quantity
 from synthesis.core.word_forms import MOST_PLACES, is_letter
@@ -148,15 +148,24 @@ def _string_in(reading: Reading, value: str, wanted: str) -> bool:
     phrase = bare(locale.spelled(value) if locale else plain(value)).strip(QUOTES + BRACKETS)
     number = locale.numbers(locale.dates(phrase)) if locale else phrase
     is_chinese = _CHINESE.search(phrase) is not None
+    folded = fold(locale.spelled(value)) if locale and locale.words.tonal else ""
+    accented = with_tones(folded) if bare(folded) != folded else ""
     return any(
         (locale is not None or wanted in text.key)
-        and _in_text(reading, text, wanted, phrase, number, is_chinese=is_chinese)
+        and _in_text(reading, text, wanted, phrase, number, accented, is_chinese=is_chinese)
         for text in reading.texts
     )
 
 
-def _in_text(reading: Reading, text: ReadText, wanted: str, phrase: str, number: str, *, is_chinese: bool) -> bool:
-    """Args: number: the phrase, with numbers and units in the notation that `quantities` reads."""
+def _in_text(
+    reading: Reading, text: ReadText, wanted: str, phrase: str, number: str, accented: str, *, is_chinese: bool
+) -> bool:
+    """Return whether a text holds a phrase.
+
+    Args:
+        number: the phrase, with numbers and units in the notation that `quantities` reads.
+        accented: the phrase `with_tones` in a tonal language; empty where it has none.
+    """
     if text.key == wanted or not reading.is_parted:
         return text.key == wanted
     if _DIGITS.fullmatch(number):
@@ -167,17 +176,24 @@ def _in_text(reading: Reading, text: ReadText, wanted: str, phrase: str, number:
     quantity = whole_quantity(number)
     if quantity and phrase[0] != "+" and not any(same_quantity(one, quantity, 0.0) for one in text.quantities):
         return False  # $5 is not in $5 million, nor 2 h in 2 h 30 min; but +47 is in a telephone number
+    if text.locale and text.locale.words.tonal and text.toned and accented not in text.toned:
+        return False
     short = text.is_text and len(phrase) <= _SHORT and not is_chinese
     parts = text.parts_by_key.get(wanted, [])
     if is_chinese and text.is_text:
         parts = parts + text.clauses_by_key.get(wanted, [])
-    if any(not short or phrase in part for part in parts):
+    if any(not short or phrase in part or _is_element(part, phrase) for part in parts):
         return True
     phrase = " ".join(phrase.split())
     # A name with its particle is a value too: 서울에서.
     if not text.is_text and not (text.locale and text.line.count(" ") == phrase.count(" ")):
         return False
     return _phrase_in(text, phrase, cased=short)
+
+
+def _is_element(part: str, phrase: str) -> bool:
+    """Whether a part is an element of a list with a word, in small letters or not, and nothing else."""
+    return phrase.islower() and phrase.capitalize() in part and BULLET.match(part) is not None
 
 
 def _phrase_in(text: ReadText, phrase: str, *, cased: bool) -> bool:

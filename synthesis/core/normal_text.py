@@ -11,6 +11,7 @@ _ENDINGS: Final = " 。.!?"
 _LONGEST_RUN: Final = 30
 """Marks on one letter that are kept: UAX #15's Stream-Safe Text Format, which no language comes near."""
 _LATIN_ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
+_WORD = re.compile(r"\w+")
 # All combining marks are among what Python calls no part of a word, but for two that are made of half-width letters.
 _MAYBE_MARKS = re.compile(rf"(?:[^\w\s\x00-\x7f]|[\uff9e\uff9f]){{{_LONGEST_RUN + 1},}}+")
 
@@ -47,3 +48,14 @@ def bare(text: str) -> str:
     if text.isascii():
         return text
     return normalized("NFC", _LATIN_ACCENTS.sub("", normalized("NFD", text)))
+
+
+def with_tones(text: str) -> str:
+    """The words of a text between spaces, of each its letters and then its accents, so that hoà equals hòa and Du is
+    not Dữ."""
+    return "".join(f" {_with_tones(word)}" for word in _WORD.findall(normalized("NFC", text))) + " "
+
+
+def _with_tones(word: str) -> str:
+    marks = [one for one in normalized("NFD", word) if unicodedata.combining(one)]
+    return bare(word) + "".join(sorted(marks))

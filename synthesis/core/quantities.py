@@ -101,6 +101,18 @@ _WIDE_COMMA = re.compile(r"，(?!\d{3}(?!\d))")
 _EN_DASH = re.compile(r"–(?=\d)|(?<=\w)–(?=\w)")
 
 
+_HOURS_AND_HALF = re.compile(
+    r"(?:(\d{1,3}|(?<![第一二三四五六七八九十百])[一二两三四五六七八九])个|(?<!个))半个?(?:小时|钟头)"
+)
+_COUNTED_HOURS = re.compile(r"(?<=[\d一二两三四五六七八九十百])个(?=小时)")
+_MINUTES = re.compile(r"(?<=小时\d)分(?!钟)|(?<=小时\d\d)分(?!钟)")
+_SPEED = re.compile(r"(?:时速|每小时)([^\d\s]{0,4})(\d[\d.,]{0,9})\s?(?:公里|千米|km)(?![/每])")
+
+
+def _small(digits: str | None) -> int:
+    return int(digits) if digits and digits.isdecimal() else _DIGITS.get(digits or "零", 0)
+
+
 def plain(text: str) -> str:
     """The text without differences of width, of quotes, hyphens and minus signs, and without invisible characters."""
     if text.isascii():
@@ -108,6 +120,10 @@ def plain(text: str) -> str:
     text = _POWER.sub(lambda one: "^" + normalized("NFKC", one[0]), text)  # NFKC would make 103 of 10³
     text = _PART.sub(lambda one: f"{int(one[1] or 0) + unicodedata.numeric(one[2]):.16g}", text)
     text = _WIDE_COMMA.sub(", ", text).replace("º", "°")
+    if "时" in text:
+        text = _HOURS_AND_HALF.sub(lambda one: f"{_small(one[1])}.5小时", text)
+        text = _MINUTES.sub("分钟", _COUNTED_HOURS.sub("", text))
+        text = _SPEED.sub(r"\1\2 km/h", text)
     return _EN_DASH.sub("-", normalized("NFKC", text).translate(_SAME))
 
 
@@ -173,7 +189,8 @@ _CURRENCY_BEFORE = re.compile(
 )
 _CURRENCY_ENDS: Final = frozenset(f" {_CURRENCY_SIGNS}B") | {code[-1].upper() for code in CURRENCIES}
 _SIGNS: Final = ("", "-", "+")
-_MARKS_BEFORE: Final = _CURRENCY_ENDS | frozenset("-+.负下")
+_MARKS_BEFORE: Final = _CURRENCY_ENDS | frozenset("-+.负下s")
+_MINUS = re.compile(r"(?<!\d )\b[Mm]inus $")  # 5 minus 3 is a difference
 
 
 _Number: TypeAlias = tuple[int, int, str, Quantity, int]
@@ -269,7 +286,12 @@ def _arabic(text: str) -> Iterator[_Number]:
                 factor, end = MULTIPLIERS[multiplier[multiplier.lastindex or 0].casefold()], multiplier.end()
             found = _UNIT_AFTER.match(text, end)
             if found:
-                unit, end = money or unit_named(found[1]), found.end()
+                named = unit_named(found[1])
+                # "$350 pesos", "¥980 JPY": the sign is one of several currencies, and the name says which.
+                unit = named if money in ("usd", "¥") and named in CURRENCIES else money or named
+                end = found.end()
+            if text.startswith(" below zero", end):
+                sign, end = -1, end + len(" below zero")
             known = bool(multiplier or found)
         # Letters that touch the digits are a known unit, or it is a name: 5km, but not 5G and not 3-D.
         hyphenated = after == "-" and text[one.end() + 1 : one.end() + 2].isalpha()
@@ -294,7 +316,7 @@ def _before(text: str, start: int) -> tuple[int, str, str | None]:
     sign = -1 if last == "-" else 1
     if last in "-+" and last:
         head = head[:-1]
-    elif head.rstrip().endswith(("负", "零下")):
+    elif head.rstrip().endswith(("负", "零下")) or _MINUS.search(head):
         sign = -1
     money = ""
     if head[-1:] in _CURRENCY_ENDS and (found := _CURRENCY_BEFORE.search(head)):
@@ -339,7 +361,9 @@ _CHINESE = re.compile(
     rf"[{_N}](?<![第0-9{_N}].)(?<!\d[点.].)(?P<rest>[{_N}]*+(?>(?:点[零〇一二三四五六七八九]+)?))"
     rf"(?![月日号点时]|分(?!钟)|年[{_N}])"
 )
-_MEASURE_AFTER = re.compile("[个名座种条次家项届所只本张件位年岁人]")
+_MEASURE_AFTER = re.compile(
+    "[个名座种条次家项届所只本张件位年岁人台辆艘架部套支枝把块片颗棵根匹间栋层楼封册篇首幅顶双组批列门]"
+)
 _ORDINAL = re.compile(rf"(\d{{1,9}})(?:st|nd|rd|th)|第\s?(?:(\d{{1,9}})|([{_N}]{{1,9}}))[名位个]?", re.IGNORECASE)
 
 

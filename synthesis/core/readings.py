@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from sandbox.protocol import check_nesting
 from synthesis.core import dates
 from synthesis.core.locales import Locale, locale_of
-from synthesis.core.normal_text import bare, fold
+from synthesis.core.normal_text import bare, fold, with_tones
 from synthesis.core.quantities import (
     CJK,
     each_numeral,
@@ -42,6 +42,29 @@ _LONGEST_PIECED: Final = 10_000
 _SAID_WITHIN: Final = 200
 TRUE = frozenset({"true", "yes", "是", "是的", "对", "真"})
 FALSE = frozenset({"false", "否", "不是", "不", "不对", "假"})
+_EMPHASIS = re.compile(r"\*{2,3}|__")
+_JUDGED = re.compile(
+    r"""\s{0,3}(?:(?:unfortunately|sorry|actually|well),?\ )?
+    (?:(?:(?:that|this|it|(?:the|this|that)\ (?:correct\ )?(?:statement|claim|answer|assertion|information))
+      (?:\ is|'s|\ was)\ (?:(?:simply|completely|entirely|absolutely|
+        indeed|actually|definitely|technically|unfortunately|quite)\ )?:?\ ?)
+      (?:(?P<yes>yes|true|correct|accurate)
+        |no|false|incorrect|wrong|untrue|inaccurate|not\ (?:true|correct|right|accurate|the\ case))
+      (?=\W{0,4}(?:$|\n|[.,;:!]))
+    |(?:(?P<sure>yes|yep|yeah|yup|correct|true|absolutely|certainly|definitely|of\ course|that's\ right)
+        |nope|nah|incorrect|false|wrong|not\ (?:really|exactly|at\ all)
+        |(?:absolutely|certainly|definitely|of\ course)\ not)
+      (?=[.,;:!]|\ -\ |\ ?—))""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""A judgement that an English text starts with."""
+_JUDGED_IN_CHINESE = re.compile(
+    r"\s{0,3}(?:(?:抱歉|对不起|很遗憾)[,，]\s?)?"
+    r"(?:(?:这|那|该|此|上述|以上)(?:个|种|条)?(?:说法|陈述|信息|答案|结论|命题|观点|表述)?|答案|结论|结果)?:?\s?(?:并|其实|显然|完全|是|为){0,2}"
+    r"(?:(?P<yes>是|对|正确|没错|属实|真|肯定|可以)|否定|否|不是真|不是这样|不是|不对|不正确|错误|错|不属实|假|没有|不可以|不能|不行)"
+    r"的?(?=\s{0,2}(?:$|\n|[。,.;!]))"
+)
+"""The same of a Chinese text."""
 _NO: Final = "no"
 """Also Norway, Norwegian, nobelium and the heading of a column of numbers."""
 _CODES = frozenset(
@@ -55,13 +78,18 @@ _ANSWER = re.compile(r"(?i:answer|result|答案|结果)\W{0,3}$")
 _KEY_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
 _CHINESE = re.compile(rf"[{CJK}]")
 # A comma before three digits is a thousands separator and parts nothing.
-_PARTS = re.compile(r"(?<!\d),|,(?!\d{3}(?!\d))|[;|\n()\[\]{}\"，；、「」『』《》【】«»]+|:\s|：| = | – | — |——|→| -> ")
+_PARTS = re.compile(
+    r"(?<!\d),|,(?!\d{3}(?!\d))|[;|\n()\[\]{}\"，；、「」『』《》【】«»]+|:\s"
+    r"|(?<=[\u3400-\u9fff]):|:(?=[\u3400-\u9fff])| = | – | — |——|→| -> "
+)
 # Where a comma is the decimal sign.
 _PARTS_OF_COMMAS = re.compile(_PARTS.pattern.replace(r"(?<!\d),|,(?!\d{3}(?!\d))", r"(?<!\d),|,(?!\d)"))
+BULLET = re.compile(r"\s{0,9}(?:[-*+•·]|\d{1,2}[.)])\s{1,3}")
+"""What an element of a list begins with."""
 _SENTENCE_END = re.compile(r"(?<=[.!?。])(?:\s+|(?=[^\s\d.]))")
 _NO_SENTENCE = re.compile(r"\W{0,3}[Nn]o[.!]\s+[^\W\d_a-zà-ÿ]")  # not the number of "No. de"
 _AND = re.compile(r" and | & |(?<=[\u3400-\u9fff])[和与及](?=[\u3400-\u9fff])")
-_CHINESE_IS = re.compile(r"是|(?<=..)为(?=..)")
+_CHINESE_IS = re.compile(r"是|(?<=..)为(?=..)|(?<=..)(?:代表(?!团)|表示|名为|叫做)")
 _CHINESE_MARK = re.compile(r"[。！？，：；]")
 _VERB = re.compile(r"\b(?:is|are|was|were)\b")
 _KEY_IN_TEXT = re.compile(r"""(?:"[^"\n]{0,80}"|'[^'\n]{0,80}')\s{0,3}:""")
@@ -218,6 +246,13 @@ class ReadText:
         return _key(self.bare)
 
     @cached_property
+    def toned(self) -> str:
+        """Its words with their accents, for languages where these make other words; empty where it is written without
+        any."""
+        text = fold(self.plain)
+        return with_tones(text) if bare(text) != text else ""
+
+    @cached_property
     def is_text(self) -> bool:
         """Whether it is a sentence, in which a phrase may be searched, and not a bare value."""
         leaf = self.leaf
@@ -271,12 +306,15 @@ class ReadText:
     @cached_property
     def _words(self) -> tuple[set[bool], bool]:
         """What it says, and whether it has a doubtful "no"."""
-        head = plain(self.leaf[:_SAID_WITHIN])
+        head = _EMPHASIS.sub("", plain(self.leaf[:_SAID_WITHIN]))
         parts = self.marks.split(head)
+        judged = _JUDGED.match(head) or _JUDGED_IN_CHINESE.match(head)
         if len(self.leaf) > _SAID_WITHIN:
             parts.pop()  # it is cut: the "no" of "nobody" is none
         words = {fold(part) for part in parts if len(part) < 20}
         said = {said for said, ones in ((True, TRUE), (False, FALSE)) if words & ones}
+        if judged:
+            said.add(_is_yes(judged))
         if self.locale:
             said |= self._said_in_language(self.locale, head)
         if _NO not in words or self._is_code:
@@ -299,6 +337,7 @@ class ReadText:
         if locale.forms.beside:  # a space parts clauses
             parts += [part.split()[0] for part in parts if " " in part.strip()]
         words = {fold(part) for part in parts}
+        words |= {locale.judgement(word) for word in words}
         said = {said for said, ones in ((True, locale.yes), (False, locale.no)) if words & ones}
         return said | {False} if _NO_SENTENCE.match(head) else said
 
@@ -355,6 +394,10 @@ class ReadText:
         return dates.dates_of_year(self._digits_in_dates, year)
 
 
+def _is_yes(judged: re.Match[str]) -> bool:
+    return any(judged.groupdict().get(name) is not None for name in ("yes", "sure"))
+
+
 def _says_no(head: str, start: int, end: int, behind: int) -> bool:
     """Whether a "no" between two marks of a text is the word."""
     before, after = head[:start].rstrip(" \"'"), head[end : behind + 1].lstrip("\"'")
@@ -383,7 +426,7 @@ def _key(bare_text: str) -> str:
 def _by_key(parts: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for part in dict.fromkeys(parts):
-        found.setdefault(_key(part), []).append(part)
+        found.setdefault(_key(BULLET.sub("", part)), []).append(part)
     return found
 
 

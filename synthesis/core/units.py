@@ -150,7 +150,8 @@ _SPELLINGS: Final = {
     "元": "cny", "人民币": "cny", "rmb": "cny", "yuan": "cny", "日元": "jpy", "yen": "jpy", "円": "jpy", "英镑": "gbp",
     "rupee": "inr", "$": "usd", "us$": "usd", "€": "eur", "£": "gbp", "港元": "hkd", "hk$": "hkd",
     "r$": "brl", "₩": "krw", "₹": "inr", "₺": "try", "₽": "rub", "฿": "thb", "₫": "vnd", "c$": "cad",
-    "ca$": "cad", "a$": "aud", "au$": "aud", "g/cm^3": "g/cm3", "kg/m^3": "kg/m3",
+    "ca$": "cad", "a$": "aud", "au$": "aud", "mx$": "mxn", "s$": "sgd", "nz$": "nzd", "nt$": "twd", "新台币": "twd",
+    "g/cm^3": "g/cm3", "kg/m^3": "kg/m3",
 }  # fmt: skip
 _CASED: Final = {"mW": "milliwatt", "mWh": "milliwatt-hour", "mHz": "millihertz", "mJ": "millijoule", "MV": "megavolt"}
 """The symbols that mean another unit in another case; the other is the one that is meant where nobody heeds case."""

@@ -98,10 +98,38 @@ YES: list[tuple[str, Any, Answer, str]] = [
     ("fr", "La capitale est celle de l’Italie.", A("Italie"), "string"),
     ("hi", "४२", A(42), "number"), ("th", "๔๒", A(42), "number"), ("ar", "٤٢", A(42), "number"),
     ("ja", "４２です", A(42), "number"),
+    # Judgements that a text starts with.
+    ("en", "That is correct.", A(True), "boolean"), ("en", "The answer is **no**.", A(False), "boolean"),
+    ("en", "**Yes**, it is.", A(True), "boolean"), ("en", "Yes. It is.", A(True), "boolean"),
+    ("en", "That's not true.", A(False), "boolean"), ("en", "Incorrect. It is Oslo.", A(False), "boolean"),
+    ("en", "Not really.", A(False), "boolean"), ("en", "This statement is true.", A(True), "boolean"),
+    ("zh", "正确。", A(True), "boolean"), ("zh", "该说法不正确。", A(False), "boolean"), ("zh", "答案：否", A(False),
+    "boolean"),
+    ("zh", "不是的，它是鱼。", A(False), "boolean"), ("zh", "可以，支持退款。", A(True), "boolean"),
+    # Times of the day.
+    ("en", "The meeting is at 6 PM.", A("18:00"), "time"), ("en", "18:00", A("6 PM"), "time"),
+    ("zh", "下午3点", A("15:00"), "time"), ("zh", "晚上12点", A("00:00"), "time"), ("zh", "凌晨1点20分", A("01:20"),
+    "time"),
+    ("zh", "早上7点一刻", A("07:15"), "time"), ("zh", "十五时三十分", A("15:30"), "time"),
+    ("it", "alle ore 9", A("09:00"), "time"), ("tr", "saat 9'da", A("09:00"), "time"),
+    # Numbers and units.
+    ("zh", "两个半小时", A(150, unit="min"), "number"), ("zh", "2小时30分", A(150, unit="min"), "number"),
+    ("zh", "半小时", A(30, unit="min"), "number"), ("zh", "时速350公里", A(350, unit="km/h"), "number"),
+    ("en", "minus 40 degrees Celsius", A(-40, unit="°C"), "number"), ("en", "MX$350", A(350, unit="mxn"), "number"),
+    ("en", "40 °C below zero", A(-40, unit="°C"), "number"), ("en", "$350 MXN", A(350, unit="mxn"), "number"),
+    ("ja", "2時間半です", A(150, unit="min"), "number"), ("ko", "2시간 반입니다", A(150, unit="min"), "number"),
+    ("ja", "12万8000円です", A(128000, unit="jpy"), "number"), ("fr", "C'est 12€50.", A(12.5, unit="eur"), "number"),
+    ("de", "Es kostet 45,- Euro.", A(45, unit="eur"), "number"), ("it", "300 km all'ora", A(300, unit="km/h"),
+    "number"),
+    # Elements of lists.
+    ("en", "The colours of light are:\n- Red\n- Green", A(["red", "green"]), "list"),
+    ("vi", "Ba màu là:\n1. Đỏ\n2. Vàng", A("đỏ"), "string"), ("vi", "Ở Khánh Hoà.", A("Khánh Hòa"), "string"),
+    ("vi", "Thu do la Ha Noi.", A("Hà Nội"), "string"),
 ]  # fmt: skip
 NO: list[tuple[str, Any, Answer]] = [
     ("de", "1.234", A(1.234)), ("de", "1,234", A(1234)), ("de", "3,5", A("5")), ("de", "1.234 km", A("234 km")),
-    ("de", "1.234,5", A(1234)), ("de", "Am 3. Mai 2026 ist es so weit.", A(3)), ("de", "der 5. Präsident war er", A(5)),
+    ("de", "1.234,5", A(1234)), ("de", "Am 3. Mai 2026 ist es so weit.", A(3)), ("de",
+    "der 5. Präsident war er", A(5)),
     ("ko", "5월 3일", A(3)), ("ko", "제5공화국입니다", A(5)), ("fr", "le 5e président fut lui", A(5)),
     ("ru", "Кубов было много на столе.", A("Куба")), ("hi", "दिल्ली में है", A("दिल")), ("th", "กรุงเทพประกันภัย",
         A("กรุงเทพ")),
@@ -111,6 +139,16 @@ NO: list[tuple[str, Any, Answer]] = [
         A("2026-05-04")),
     ("ru", "2 дня", A("14:00")), ("fr", "2h30", A("14:30")), ("ko", "오후 2시 30분", A("02:30")),
     ("ko", "남수단입니다", A("수단")), ("it", "dell'Italiano", A("Italia")), ("fr", "O'Brien est là.", A("Brien")),
+    ("en", "Correct answers: 5", A(True)), ("en", "Wrong number", A(False)), ("en", "Turn right.", A(True)),
+    ("en", "Of course not, it isn't.", A(True)), ("en", "It is true crime.", A(True)),
+    ("en", {"hand": "right"}, A(True)),
+    ("en", "Definitely Maybe is an album.", A(True)), ("en", {"status": "Correct"}, A(True)),
+    ("zh", "对北京来说很好。", A(True)), ("zh", "可以吗？", A(True)), ("zh", "是否正确？", A(True)),
+    ("zh", "正确率为95%。", A(True)), ("zh", "错过了航班。", A(False)), ("zh", "假期是5天。", A(False)),
+    ("zh", "给出3点建议。", A("03:00")), ("zh", "上午3点", A("15:00")), ("zh", "3小时", A("03:00")),
+    ("en", "5 minus 3", A(-3)), ("en", "$350 MXN", A(350, unit="usd")), ("tr", "5'te 3", A("05:00")),
+    ("hi", "शून्य से 12 डिग्री ऊपर", A(-12, unit="°C")), ("fr", "12€90", A(90)), ("it", "ore 21", A(21)),
+    ("vi", "Tác giả là Nguyễn Dữ.", A("Nguyễn Du")), ("en", "The columns of it are:\n- No\n- Yes", A("NO")),
 ]  # fmt: skip
 
 
