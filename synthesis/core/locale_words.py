@@ -41,6 +41,7 @@ class Words:
     Attributes:
         yes: what says true when it is all of a sentence, or all before a comma; separated by "|".
         no: the same for false.
+        regret: pattern of what politeness puts before a judgement: "unfortunately".
         judged: pattern of what is said to be true or false, before a word of `yes` or `no`: "das ist leider".
         polite: pattern of what politeness adds behind such a word.
         sentence: pattern found in a sentence and not in a name or value.
@@ -68,6 +69,7 @@ class Words:
     no: str
     sentence: str
     joins: str
+    regret: str = r"(?!)"
     judged: str = r"(?!)"
     polite: str = r"(?!)"
     fewest: int = 2
@@ -151,8 +153,9 @@ WORDS: Final[dict[str, Words]] = {
         "das ist nicht wahr|nein das stimmt nicht|die aussage ist falsch|die antwort ist nein|"
         "die antwort lautet nein|nicht korrekt|"
         "inkorrekt|nicht wahr|nicht zutreffend|trifft nicht zu",
-        judged=r"(?:das|dies|es|(?:die|diese) (?:aussage|behauptung|antwort|angabe|information))(?: ist| wäre)?"
-        r"(?: leider| so| völlig| vollkommen| absolut| ganz| tatsächlich)*",
+        regret=r"leider|tut mir leid",
+        judged=r"(?:ist )?(?:das|dies|es|(?:die|diese) (?:aussage|behauptung|antwort|angabe|information))"
+        r"(?: ist| wäre)?(?: leider| so| völlig| vollkommen| absolut| ganz| tatsächlich)*",
         sentence=r"\b(?:ist|sind|war|waren|wird|wurde|hat|haben|heißt|lautet|liegt|liegen|beträgt|kostet|befindet|"
         r"findet|fährt|beginnt|geboren|schrieb|gehören|gehört|gibt|dauert|kommt|kommen|stammt|spricht|lebt|leben|es|er|sie)\b",
         minus=r"\bminus",
@@ -180,6 +183,7 @@ WORDS: Final[dict[str, Words]] = {
         no="non|faux|inexact|incorrect|c'est faux|c'est inexact|ce n'est pas vrai|ce n'est pas le cas|pas du tout|"
         "l'affirmation est fausse|la réponse est non|pas correct|pas vrai|pas exact|pas le cas|pas correcte|pas exacte|"
         "pas vraie|fausse|incorrecte|inexacte",
+        regret=r"malheureusement|désolée?",
         judged=r"(?:c'est|ce n'est|cela (?:n')?est|(?:cette |l')(?:affirmation|information|réponse) (?:n')?est)"
         r"(?: malheureusement| tout à fait| absolument| complètement)*",
         sentence=r"\b(?:est|sont|était|étaient|a|ont|se|s'appelle|coûte|mesure|compte|dure|fut|il|elle|ce|ils|elles|"
@@ -208,6 +212,7 @@ WORDS: Final[dict[str, Words]] = {
         no="falso|incorrecto|es falso|es incorrecto|no es cierto|no es verdad|no es correcto|para nada|"
         "no es así|la afirmación es falsa|la respuesta es no|no es correcta|no es cierta|no es exacto|"
         "es falsa|es incorrecta",
+        regret=r"lamentablemente|desafortunadamente|lo siento",
         judged=r"(?:eso|esto|(?:la|esa|esta) (?:afirmación|respuesta|información))",
         sentence=r"\b(?:es|son|era|eran|fue|está|están|tiene|tienen|hay|se|cuesta|mide|dura|vive|nació|habla|sale|"
         r"empieza|ubica|asciende|alcanza|llama)\b",
@@ -217,7 +222,8 @@ WORDS: Final[dict[str, Words]] = {
         links=r"(?:de|del|de l año|del año)",
         ordinals=r"\b(?P<n>\d{1,3})\.?(?:[°ª]|er|ro|ra|do|da|to|ta)(?=\s[a-zà-ÿ]{3,}|[.,]?$)(?!\sceln?s|\scent)",
         clock=Clock(
-            hour=r"\s?h(?:oras|rs|s)?(?![^\W\d])\.?", minutes=r"\s?(?P<m2>\d\d)(?:\s?min(?:utos)?)?(?![\w])",
+            hour=r"(?:\s?h(?:oras|rs|s)?(?![^\W\d])\.?|(?<=\blas \d\d)(?=[.,;)!?](?!\d)|\s*$))",
+            minutes=r"\s?(?P<m2>\d\d)(?:\s?min(?:utos)?)?(?![\w])",
                 lasts=True,
             at=r"(?:\ba las?|\bson las|\bdesde las?|\bhasta las?|\bes la|\bsobre las)",
             after={"am": r"\s(?:de la mañana|de la madrugada|a\.?\s?m\.?(?!\w))",
@@ -237,6 +243,7 @@ WORDS: Final[dict[str, Words]] = {
         no="não|falso|errado|incorreto|incorrecto|é falso|não é verdade|não é correto|de jeito nenhum|"
         "a afirmação é falsa|a resposta é não|não está correto|não está correta|não é correta|não é verdadeira|é falsa|"
         "está errado|está errada|está incorreto|está incorreta",
+        regret=r"infelizmente",
         judged=r"(?:isso|isto|(?:a|essa|esta) (?:afirmação|resposta|informação))",
         sentence=r"\b(?:é|são|era|eram|foi|está|estão|fica|tem|têm|há|custa|mede|dura|vive|nasceu|fala|sai|começa|se|"
         r"localiza|chega|chama)\b",
@@ -246,7 +253,8 @@ WORDS: Final[dict[str, Words]] = {
         links=r"(?:de|do|do ano de|da)",
         ordinals=r"\b(?P<n>\d{1,3})\.?[°ªºao](?=\s[a-zà-ÿ]{3,}|[.,]?$)(?!\scel|\scent)",
         clock=Clock(
-            hour=r"\s?h(?:oras|rs|s)?(?![^\W\d])", minutes=r"\s?(?:e\s)?(?P<m2>\d\d)(?:\s?min(?:utos)?)?(?![\w])",
+            hour=r"(?:\s?h(?:oras|rs|s)?(?![^\W\d])|(?<=\bàs \d\d)(?=[.,;)!?](?!\d)|\s*$))",
+            minutes=r"\s?(?:e\s)?(?P<m2>\d\d)(?:\s?min(?:utos)?)?(?![\w])",
                 lasts=True,
             at=r"(?:\bàs?|\bsão|\bdas|\baté as|\bdesde as|\bpelas)",
             after={"am": r"\s(?:da manhã|da madrugada)\b", "pm": r"\s(?:da tarde)\b", "night": r"\sda noite\b"},
@@ -261,6 +269,7 @@ WORDS: Final[dict[str, Words]] = {
         no="falso|sbagliato|errato|è falso|non è vero|non è corretto|non è così|affatto|"
         "l'affermazione è falsa|la risposta è no|non è corretta|non è vera|non è esatto|è falsa|"
         "è errato|è errata|è sbagliato",
+        regret=r"purtroppo|mi dispiace",
         judged=r"(?:questo|ciò|quello|(?:l'|la |questa |quest')(?:affermazione|risposta|informazione))",
         sentence=r"\b(?:è|sono|era|erano|fu|sta|stanno|ha|hanno|c'è|ci|si|costa|misura|dura|vive|nacque|nato|nata|"
         r"parla|"
@@ -272,7 +281,8 @@ WORDS: Final[dict[str, Words]] = {
         links=r"(?:di|d'|del|dell'anno)",
         ordinals=r"\b(?P<n>\d{1,3})\.?[°ªºao](?=\s[a-zà-ÿ]{3,}|[.,]?$)(?!\scel|\scent)",
         clock=Clock(
-            hour=r"(?:\s?(?:h|ore)(?![^\W\d])|(?<=\bore \d\d)(?![.,:]?\d)|(?<=\bore \d)(?![.,:]?\d))",
+            hour=r"(?:\s?(?:h|ore)(?![^\W\d])|(?<=\bore \d\d)(?![.,:]?\d)|(?<=\bore \d)(?![.,:]?\d)"
+            r"|(?<=\balle \d\d)(?=[.,;)!?](?!\d)|\s*$))",
             minutes=r"\s?(?:e\s)?(?P<m2>\d\d)(?:\s?min(?:uti)?)?(?![\w])", lasts=True,
             at=r"(?:\b(?:alle|le|dalle|ore|fino alle|verso le)|\ball'|\bl')",
             after={"am": r"\s(?:di mattina|del mattino|di notte)\b", "pm": r"\s(?:di pomeriggio|del pomeriggio|di sera|"
@@ -289,6 +299,7 @@ WORDS: Final[dict[str, Words]] = {
         "утверждение верно|ответ да",
         no="нет|неверно|неправда|это не так|это неверно|это неправда|не верно|неправильно|ложь|отнюдь|"
         "утверждение неверно|ответ нет|неверна|не верна|не так|не соответствует действительности",
+        regret=r"к сожалению",
         judged=r"(?:это (?:утверждение )?|(?:данное )?утверждение |(?:эта )?информация )",
         sentence=r"\b(?:это|является|являются|был|была|было|были|находится|расположен\w*|составляет|называется|стоит|"
         r"живет|"
@@ -320,6 +331,7 @@ WORDS: Final[dict[str, Words]] = {
         yes="evet|doğru|doğrudur|bu doğru|bu doğrudur|kesinlikle|elbette|tabii|öyle|ifade doğrudur|cevap evet",
         no="hayır|yanlış|yanlıştır|doğru değil|doğru değildir|bu yanlış|bu yanlıştır|bu doğru değil|bu doğru değildir|"
         "değil|değildir|öyle değil|ifade yanlıştır|cevap hayır",
+        regret=r"maalesef|ne yazık ki",
         judged=r"(?:(?:bu )?(?:bilgi|ifade|iddia)|bu)",
         sentence=r"(?:d[ıiuü]r|t[ıiuü]r|yor|[dt][ıiuü]|m[ıiuü]ş|'\w{1,6}|[ae]r|var|yok)\W*$|\b(?:olarak|başkenti|olan|"
         r"ve)\b",
@@ -362,6 +374,7 @@ WORDS: Final[dict[str, Words]] = {
         "않습니다|"
         "아니요 그렇지 않습니다|아니요 아닙니다|답은 아니요입니다|사실이 아니에요|아뇨|틀린 설명입니다|틀린 설명이에요|"
         "옳지 않습니다",
+        regret=r"아쉽지만|아쉽게도|안타깝지만|안타깝게도|유감스럽지만|죄송하지만",
         judged=r"(?:그건|그것은|이것은|이는|(?:해당|이|그) (?:설명|진술|내용|정보|주장)[은는])",
         sentence=r"(?:다|요|죠|까|임|음)[.!?]?$|[가-힣)](?:은|는|이|가)\s",
         fewest=1,
@@ -386,6 +399,7 @@ WORDS: Final[dict[str, Words]] = {
         no="いいえ|違います|ちがいます|偽|偽です|正しくありません|間違いです|間違っています|そうではありません|"
         "誤りです|嘘です|"
         "答えはいいえです|いえ|正しくないです|事実ではありません",
+        regret=r"残念ながら|申し訳ありませんが",
         judged=r"(?:それ|これ|(?:その|この)(?:記述|説明|主張|情報|答え))は",
         sentence=r"です|ます|でした|ました|である|ません|だ[。.!]?$|[はがを].",
         fewest=1,
@@ -413,6 +427,7 @@ WORDS: Final[dict[str, Words]] = {
         yes="हाँ|हां|जी हाँ|जी हां|सही|सही है|यह सही है|सत्य|सच|यह सच है|बिल्कुल|यह सत्य है|उत्तर हाँ है|कथन सत्य है|कथन सही है",
         no="नहीं|जी नहीं|गलत|गलत है|यह गलत है|असत्य|झूठ|यह सच नहीं है|यह सही नहीं है|ऐसा नहीं है|"
         "उत्तर नहीं है|कथन असत्य है|कथन गलत है|सही नहीं है|सच नहीं है",
+        regret=r"दुर्भाग्य से|क्षमा करें",
         judged=r"(?:यह|वह)(?: (?:जानकारी|कथन|दावा|बात))?",
         sentence=r"(?:है|हैं|था|थे|थी|थीं|हुआ|हुई|गया|गई|रहा|रहे|रही|में|का|की|के)(?!\w)",
         minus=r"(?:माइनस|ऋण|शून्य से(?=[ ]?\d[\d.]*[ ]\S+(?:[ ]\S+)?[ ](?:नीचे|कम)))",
@@ -440,6 +455,7 @@ WORDS: Final[dict[str, Words]] = {
     "th": Words(
         yes="ใช่|ใช่ครับ|ใช่ค่ะ|ใช่แล้ว|ใช่แล้วครับ|ใช่แล้วค่ะ|ถูก|ถูกต้อง|ถูกต้องครับ|ถูกต้องค่ะ|จริง|เป็นความจริง|เป็นจริง|ครับ ใช่|คำตอบคือใช่",
         no="ไม่|ไม่ใช่|ไม่ใช่ครับ|ไม่ใช่ค่ะ|ไม่ครับ|ไม่ค่ะ|ไม่ถูกต้อง|ไม่จริง|ผิด|เท็จ|ไม่เป็นความจริง|ไม่เป็นจริง|คำตอบคือไม่ใช่|คำตอบคือไม่",
+        regret=r"ขออภัย|น่าเสียดาย",
         judged=r"(?:ข้อมูล|ข้อความ|คำกล่าว)(?:นี้|นั้น)(?:เป็น)?",
         polite=r"(?:นะ)?(?:ครับ|ค่ะ|คะ)",
         sentence=r"คือ|เป็น|อยู่|มี|ได้แก่|หมายถึง|ใช้|เริ่ม|ครับ|ค่ะ|ใน|ที่|ชื่อ|ของ|ประมาณ|ราคา",
@@ -472,6 +488,7 @@ WORDS: Final[dict[str, Words]] = {
         no="không|sai|không đúng|không phải|không phải vậy|điều đó sai|điều này sai|điều đó không đúng|điều này không "
         "đúng|sai rồi|dạ không|"
         "câu trả lời là không|là sai|khẳng định này sai|không chính xác",
+        regret=r"rất tiếc|tiếc là|xin lỗi",
         judged=r"(?:điều (?:đó|này)|(?:thông tin|khẳng định|phát biểu) (?:này|đó|trên))(?: là)?",
         sentence=r"\b(?:là|có|được|nằm|ở|của|khoảng|gồm|bao|cao|dài|giá|thuộc|sinh)\b",
         minus=r"\bâm",
@@ -497,6 +514,7 @@ WORDS: Final[dict[str, Words]] = {
         yes="نعم|أجل|صحيح|هذا صحيح|صح|بلى|بالتأكيد|بالطبع|العبارة صحيحة|الإجابة نعم|الإجابة هي نعم|حقيقي",
         no="لا|كلا|خطأ|غير صحيح|هذا غير صحيح|هذا خطأ|ليس صحيحا|هذا ليس صحيحا|خاطئ|العبارة خاطئة|الإجابة لا|الإجابة هي "
         "لا|غير صحيحة|خاطئة|غير دقيق|غير دقيقة|ليست صحيحة",
+        regret=r"للاسف",
         judged=r"(?:(?:هذه )?(?:العبارة|المعلومة|المقولة|الإجابة)|هذا|هذه)(?: هي)?",
         sentence=r"\b(?:هي|هو|إنها|انها|انه|تقع|يقع|في|كان|كانت|يبلغ|تبلغ|هم|من|يساوي|تسمى|يسمى|ولد|ولدت|عاصمة|على)\b",
         minus=r"(?:سالب|ناقص)",

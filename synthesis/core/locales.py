@@ -96,7 +96,7 @@ class Locale:
         self._is_day_first = short.index("d") < short.index("M") < short.index("y")
         self.yes = frozenset(fold(self.spelled(one)) for one in words.yes.split("|"))
         self.no = frozenset(fold(self.spelled(one)) for one in words.no.split("|"))
-        self._judged = self._pattern(f"^(?:{words.judged})[ ]?|(?:{words.polite})$")
+        self._judged = self._pattern(rf"^(?:(?:{words.regret}),?[ ]?)?(?:{words.judged})?[ ]?|(?:{words.polite})$")
         self.joins = self._pattern(words.joins)
         self._sentence = self._pattern(words.sentence)
         self.forms = WordForms(language, words, self._pattern)

@@ -62,7 +62,11 @@ _TABLE: tuple[tuple[Kind, str, str], ...] = (
     ("call tag", r"✿(?:function|args|result|return)✿", "Qwen-Agent"),
     ("call tag", r"\bfunctools\[", "Phi-4-mini"),
     ("call tag", r"\bto=(?:functions|tools?)\.\w|\bmulti_tool_use\.parallel", "GPT-OSS and OpenAI"),
-    ("call tag", r"\bfunctions\.[\w.-]+:\d", "Kimi K2"),
+    (
+        "call tag",
+        r"\bfunctions\.(?!(?:[\w-]{1,40}\.){0,3}(?:py|[cm]?[jt]sx?|php|rb|go|rs|c|cpp|h|java|cs|lua|sh|ps1):)[\w.-]+:\d",
+        "Kimi K2; not functions.py:12",
+    ),
     ("call tag", r"```tool_code|\bdefault_api\.\w+\(", "Gemma, Gemini"),
     ("call tag", r">>>\w+\n\{", "Functionary, behind other text"),
     ("call tag", r"\*\*Tool Call:\*\*", "RWKV"),

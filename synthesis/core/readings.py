@@ -51,6 +51,7 @@ _JUDGED = re.compile(
       (?:(?P<yes>yes|true|correct|accurate)
         |no|false|incorrect|wrong|untrue|inaccurate|not\ (?:true|correct|right|accurate|the\ case))
       (?=\W{0,4}(?:$|\n|[.,;:!]))
+    |(?<=[a-z]\ )(?:no|not)(?=[.,;:!]|\ ?—)|(?<=,\ )(?:no|not)(?=[.,;:!]|\ ?—)
     |(?:(?P<sure>yes|yep|yeah|yup|correct|true|absolutely|certainly|definitely|of\ course|that's\ right)
         |nope|nah|incorrect|false|wrong|not\ (?:really|exactly|at\ all)
         |(?:absolutely|certainly|definitely|of\ course)\ not)

@@ -36,7 +36,8 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "de": "ist sind war waren wird werden wurde wurden hat haben kann können muss nicht kein keine sie ich wir ihr "
     "ihre ihren es dass wenn wie viele sich auch noch bitte Sie Ihr Ihre Ihren Ihnen diese dieser dieses "
     "liegt liegen lag lagen stieg sank beträgt betrug kostet dauert heißt gehört gehören gilt gibt steht bleibt kommt "
-    "beginnt endet enthält fährt",
+    "beginnt endet enthält fährt "
+    "erfolgt öffnet schließt läuft findet",
     "el": "είναι ήταν δεν μην να θα που πως αν έχει έχουν έχετε μπορείτε μπορεί σας σου μου αυτό αυτή τι πού πώς "
     "όταν πρέπει",
     "en": "is are was were be been has have had does will would can could should must not you your it its they "
@@ -130,7 +131,8 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
     "te": "ఉంది లేదు మీరు మీ ఈ ఏమి ఎలా ఎంత అని కావాలి కాదు ఉన్నాయి -ంది -ాయి -ండి -లేదు",
     "th": "ฉัน ขออภัย เรา ไม่พบ ขอบคุณ เป็น คือ ไม่ ได้ จะ ครับ ค่ะ แล้ว กรุณา โปรด ที่ คุณ เท่าไร ให้ ต้อง "
     "ถูก เกินไป ว่า จาก เมื่อ เพื่อ โดย "
-    "ไว้ อยู่ นี้ ซึ่ง หาก มี ใช้ เริ่ม ประมาณ ภายใน กำลัง สามารถ ทั้งหมด ถ้า เพราะ",
+    "ไว้ อยู่ นี้ ซึ่ง หาก มี ใช้ เริ่ม ประมาณ ภายใน กำลัง สามารถ ทั้งหมด ถ้า เพราะ มาถึง "
+    "เปิดให้ ปิดให้ เปิดเวลา ปิดเวลา ปิดวัน เปิดวัน ยกเลิก สำเร็จ",
     "tl": "ay ito iyon ako ikaw siya kami kayo sila mo ko niya kapag dahil nang po ba mayroon wala maaari ilan",
     "tr": "bu değil var yok mı mi mu mü nasıl nerede kaç nedir olan olarak oldu olacak ama çünkü eğer lütfen sizin "
     "-iyor -ıyor -uyor -üyor -dır -dir -dur -dür -tır -tir -tur -tür -acak -ecek -ildi -ıldı -uldu -üldü -ndi "

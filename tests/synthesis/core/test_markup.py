@@ -75,6 +75,7 @@ ABOUT = [
     "COMMAND [ARGS]...", '{"name": "Oslo", "population": 700000}', '{"name": "Ada B.", "parameters": {}}',
     "Answer: <b>5</b>", "Model\nIt has 7 doors.", "The route:\nModel\nCity", "Assistant\nJane Roe",
     "[|x|] is an F# array.",
+    "See functions.py:12 and lib/functions.test.ts:7.",
     "See https://example.com/?from=a&to=find", "An [EOS] token ends it.", "All\ncities", "<role>admin</role>",
     "<tool>hammer</tool>", "The values [e, f] and ]a, b[ are intervals.",
 ]  # fmt: skip

@@ -106,7 +106,13 @@ YES: list[tuple[str, Any, Answer, str]] = [
     ("zh", "正确。", A(True), "boolean"), ("zh", "该说法不正确。", A(False), "boolean"), ("zh", "答案：否", A(False),
     "boolean"),
     ("zh", "不是的，它是鱼。", A(False), "boolean"), ("zh", "可以，支持退款。", A(True), "boolean"),
+    ("it", "Purtroppo non è vero.", A(False), "boolean"), ("de", "Leider ist das falsch.", A(False), "boolean"),
+    ("fr", "Malheureusement non.", A(False), "boolean"), ("ko", "아쉽지만 사실이 아닙니다.", A(False), "boolean"),
+    ("tr", "Maalesef bu doğru değil.", A(False), "boolean"), ("en", "Unfortunately not.", A(False), "boolean"),
+    ("ja", "残念ながら違います。", A(False), "boolean"), ("en", "Sorry, no.", A(False), "boolean"),
     # Times of the day.
+    ("it", "L'ufficio chiude alle 17.", A("17:00"), "time"), ("es", "Cierra a las 17.", A("17:00"), "time"),
+    ("pt", "Fecha às 17.", A("17:00"), "time"),
     ("en", "The meeting is at 6 PM.", A("18:00"), "time"), ("en", "18:00", A("6 PM"), "time"),
     ("zh", "下午3点", A("15:00"), "time"), ("zh", "晚上12点", A("00:00"), "time"), ("zh", "凌晨1点20分", A("01:20"),
     "time"),
@@ -148,6 +154,7 @@ NO: list[tuple[str, Any, Answer]] = [
     ("zh", "给出3点建议。", A("03:00")), ("zh", "上午3点", A("15:00")), ("zh", "3小时", A("03:00")),
     ("en", "5 minus 3", A(-3)), ("en", "$350 MXN", A(350, unit="usd")), ("tr", "5'te 3", A("05:00")),
     ("hi", "शून्य से 12 डिग्री ऊपर", A(-12, unit="°C")), ("fr", "12€90", A(90)), ("it", "ore 21", A(21)),
+    ("es", "Gana a las 12 provincias.", A("12:00")), ("it", "Dalle 17.500 voci", A("17:00")),
     ("vi", "Tác giả là Nguyễn Dữ.", A("Nguyễn Du")), ("en", "The columns of it are:\n- No\n- Yes", A("NO")),
 ]  # fmt: skip
 
