@@ -9,6 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from synthesis.core.particles import (
+    FINNISH_CASES,
+    JAPANESE_PARTICLES,
+    KOREAN_PARTICLES,
+    RUSSIAN_CASES,
+    THAI_AFTER,
+    THAI_BEFORE,
+    TURKISH_CASES,
+)
+
 Half = Literal["am", "pm", "night", "evening"]
 """Part of the day. `night` is before midnight from six o'clock on, `evening` counts hours from six p.m. (Thai)."""
 
@@ -94,65 +104,13 @@ def _and(words: str) -> str:
     return rf",?\s(?:{words})\s"
 
 
-_KOREAN_PARTICLES: Final = (
-    "은|는|이|가|을|를|의|에|에서|에게|에게서|로|으로|로서|으로서|와|과|도|만|부터|까지|보다|처럼|이나|나|이랑|랑|"
-    "하고|라고|이라고|"
-    "라는|이라는|라며|이라며|께서|한테|마다|조차|밖에|뿐|야|이야|씨|님|입니다|이다|이에요|예요|이었습니다|였습니다|"
-    "이며|이고|고|며|"
-    "이었다|였다|이었고|였고|이었으며|였으며|이자|인|인데|인데요|이었던|였던|이죠|죠|이지요|지요|입니까|이라|라|"
-    "이라서|라서|이므로|"
-    "였어요|이었어요|였어|이었어|이랍니다|랍니다|거든요|이거든요|시|군|구|광역시|특별시|특별자치시|특별자치도|"
-    "이지만|지만|이네요|네요|이군요|군요|요|이란|란|이라면|라면|일|임"
-)
-_JAPANESE_PARTICLES: Final = (
-    "は|が|を|に|で|の|と|も|へ|や|か|だ|だった|です|でした|でしょう|である|であり|だと|なの|なので|など|から|まで|"
-    "より|という|といい|"
-    "といった|として|って|にて|にある|さん|氏|様|先生|君|市|都|府|県|州|以|ほど|だけ|ぐらい|くらい|ならびに|および|"
-    "及び|並びに"
-)
-_THAI_BEFORE: Final = (
-    "คือ|เป็น|ชื่อ|ที่|ใน|ของ|จาก|และ|หรือ|ถึง|ว่า|ได้แก่|กับ|เมือง|เมืองหลวง|กรุง|นคร|ประเทศ|จังหวัด|รัฐ|เกาะ|แม่น้ำ|ภูเขา|คุณ|นาย|นาง|"
-    "นางสาว|"
-    "ดร\\.|โดย|อยู่|ไป|มา|ไปยัง|ยัง|สู่|ระหว่าง|เช่น|เลือก|ตอบ|ใช้|ภาษา|สกุล|เงิน|สี|วัน|เดือน|ธาตุ|บริษัท|แต่|ส่วน|คำตอบ|ให้|ต่อ|พบ|ต้อง|มี|"
-    "แก่|แห่ง|"
-    "เขต|อำเภอ|ตำบล|ทวีป|เรียก|แล้ว|สนามบิน|ก็"
-)
-_THAI_AFTER: Final = (
-    "ครับ|ค่ะ|คะ|นะ|และ|หรือ|เป็น|คือ|มี|ซึ่ง|ใน|ที่|ของ|จะ|อยู่|ได้|ก็|กับ|แต่|โดย|จาก|ถึง|ไป|มา|ตั้ง|เมื่อ|ว่า|นั้น|นี้|แล้ว|เพราะ|ไม่|ถือ|เคย|ยัง|"
-    "ต่อ|ให้|เท่า|สำหรับ|ด้วย|รวม|ทั้ง|ประมาณ|กำลัง|ต้อง|เกิด|เขียน|แห่ง|เอง|ตาม|ทาง|ประเทศ|เมือง|ๆ|ฯ|มหานคร|พูด|ใช้|ชื่อ|ออก|เริ่ม|จึง|"
-    "หลัง|ก่อน|"
-    "คน|เดิน|สร้าง|ผลิต|ชนะ|สูง|ใหญ่"
-)
-_TURKISH_CASES: Final = (
-    "d[ıiuü]r|t[ıiuü]r|d[ae]|t[ae]|d[ae]n|t[ae]n|d[ae]ki|t[ae]ki|n?[ıiuü]n|y?[ıiuü]|y?[ae]|yl[ae]|l[ae]|"
-    "d[ae]d[ıiuü]r|t[ae]d[ıiuü]r|yd[ıiuü]|d[ıiuü]|t[ıiuü]|s[ıiuü]d[ıiuü]r|s[ıiuü]"
-)
-_FINNISH_CASES: Final = (
-    "(?:n|a|ta|ssa|sta|an|en|in|on|un|yn|seen|lla|lta|lle|na|ksi|tta|ja|iin|oon|uun|hin|hon|han)"
-    "(?:kin|ko|han|kaan)?|kin|ko"
-)
-_RUSSIAN_CASES: Final = "а|у|ом|ем|е|ы|и|ов|ам|ами|ах"
-
-LONGER_BEFORE: Final = (
-    "Nuev[ao]|Nov[ao]|Nuov[ao]|Nouvelle|Nouveau|Neue?|Papúa|(?:Нов|Южн|Северн|Западн|Восточн|Экваториальн)[а-я]{1,3}|Папуа|"
-    "Güney|Kuzey|Yeni|Ekvator|Doğu|Batı|Uusi|दक्षिणी?|उत्तरी?|पश्चिमी?|पूर्वी?|नई|नया|न्यू|नॉर्थ|साउथ|جنوب|غينيا"
-)
-"""Pattern of words that make another name of the name behind them, in all languages but English."""
-LONGER_AFTER: Final = (
-    "(?:del|do|du|della|de la) (?:Norte|Sur|Sul|Nord|Sud|Este|Leste|Est|Oeste|Ovest|Ouest)|Ecuatorial|Equatorial|"
-    "[Ee]quatoriale|"
-    "الجنوبية|الشمالية|الاستوائية|الجديدة|بيساو|Moi|Nova|Nueva|Nuova|Ocidental|Occidental|occidental|occidentale"
-)
-"""Pattern of words that make another name of the name before them."""
-
 WORDS: Final[dict[str, Words]] = {
     "de": Words(
         yes="ja|jawohl|richtig|korrekt|wahr|das stimmt|stimmt|das ist richtig|das ist korrekt|das ist wahr|genau|"
         "ja das stimmt|die aussage ist wahr|die aussage ist richtig|die antwort ist ja|die antwort lautet ja",
         no="nein|falsch|unwahr|das stimmt nicht|stimmt nicht|das ist falsch|das ist nicht richtig|nicht richtig|"
         "das ist nicht wahr|nein das stimmt nicht|die aussage ist falsch|die antwort ist nein|"
-        "die antwort lautet nein|nicht korrekt|"
-        "inkorrekt|nicht wahr|nicht zutreffend|trifft nicht zu",
+        "die antwort lautet nein|nicht korrekt|inkorrekt|nicht wahr|nicht zutreffend|trifft nicht zu",
         regret=r"leider|tut mir leid",
         judged=r"(?:ist )?(?:das|dies|es|(?:die|diese) (?:aussage|behauptung|antwort|angabe|information))"
         r"(?: ist| wäre)?(?: leider| so| völlig| vollkommen| absolut| ganz| tatsächlich)*",
@@ -171,15 +129,13 @@ WORDS: Final[dict[str, Words]] = {
         ),
         units={"dollar": "usd", "pfund": "gbp", "yen": "jpy", "rubel": "rub", "franken": "chf", "std": "h",
                "tage": "day", "tagen": "day", "jahren": "year", "monaten": "month", "stundenkilometer": "km/h",
-               "km pro stunde": "km/h", "km in der stunde": "km/h",
-               "grad": "degrees", "tonnen": "t"},
+               "km pro stunde": "km/h", "km in der stunde": "km/h", "grad": "degrees", "tonnen": "t"},
         multipliers={"tsd": 10**3, "tsd.": 10**3, "mill.": 10**6},
         regions=("de_AT",),
     ),
     "fr": Words(
         yes="oui|si|vrai|exact|correct|c'est vrai|c'est exact|c'est correct|tout à fait|en effet|bien sûr|"
-        "effectivement|"
-        "l'affirmation est vraie|la réponse est oui",
+        "effectivement|l'affirmation est vraie|la réponse est oui",
         no="non|faux|inexact|incorrect|c'est faux|c'est inexact|ce n'est pas vrai|ce n'est pas le cas|pas du tout|"
         "l'affirmation est fausse|la réponse est non|pas correct|pas vrai|pas exact|pas le cas|pas correcte|pas exacte|"
         "pas vraie|fausse|incorrecte|inexacte",
@@ -207,8 +163,7 @@ WORDS: Final[dict[str, Words]] = {
     ),
     "es": Words(
         yes="sí|si|verdadero|cierto|correcto|es cierto|es verdad|es correcto|así es|claro|en efecto|efectivamente|"
-        "exacto|"
-        "por supuesto|la afirmación es verdadera|la respuesta es sí",
+        "exacto|por supuesto|la afirmación es verdadera|la respuesta es sí",
         no="falso|incorrecto|es falso|es incorrecto|no es cierto|no es verdad|no es correcto|para nada|"
         "no es así|la afirmación es falsa|la respuesta es no|no es correcta|no es cierta|no es exacto|"
         "es falsa|es incorrecta",
@@ -227,8 +182,7 @@ WORDS: Final[dict[str, Words]] = {
                 lasts=True,
             at=r"(?:\ba las?|\bson las|\bdesde las?|\bhasta las?|\bes la|\bsobre las)",
             after={"am": r"\s(?:de la mañana|de la madrugada|a\.?\s?m\.?(?!\w))",
-                "pm": r"\s(?:de la tarde|p\.?\s?m\.?(?!\w))",
-                   "night": r"\sde la noche\b"},
+                "pm": r"\s(?:de la tarde|p\.?\s?m\.?(?!\w))", "night": r"\sde la noche\b"},
         ),
         units={"dólares": "usd", "dólar": "usd", "libras": "gbp", "yenes": "jpy", "rublos": "rub", "pesos": "mxn",
                "por ciento": "%", "grados": "degrees", "grado": "degrees", "kilómetros cuadrados": "km2",
@@ -238,8 +192,7 @@ WORDS: Final[dict[str, Words]] = {
     ),
     "pt": Words(
         yes="sim|verdadeiro|verdade|certo|correto|correcto|é verdade|é correto|está correto|isso mesmo|exato|com "
-        "certeza|claro|"
-        "a afirmação é verdadeira|a resposta é sim",
+        "certeza|claro|a afirmação é verdadeira|a resposta é sim",
         no="não|falso|errado|incorreto|incorrecto|é falso|não é verdade|não é correto|de jeito nenhum|"
         "a afirmação é falsa|a resposta é não|não está correto|não está correta|não é correta|não é verdadeira|é falsa|"
         "está errado|está errada|está incorreto|está incorreta",
@@ -272,8 +225,7 @@ WORDS: Final[dict[str, Words]] = {
         regret=r"purtroppo|mi dispiace",
         judged=r"(?:questo|ciò|quello|(?:l'|la |questa |quest')(?:affermazione|risposta|informazione))",
         sentence=r"\b(?:è|sono|era|erano|fu|sta|stanno|ha|hanno|c'è|ci|si|costa|misura|dura|vive|nacque|nato|nata|"
-        r"parla|"
-        r"parte|inizia|conta|trova|chiama)\b",
+        r"parla|parte|inizia|conta|trova|chiama)\b",
         minus=r"\bmeno",
         below=r"sotto (?:lo )?zero",
         joins=_and("e|ed|nonché"),
@@ -295,8 +247,7 @@ WORDS: Final[dict[str, Words]] = {
     ),
     "ru": Words(
         yes="да|верно|правда|это так|это верно|это правда|правильно|истина|конечно|совершенно верно|именно так|так и "
-        "есть|"
-        "утверждение верно|ответ да",
+        "есть|утверждение верно|ответ да",
         no="нет|неверно|неправда|это не так|это неверно|это неправда|не верно|неправильно|ложь|отнюдь|"
         "утверждение неверно|ответ нет|неверна|не верна|не так|не соответствует действительности",
         regret=r"к сожалению",
@@ -308,7 +259,7 @@ WORDS: Final[dict[str, Words]] = {
         minus=r"\bминус",
         below=r"(?:ниже нуля|мороза)",
         joins=_and("и|а также"),
-        after=_RUSSIAN_CASES,
+        after=RUSSIAN_CASES,
         links=r"(?:от|по)",
         ordinals=r"(?P<n>\d{1,4})-?(?:й|я|е|го|му|м|ю|х|ой|ый|ая)(?![\w])",
         clock=Clock(
@@ -338,7 +289,7 @@ WORDS: Final[dict[str, Words]] = {
         fewest=1,
         minus=r"\beksi",
         joins=_and("ve|ile|ve de"),
-        after=rf"'\w{{1,10}}|(?:{_TURKISH_CASES})",
+        after=rf"'\w{{1,10}}|(?:{TURKISH_CASES})",
         links=r"(?:tarihinde)",
         ordinals=r"(?P<n>\d{1,4})(?:\.(?=\s[a-zçğıöşü])|'?[ıiuü]?nc[ıiuü])",
         clock=Clock(
@@ -347,8 +298,7 @@ WORDS: Final[dict[str, Words]] = {
                     "night": r"\bgece(?:\ssaat)?"},
         ),
         units={"dolar": "usd", "doları": "usd", "avro": "eur", "sterlin": "gbp", "lira": "try", "tl": "try",
-            "liradır": "try",
-               "derece": "degrees", "kilometrekaredir": "km2", "yen": "jpy", "ruble": "rub",
+            "liradır": "try", "derece": "degrees", "kilometrekaredir": "km2", "yen": "jpy", "ruble": "rub",
                "saatte {0} km": "km/h", "saatte {0} kilometre": "km/h"},
     ),
     "fi": Words(
@@ -358,7 +308,7 @@ WORDS: Final[dict[str, Words]] = {
         minus=r"\bmiinus",
         below=r"(?:pakkasta|nollan alapuolella)",
         joins=_and("ja|sekä"),
-        after=_FINNISH_CASES,
+        after=FINNISH_CASES,
         links=r"(?!)",
         ordinals=r"(?P<n>\d{1,4})\.(?=\s[a-zåäö])",
         clock=Clock(at=r"\b(?:kello|klo)"),
@@ -368,19 +318,17 @@ WORDS: Final[dict[str, Words]] = {
     ),
     "ko": Words(
         yes="네|예|그렇습니다|맞습니다|맞아요|참|참입니다|사실입니다|사실이에요|옳습니다|네 맞습니다|네 그렇습니다|예 "
-        "맞습니다|"
-        "예 그렇습니다|그래요|정답은 예입니다|답은 예입니다|네 맞아요",
+        "맞습니다|예 그렇습니다|그래요|정답은 예입니다|답은 예입니다|네 맞아요",
         no="아니요|아니오|아닙니다|아니에요|틀립니다|틀렸습니다|거짓|거짓입니다|그렇지 않습니다|사실이 아닙니다|맞지 "
-        "않습니다|"
-        "아니요 그렇지 않습니다|아니요 아닙니다|답은 아니요입니다|사실이 아니에요|아뇨|틀린 설명입니다|틀린 설명이에요|"
-        "옳지 않습니다",
+        "않습니다|아니요 그렇지 않습니다|아니요 아닙니다|답은 아니요입니다|사실이 아니에요|아뇨|"
+        "틀린 설명입니다|틀린 설명이에요|옳지 않습니다",
         regret=r"아쉽지만|아쉽게도|안타깝지만|안타깝게도|유감스럽지만|죄송하지만",
         judged=r"(?:그건|그것은|이것은|이는|(?:해당|이|그) (?:설명|진술|내용|정보|주장)[은는])",
         sentence=r"(?:다|요|죠|까|임|음)[.!?]?$|[가-힣)](?:은|는|이|가)\s",
         fewest=1,
         minus=r"(?:영하|마이너스)",
         joins=r"(?<=[가-힣a-zA-Z])(?:와|과|이랑|랑|하고)\s|,?\s(?:및|그리고)\s",
-        after=rf"(?:{_KOREAN_PARTICLES})(?:{_KOREAN_PARTICLES})?(?:{_KOREAN_PARTICLES})?",
+        after=rf"(?:{KOREAN_PARTICLES})(?:{KOREAN_PARTICLES})?(?:{KOREAN_PARTICLES})?",
         ordinals=r"제\s?(?P<n>\d{1,4})|(?P<n2>\d{1,4})(?:번째|번 째|등급)",
         touches=True,
         clock=Clock(
@@ -393,11 +341,8 @@ WORDS: Final[dict[str, Words]] = {
                "명": "people"},
     ),
     "ja": Words(
-        yes="はい|ええ|そうです|正しい|正しいです|真|真です|その通りです|そのとおりです|本当です|正解です|"
-        "はいそうです|はい正しいです|"
-        "答えははいです",
-        no="いいえ|違います|ちがいます|偽|偽です|正しくありません|間違いです|間違っています|そうではありません|"
-        "誤りです|嘘です|"
+        yes="はい|ええ|そうです|正しい|正しいです|真|真です|その通りです|そのとおりです|本当です|正解です|はいそうです|はい正しいです|答えははいです",
+        no="いいえ|違います|ちがいます|偽|偽です|正しくありません|間違いです|間違っています|そうではありません|誤りです|嘘です|"
         "答えはいいえです|いえ|正しくないです|事実ではありません",
         regret=r"残念ながら|申し訳ありませんが",
         judged=r"(?:それ|これ|(?:その|この)(?:記述|説明|主張|情報|答え))は",
@@ -406,7 +351,7 @@ WORDS: Final[dict[str, Words]] = {
         minus=r"(?:氷点下|零下|マイナス)",
         joins=r"(?<=[\u3040-\u30ff\u3400-\u9fffA-Za-zー])(?:と|や|および|及び|そして)|、",
         before=r"[ぁ-ん]|\W",
-        after=rf"{_JAPANESE_PARTICLES}|\W",
+        after=rf"{JAPANESE_PARTICLES}|\W",
         beside=True,
         ordinals=r"第\s?(?P<n>\d{1,4})|(?P<n2>\d{1,4})(?:番目|代目|回目|人目)",
         touches=False,
@@ -415,7 +360,7 @@ WORDS: Final[dict[str, Words]] = {
             before={"am": "(?:午前|早朝|朝)", "pm": "(?:午後|夕方|昼)", "night": "(?:夜|深夜)"},
         ),
         units={"度": "degrees", "ドル": "usd", "円": "jpy", "ポンド": "gbp", "ユーロ": "eur", "パーセント": "%",
-            "キロ": "km",
+               "キロ": "km",
                "ウォン": "krw", "元": "cny", "平方キロ": "km2", "日間": "day", "年間": "year", "週間": "week",
                "分間": "min",
                "時間": "h", "か月": "month", "ヶ月": "month", "カ月": "month", "秒間": "s", "ルーブル": "rub",
@@ -445,8 +390,7 @@ WORDS: Final[dict[str, Words]] = {
                "पाउंड": "gbp", "प्रतिशत": "%", "फीसदी": "%", "फ़ीसदी": "%", "डिग्री": "degrees", "डिग्री फ़ारेनहाइट": "°f",
                "डिग्री फारेनहाइट": "°f", "डिग्री सेंटीग्रेड": "°c", "किमी": "km", "कि.मी.": "km", "मीटर": "m",
                "घंटों": "h", "साल": "year", "सालों": "year", "वर्षों": "year", "दिनों": "day", "मिनटों": "min", "किलो": "kg",
-               "महीने": "month",
-               "वर्ग किमी": "km2", "किलोमीटर प्रति घंटा": "km/h", "किमी/घंटा": "km/h",
+               "महीने": "month", "वर्ग किमी": "km2", "किलोमीटर प्रति घंटा": "km/h", "किमी/घंटा": "km/h",
                "किमी प्रति घंटा": "km/h", "किमी प्रति घंटे": "km/h", "किलोमीटर प्रति घंटे": "km/h"},
         multipliers={"हजार": 10**3, "करोड": 10**7, "लाखों": 10**5, "मिलियन": 10**6, "बिलियन": 10**9, "लाख करोड़": 10**12},
         months={1: "जनवरी", 2: "फरवरी फ़रवरी", 8: "अगस्त", 9: "सितम्बर", 10: "अक्तूबर", 11: "नवम्बर", 12: "दिसम्बर"},
@@ -463,8 +407,8 @@ WORDS: Final[dict[str, Words]] = {
         minus=r"(?:ติดลบ|ลบ)",
         below=r"ใต้ศูนย์",
         joins=r"\s?และ\s?|\s?กับ\s?",
-        before=rf"(?:{_THAI_BEFORE})|[^\u0e00-\u0e7f]",
-        after=rf"(?:{_THAI_AFTER})|[^\u0e00-\u0e7f]",
+        before=rf"(?:{THAI_BEFORE})|[^\u0e00-\u0e7f]",
+        after=rf"(?:{THAI_AFTER})|[^\u0e00-\u0e7f]",
         beside=True,
         links=r"(?:เดือน|ปี|ค\.ศ\.|พ\.ศ\.|ปี ค\.ศ\.|ปี พ\.ศ\.)",
         ordinals=r"(?:ครั้งที่|คนที่|อันดับที่|อันดับ|บทที่|วันที่|ลำดับที่|คนที่|เป็นที่)\s?(?P<n>\d{1,4})",
@@ -477,17 +421,14 @@ WORDS: Final[dict[str, Words]] = {
         units={"ดอลลาร์": "usd", "บาท": "thb", "ยูโร": "eur", "เยน": "jpy", "ปอนด์": "gbp", "เปอร์เซ็นต์": "%",
             "องศา": "degrees", "กิโล": "kg",
                "ร้อยละ {0}": "%", "กม": "km", "ตร.กม.": "km2", "กิโลเมตรต่อชั่วโมง": "km/h",
-               "กม./ชม.": "km/h", "กม.ต่อชั่วโมง": "km/h", "วอน": "krw",
-               "หยวน": "cny", "รูเบิล": "rub"},
+               "กม./ชม.": "km/h", "กม.ต่อชั่วโมง": "km/h", "วอน": "krw", "หยวน": "cny", "รูเบิล": "rub"},
     ),
     "vi": Words(
         tonal=True,
         yes="có|vâng|đúng|đúng vậy|đúng rồi|phải|chính xác|điều đó đúng|điều này đúng|đúng thế|dạ|dạ đúng|dạ có|dạ "
-        "vâng|câu trả lời là có|là đúng|"
-        "khẳng định này đúng",
+        "vâng|câu trả lời là có|là đúng|khẳng định này đúng",
         no="không|sai|không đúng|không phải|không phải vậy|điều đó sai|điều này sai|điều đó không đúng|điều này không "
-        "đúng|sai rồi|dạ không|"
-        "câu trả lời là không|là sai|khẳng định này sai|không chính xác",
+        "đúng|sai rồi|dạ không|câu trả lời là không|là sai|khẳng định này sai|không chính xác",
         regret=r"rất tiếc|tiếc là|xin lỗi",
         judged=r"(?:điều (?:đó|này)|(?:thông tin|khẳng định|phát biểu) (?:này|đó|trên))(?: là)?",
         sentence=r"\b(?:là|có|được|nằm|ở|của|khoảng|gồm|bao|cao|dài|giá|thuộc|sinh)\b",
@@ -506,8 +447,7 @@ WORDS: Final[dict[str, Words]] = {
             "bảng": "gbp",
                "phần trăm": "%", "độ": "degrees", "tiếng": "h", "cây số": "km", "ki-lô-mét": "km", "mét": "m",
                "km/giờ": "km/h", "km một giờ": "km/h", "km mỗi giờ": "km/h", "ki-lô-mét vuông": "km2",
-               "mét vuông": "m2",
-               "kilômét": "km", "ki-lô-gam": "kg", "tấn": "t"},
+               "mét vuông": "m2", "kilômét": "km", "ki-lô-gam": "kg", "tấn": "t"},
         multipliers={"ngàn": 10**3, "tỉ": 10**9, "nghìn tỉ": 10**12, "ngàn tỷ": 10**12},
     ),
     "ar": Words(
@@ -537,8 +477,7 @@ WORDS: Final[dict[str, Words]] = {
                "كيلومترا": "km", "مترا": "m", "دقيقة": "min", "ساعات": "h", "سنوات": "year", "سنة": "year",
                "عاما": "year", "أعوام": "year",
                "أيام": "day", "يوما": "day", "كيلوغراما": "kg", "كم/ساعة": "km/h", "كم/س": "km/h",
-               "كم في الساعة": "km/h", "كيلومترا في الساعة": "km/h",
-               "كيلومترا مربعا": "km2", "كم مربع": "km2"},
+               "كم في الساعة": "km/h", "كيلومترا في الساعة": "km/h", "كيلومترا مربعا": "km2", "كم مربع": "km2"},
         multipliers={"ألفا": 10**3, "الف": 10**3, "مليونا": 10**6, "بليون": 10**9, "تريليون": 10**12, "مليارا": 10**9,
             "مليارات": 10**9},
         regions=("ar_SY", "ar_DZ"),

@@ -65,7 +65,7 @@ _TABLE: tuple[tuple[Kind, str, str], ...] = (
     (
         "call tag",
         r"\bfunctions\.(?!(?:[\w-]{1,40}\.){0,3}(?:py|[cm]?[jt]sx?|php|rb|go|rs|c|cpp|h|java|cs|lua|sh|ps1):)[\w.-]+:\d",
-        "Kimi K2; not functions.py:12",
+        "Kimi K2; not a line of a source file",
     ),
     ("call tag", r"```tool_code|\bdefault_api\.\w+\(", "Gemma, Gemini"),
     ("call tag", r">>>\w+\n\{", "Functionary, behind other text"),

@@ -36,9 +36,9 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from synthesis.core.dates import whole_date, whole_time
-from synthesis.core.locale_words import LONGER_AFTER, LONGER_BEFORE
 from synthesis.core.locales import Locale
 from synthesis.core.normal_text import QUOTES, bare, fold, with_tones
+from synthesis.core.particles import LONGER_AFTER, LONGER_BEFORE
 from synthesis.core.quantities import CJK, is_multiplied, plain, quantities, whole_quantity
 from synthesis.core.readings import BRACKETS, BULLET, FALSE, TRUE, Reading, ReadText, key
 from synthesis.core.records import Answer

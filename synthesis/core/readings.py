@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from sandbox.protocol import check_nesting
 from synthesis.core import dates
+from synthesis.core.judgements import judgement_at_start
 from synthesis.core.locales import Locale, locale_of
 from synthesis.core.normal_text import bare, fold, with_tones
 from synthesis.core.quantities import (
@@ -43,29 +44,6 @@ _SAID_WITHIN: Final = 200
 TRUE = frozenset({"true", "yes", "是", "是的", "对", "真"})
 FALSE = frozenset({"false", "否", "不是", "不", "不对", "假"})
 _EMPHASIS = re.compile(r"\*{2,3}|__")
-_JUDGED = re.compile(
-    r"""\s{0,3}(?:(?:unfortunately|sorry|actually|well),?\ )?
-    (?:(?:(?:that|this|it|(?:the|this|that)\ (?:correct\ )?(?:statement|claim|answer|assertion|information))
-      (?:\ is|'s|\ was)\ (?:(?:simply|completely|entirely|absolutely|
-        indeed|actually|definitely|technically|unfortunately|quite)\ )?:?\ ?)
-      (?:(?P<yes>yes|true|correct|accurate)
-        |no|false|incorrect|wrong|untrue|inaccurate|not\ (?:true|correct|right|accurate|the\ case))
-      (?=\W{0,4}(?:$|\n|[.,;:!]))
-    |(?<=[a-z]\ )(?:no|not)(?=[.,;:!]|\ ?—)|(?<=,\ )(?:no|not)(?=[.,;:!]|\ ?—)
-    |(?:(?P<sure>yes|yep|yeah|yup|correct|true|absolutely|certainly|definitely|of\ course|that's\ right)
-        |nope|nah|incorrect|false|wrong|not\ (?:really|exactly|at\ all)
-        |(?:absolutely|certainly|definitely|of\ course)\ not)
-      (?=[.,;:!]|\ -\ |\ ?—))""",
-    re.IGNORECASE | re.VERBOSE,
-)
-"""A judgement that an English text starts with."""
-_JUDGED_IN_CHINESE = re.compile(
-    r"\s{0,3}(?:(?:抱歉|对不起|很遗憾)[,，]\s?)?"
-    r"(?:(?:这|那|该|此|上述|以上)(?:个|种|条)?(?:说法|陈述|信息|答案|结论|命题|观点|表述)?|答案|结论|结果)?:?\s?(?:并|其实|显然|完全|是|为){0,2}"
-    r"(?:(?P<yes>是|对|正确|没错|属实|真|肯定|可以)|否定|否|不是真|不是这样|不是|不对|不正确|错误|错|不属实|假|没有|不可以|不能|不行)"
-    r"的?(?=\s{0,2}(?:$|\n|[。,.;!]))"
-)
-"""The same of a Chinese text."""
 _NO: Final = "no"
 """Also Norway, Norwegian, nobelium and the heading of a column of numbers."""
 _CODES = frozenset(
@@ -309,13 +287,13 @@ class ReadText:
         """What it says, and whether it has a doubtful "no"."""
         head = _EMPHASIS.sub("", plain(self.leaf[:_SAID_WITHIN]))
         parts = self.marks.split(head)
-        judged = _JUDGED.match(head) or _JUDGED_IN_CHINESE.match(head)
+        judged = judgement_at_start(head)
         if len(self.leaf) > _SAID_WITHIN:
             parts.pop()  # it is cut: the "no" of "nobody" is none
         words = {fold(part) for part in parts if len(part) < 20}
         said = {said for said, ones in ((True, TRUE), (False, FALSE)) if words & ones}
-        if judged:
-            said.add(_is_yes(judged))
+        if judged is not None:
+            said.add(judged)
         if self.locale:
             said |= self._said_in_language(self.locale, head)
         if _NO not in words or self._is_code:
@@ -393,10 +371,6 @@ class ReadText:
     def days(self, year: int) -> set[datetime.date]:
         """Every calendar day of a year that it names in full."""
         return dates.dates_of_year(self._digits_in_dates, year)
-
-
-def _is_yes(judged: re.Match[str]) -> bool:
-    return any(judged.groupdict().get(name) is not None for name in ("yes", "sure"))
 
 
 def _says_no(head: str, start: int, end: int, behind: int) -> bool:
