@@ -72,6 +72,8 @@ def test_names_codes_and_numbers_are_in_any_language(text: str, language: Langua
         ('{"menu": ["Tagliatelle al ragù con scaglie di pecorino"], "status": "nicht verfügbar"}', "en"),
         ('{"addresses": "12 bis, rue de la Paix; Rua da Consolação, 2300 - apto. 52; ул. Ленина, д. 5, кв. 1"}', "en"),
         ("Hans Müller, Jürgen Groß, Ursula Schäfer", "en"),
+        ('{"name": "ร้านอาหารครัวคุณแม่ ถนนสุขุมวิท ซอย 55", "dish": "ผัดหมี่โคราชใส่ไข่"}', "en"),
+        ('{"address": "99/1 หมู่ที่ 4 ตำบลบางพลี อำเภอบางพลี จังหวัดสมุทรปราการ 10540"}', "en"),
         ("Il Divo sang in Milan. Çağlar Söyüncü works for Société nationale des chemins de fer français.", "en"),
         ("Comercializadora de Productos del Mar S.A. de C.V.", "en"),
         ("The book 君の名は。 by 新海誠 is sold in Kraków, ul. Świętego Marcina 41/5.", "en"),
