@@ -292,7 +292,7 @@ class _Normalizer:
         different = list({json.dumps(option, sort_keys=True): option for option in reversed(options)}.values())[::-1]
         others = [option for option in different if option != {"type": "null"}]
         if len(others) == 1:
-            return intersection(merged, others[0] if len(different) == 1 else nullable(others[0]))
+            return intersection(others[0] if len(different) == 1 else nullable(others[0]), merged)
         return intersection(merged, {"anyOf": different})
 
     def own(self, schema: Mapping[str, Any], trail: tuple[str, ...], depth: int) -> dict[str, Any]:

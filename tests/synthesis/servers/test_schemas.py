@@ -476,3 +476,12 @@ def test_schemas_of_many_parts_take_bounded_work():
     with at_most(seconds=2), pytest.raises(Unmappable) as problem:
         object_schema({"properties": {"a": {"$ref": "#/$defs/l0"}}, "$defs": wide})
     assert problem.value.reason == "schema_too_large"
+
+
+def test_words_beside_an_alternative_are_kept():
+    given = {
+        "anyOf": [{"type": "string", "description": "A date."}, {"type": "null"}],
+        "description": "When it starts.",
+    }
+    assert of(a=given) == {"a": {"type": ["string", "null"], "description": "When it starts."}}
+    assert of(a={"anyOf": given["anyOf"]})["a"]["description"] == "A date."
