@@ -184,7 +184,13 @@ class _Board:
         self._events.flush()
 
     def close(self) -> None:
-        self._events.close()
+        try:
+            self._events.close()
+        except OSError:
+            # It leaves its file open then, and Python 3.13 prints the error once more when it drops the file.
+            with contextlib.suppress(OSError):
+                self._events._py_recordio_writer.close()
+            raise
 
     def _add(self, step: int, **what: Any) -> None:
         self._events.write_event(self._kinds.Event(wall_time=time.time(), step=step, **what))

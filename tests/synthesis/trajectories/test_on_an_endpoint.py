@@ -32,7 +32,7 @@ KINDS = {"servers": None, "chains": ToolChain, "tasks": Task, "trajectories": Tr
 
 
 async def made(folder: Path, model: EmulatedModel, *, seed: int = 0, replace: bool = False, name: str = "m",
-               **config: Any) -> tuple[Summary, int]:  # fmt: skip
+               unusable_answers: int = 50, **config: Any) -> tuple[Summary, int]:  # fmt: skip
     """A run in a folder, and how many requests it made."""
     folder.mkdir(exist_ok=True)
     registry = write_registry(folder / "registry.jsonl")
@@ -47,7 +47,9 @@ async def made(folder: Path, model: EmulatedModel, *, seed: int = 0, replace: bo
     async with model as url, SandboxPool(SandboxConfig()) as pool:
         recording = Recording(folder / "teacher.sqlite")
         teacher = OpenAITeacher(
-            OpenAITeacherConfig(url, name, "secret", answer_form="json_schema", judge_own_text=True),
+            OpenAITeacherConfig(
+                url, name, "secret", answer_form="json_schema", judge_own_text=True, unusable_answers=unusable_answers
+            ),
             recording,
             "record",
         )
@@ -101,7 +103,7 @@ class Leaking(EmulatedModel):
 
 async def test_turns_with_markup_are_never_stored_and_counted_by_their_own_reason(tmp_path):
     model = Leaking()
-    summary, _ = await made(tmp_path, model)
+    summary, _ = await made(tmp_path, model, unusable_answers=1_000)
     runs = summary.rejected["interact"]
     assert not stored(tmp_path) and set(runs) == {"leaked_markup"}
     assert model.kinds["agent"] == 6 * runs["leaked_markup"]  # as many tries as a bad answer has
