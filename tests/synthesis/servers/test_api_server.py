@@ -111,7 +111,7 @@ def test_bodies_have_the_arguments_that_are_left():
 # ---------------------------------------------------------------------------------------------------------------------
 # Against a service
 
-SECRET = "sesame-open-sesame"
+TOKEN = "sesame-open-sesame"
 DESCRIBED = {"description": "Do what the name says it does."}
 PATHS = {
     "/pets/{id}": {"get": {"operationId": "getPet", **DESCRIBED, "parameters": [
@@ -191,8 +191,8 @@ def configured(folder: Any, **api: Any) -> str:
 
 
 async def test_operations_are_called(tmp_path, monkeypatch, service):
-    monkeypatch.setenv("PETS_TOKEN", SECRET)
-    (tmp_path / "key").write_text(f"{SECRET}-2\nother lines")
+    monkeypatch.setenv("PETS_TOKEN", TOKEN)
+    (tmp_path / "key").write_text(f"{TOKEN}-2\nother lines")
     file = configured(
         tmp_path, url=f"{service.url}/v1", operations=["createPet"],
         headers={"Authorization": "Bearer ${PETS_TOKEN}"}, query={"key": f"${{file:{tmp_path / 'key'}}}"},
@@ -210,14 +210,14 @@ async def test_operations_are_called(tmp_path, monkeypatch, service):
 
         async def called(tool: str, **arguments: object) -> tuple[str, bool]:
             result = await executor.mcp(server, server.execution, ToolCall("1", tool, arguments))
-            assert SECRET not in result.content
+            assert TOKEN not in result.content
             return result.content, result.ok
 
-        key = f"key={SECRET}-2"
+        key = f"key={TOKEN}-2"
         shown = '{"path":"/v1/pets/a%20b?fields=x&fields=y&key=[key]"}'
         assert await called("getPet", id="a b", fields=["x", "y"]) == (shown, True)
         assert service.seen[-1][:2] == ("GET", f"/v1/pets/a%20b?fields=x&fields=y&{key}")
-        assert service.seen[-1][2]["Authorization"] == f"Bearer {SECRET}"
+        assert service.seen[-1][2]["Authorization"] == f"Bearer {TOKEN}"
         assert (await called("createPet", name="Rex"))[1]
         assert service.seen[-1][0] == "POST" and json.loads(service.seen[-1][3]) == {"name": "Rex"}
         text, ok = await called("status", code="404")
@@ -241,7 +241,7 @@ async def test_operations_are_called(tmp_path, monkeypatch, service):
         service.server_close()
         with pytest.raises(Transient, match="was not answered: GET /pets:"):
             await called("listPets")
-    assert SECRET not in msgspec.json.encode(server).decode()
+    assert TOKEN not in msgspec.json.encode(server).decode()
 
 
 @pytest.mark.parametrize(
