@@ -148,6 +148,29 @@ _CLAUSE_WORDS: Final[Mapping[Language, str]] = {
 }  # fmt: skip
 _ENGLISH: Final = frozenset(("the", "of", "to", "with", "by", "from", "and", "for", "in"))
 """Words that English sentences have, and English names too."""
+_SHORT_WORDS: Final[Mapping[Language, str]] = {
+    "af": "in by die van en",
+    "ca": "el la els les un una de a en per i o",
+    "cs": "to by i a o od po na",
+    "da": "for i en et den det af at på med og",
+    "de": "in der die das den dem ein eine um an am im zu mit und",
+    "es": "el la los las un una de a en por y o",
+    "fi": "ja on",
+    "fr": "le la les un une des du de en et sur",
+    "gl": "o a os as un unha de do da en no na por e",
+    "id": "di ke dan",
+    "it": "il lo la i gli le un una in di da su per con a e ci si",
+    "nl": "in de het een van op te met en om",
+    "no": "for i en et den det av på med og",
+    "pl": "to by i a o od do na w z",
+    "pt": "o a os as um uma de do da em no na por e",
+    "ro": "in un o la cu pe de si din",
+    "sk": "to by i a o od do na",
+    "sl": "in na od do za",
+    "sv": "for i en ett den det av på med och",
+    "tr": "ve bir de da",
+}
+"""Articles, prepositions and conjunctions: Italian "il" is a pronoun in French, German "in" is English too."""
 
 
 def clause_words_in(sentence: str, words: Sequence[str], languages: Collection[Language]) -> set[str]:
@@ -168,6 +191,13 @@ def own_words_in(sentence: str, words: Sequence[str], languages: Collection[Lang
     """Return the words that speak for a sentence being in one of some languages, though names may have them too."""
     found = clause_words_in(sentence, words, languages)
     return found | _ENGLISH.intersection(words) if "en" in languages else found
+
+
+@cache
+def words_of_both(found: frozenset[Language], wanted: frozenset[Language]) -> frozenset[str]:
+    """Return the short words of some languages that do not speak for others, though sentences of those have them."""
+    short = {word for one in found - wanted for word in _SHORT_WORDS.get(one, "").split()}
+    return frozenset(short | {word.capitalize() for word in short})
 
 
 @cache

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from synthesis.core.chat_format import parse_json
 from synthesis.core.records import Language
 from synthesis.core.stages import Rejected
-from synthesis.pipeline.clause_words import clause_words_in, own_words_in
+from synthesis.pipeline.clause_words import clause_words_in, own_words_in, words_of_both
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
@@ -169,9 +169,15 @@ _NAMING: Final = frozenset(
 _LONGEST_TITLE: Final = 8
 """Words of one that is not judged."""
 _JSON_STARTS: Final = ("{", "[", '"')
-_SENTENCES: Final = re.compile(r"[!?؟](?=\s)|(?<!\W\d)(?<!\W\d\d)\.(?=\s{1,4}[^\sa-z\d])|[。！？;；।۔։။។\n]")
-"""Marks at the end of a sentence. No new one begins with a small letter or a digit: "apto. 52", "S.A. de C.V.". Neither
-does one behind a number of one or two digits: "3. November"."""
+_SENTENCES: Final = re.compile(
+    r"[!?؟]\)?(?=\s)|(?<!\W\d)(?<!\W\d\d)\.\)?(?=\s{1,4}[^\sa-z\d])|[。！？;；।۔։။។\n]"
+    rf"|(?<=[^\W\d_])\.(?=[{_RANGES['han']}{_RANGES['kana']}])"
+)
+"""Marks at the end of a sentence. No sentence starts with a small letter or a digit: "apto. 52", "S.A. de C.V.".
+
+None starts behind a number of one or two digits: "3. November". Chinese and Japanese may follow a period without a
+space.
+"""
 _ENDS: Final = (".", "!", "?", "。", "！", "？", "؟", "।", "۔", "։", "။", "។", "…")
 _ABBREVIATED: Final = re.compile(r"(?:[.(]\w{1,3}|\b[A-Za-zА-Яа-я])\.$")
 """The end of a name or a number in place of a sentence: S.A., (ca. 1050)."""
@@ -243,7 +249,7 @@ def _strings(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _strays(text: str, language: Language) -> Language | None:
-    said = _NOT_SAID.sub(" ", text[: 4 * _MOST])
+    said = _NOT_SAID.sub(" ", text[: 4 * _MOST].replace("**", ""))
     whole = _other_language(said, language)
     for sentence in _sentences(said):
         found = _other_language(sentence, language)
@@ -303,7 +309,7 @@ def _is_running_text(sentence: str, found: Language, wanted: Language) -> bool:
     A name, a title or an address may be long, but it has no verbs, pronouns or conjunctions, or it does not end as a
     sentence does. Names in a sentence of the wanted language do not make it one of theirs.
     """
-    sentence = _NAMELIKE.sub(" ", sentence[:_MOST]).strip()
+    sentence = _NAMELIKE.sub(" ", sentence[:_MOST]).strip().rstrip(")")
     script, number = _script(sentence)
     if not script:
         return False
@@ -312,7 +318,7 @@ def _is_running_text(sentence: str, found: Language, wanted: Language) -> bool:
     spaced = [] if script in _UNSPACED else words
     clause_words, own, around = clause_words_in(sentence, spaced, _like(found)), set(), 0
     if wanted in _WRITES.get(script, _LATIN):
-        own = own_words_in(sentence, spaced, _like(wanted))
+        own = own_words_in(sentence, spaced, _like(wanted)) - words_of_both(_like(found), _like(wanted))
     else:
         around, is_sentence = _around(sentence, wanted)
         if 2 * around >= size and (is_sentence or around >= size) and size < _FEWEST_EMBEDDED:
@@ -362,9 +368,10 @@ def _small(words: Sequence[str]) -> list[str]:
     return [word for word in (*(word.lower() for word in words[:1]), *words[1:]) if not word[0].isupper()]
 
 
-def _like(language: Language) -> set[Language]:
+@cache
+def _like(language: Language) -> frozenset[Language]:
     """Return a language and those that a short text does not tell from it."""
-    return {language}.union(*(group for group in _ALIKE if language in group))
+    return frozenset({language}).union(*(group for group in _ALIKE if language in group))
 
 
 def _other_language(text: str, language: Language) -> Language | None:
@@ -375,9 +382,10 @@ def _other_language(text: str, language: Language) -> Language | None:
         return _most_probable(text, script)[0]
     if not script or words < _FEWEST_WORDS:
         return None
-    alike = _like(language) if words < _FEWEST_ALIKE else {language}
+    alike = _like(language) if words < _FEWEST_ALIKE else frozenset({language})
     found, shares = _most_probable(text, script)
-    own = sum(shares.get(one, 0.0) for one in (*alike, *_NO_LANGUAGE))
+    # A language that is like both, as Galician is like Portuguese and Spanish, speaks for neither.
+    own = sum(shares.get(one, 0.0) for one in (language, *(alike - _like(found) - {language}), *_NO_LANGUAGE))
     doubt = _DOUBT if words >= _FEWEST_OF_A_SENTENCE else _DOUBT_OF_FEW
     if not own_words_in(text, _WORDS[script].findall(text), _like(language)):
         doubt = _DOUBT_WITHOUT_OWN

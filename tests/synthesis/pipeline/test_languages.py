@@ -132,9 +132,34 @@ def test_each_string_of_a_result_is_judged_by_itself() -> None:
         ("Find the flight. 请告诉我航班的出发时间和到达时间。 Thanks.", "en", "zh"),
         ("Find the flight to Lima. Por favor, dime también a qué hora sale el avión. Thanks.", "en", "es"),
         ("北京的天气怎么样？ Please also tell me what the weather in Shanghai will be tomorrow.", "zh", "en"),
+        ("Light rain is expected in the afternoon.订单已于周一提交。", "zh", "en"),
+        ("Клиент просит перезвонить ему после обеда.订单已于周一提交。", "zh", "ru"),
+        ("Votre compte a été bloqué après plusieurs tentatives.注文は月曜日に受け付けました。", "ja", "fr"),
+        ("The order was placed (der Kunde bittet um Rückruf). Thanks.", "en", None),
+        ("(Il negozio apre ogni giorno alle nove.)", "en", "it"),
+        ("**Il negozio apre ogni giorno alle nove.** The order was placed.", "en", "it"),
+        ("**De winkel opent elke dag om negen uur.**", "zh", "nl"),
     ],
 )
 def test_quotations_do_not_count_and_sentences_do(text: str, language: Language, found: str | None) -> None:
+    assert strays(text, language) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "found"),
+    [
+        ("A farmácia fica aberta até as dez da noite.", "es", "pt"),
+        ("Seu pedido chega na terça até as dez horas.", "es", "pt"),
+        ("Il panificio apre ogni mattina alle sette.", "fr", "it"),
+        ("Restauranten lukker for sæsonen mandag aften.", "en", "da"),
+        ("Bilety kosztują to samo codziennie rano.", "en", "pl"),
+        ("I prezzi partono da venti euro in bassa stagione.", "en", "it"),
+        ("Check room rates in Amsterdam.", "en", None),
+        ("Signature dessert: panna cotta in coffee sauce.", "en", None),
+        ("Apple Inc.发布了iPhone。由Comercializadora de Productos del Mar S.A.公司提供。", "zh", None),
+    ],
+)
+def test_words_of_two_languages_speak_for_neither(text: str, language: Language, found: str | None) -> None:
     assert strays(text, language) == found
 
 
