@@ -179,6 +179,8 @@ None starts behind a number of one or two digits: "3. November". Chinese and Jap
 space.
 """
 _ENDS: Final = (".", "!", "?", "。", "！", "？", "؟", "।", "۔", "։", "။", "។", "…")
+_LABELLED_LIST: Final = re.compile(r":\s[^:]*?,\s")
+"""An order or a list of parts: "Order 88: two cappuccini, one panino."."""
 _ABBREVIATED: Final = re.compile(r"(?:[.(]\w{1,3}|\b[A-Za-zА-Яа-я])\.$")
 """The end of a name or a number in place of a sentence: S.A., (ca. 1050)."""
 
@@ -337,7 +339,7 @@ def _is_running_text(sentence: str, found: Language, wanted: Language) -> bool:
         fewest -= script in _WITHOUT_ENDS
         dense = fewest <= size <= _MOST_FOR_A_CLAUSE_WORD * len(clause_words)
         return dense and len(clause_words) > len(own - clause_words)
-    if not ends or own or 4 * around >= size:
+    if not ends or own or 4 * around >= size or _LABELLED_LIST.search(sentence):
         return False
     if script in _UNSPACED:
         return script == "han" and number > _FEWEST_CHARACTERS["han"]
