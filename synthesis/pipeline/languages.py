@@ -179,6 +179,8 @@ None starts behind a number of one or two digits: "3. November". Chinese and Jap
 space.
 """
 _ENDS: Final = (".", "!", "?", "。", "！", "？", "؟", "।", "۔", "։", "။", "។", "…")
+_FEWEST_WITHOUT_CLAUSE_WORDS: Final = 4
+"""Words of such a sentence in the script of the wanted language: "A positive integer." could be Danish."""
 _LABELLED_LIST: Final = re.compile(r":\s[^:]*?,\s")
 """An order or a list of parts: "Order 88: two cappuccini, one panino."."""
 _ABBREVIATED: Final = re.compile(r"(?:[.(]\w{1,3}|\b[A-Za-zА-Яа-я])\.$")
@@ -343,6 +345,8 @@ def _is_running_text(sentence: str, found: Language, wanted: Language) -> bool:
         return False
     if script in _UNSPACED:
         return script == "han" and number > _FEWEST_CHARACTERS["han"]
+    if wanted in _WRITES.get(script, _LATIN) and number < _FEWEST_WITHOUT_CLAUSE_WORDS:
+        return False
     small = _small(words)
     long = sum(len(one) >= _LONG_WORD for one in small)
     return len(small) >= max(_FEWEST_SMALL, _SMALL_SHARE * number) and long >= _FEWEST_LONG

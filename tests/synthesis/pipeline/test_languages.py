@@ -77,6 +77,7 @@ def test_names_codes_and_numbers_are_in_any_language(text: str, language: Langua
         ("Il Divo sang in Milan. Çağlar Söyüncü works for Société nationale des chemins de fer français.", "en"),
         ("Comercializadora de Productos del Mar S.A. de C.V.", "en"),
         ("The book 君の名は。 by 新海誠 is sold in Kraków, ul. Świętego Marcina 41/5.", "en"),
+        ("A positive integer.", "en"),
         ("Pedido 88: dos cappuccini, un panino al prosciutto.", "es"),
         ("Hotel Vier Jahreszeiten Kempinski München", "zh"),
         ("答案：The Lord of the Rings: The Return of the King", "zh"),
