@@ -37,6 +37,7 @@ MADE_AT_RUN_TIME = {
     "synthesis/core/locales.py": "our own patterns, and the CLDR's words, escaped",
     "synthesis/core/chat_format.py": "a format's tags and a tokenizer's control tokens, escaped",
     "synthesis/core/markup.py": "tools' names, escaped",
+    "synthesis/environments/proof.py": "arguments of a wrong call, escaped",
     "synthesis/offline/grammar.py": "our own wordings",
     "synthesis/offline/intents.py": "our own wordings",
     "synthesis/offline/templates.py": "our own wordings",

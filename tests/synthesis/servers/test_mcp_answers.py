@@ -71,7 +71,6 @@ async def collected(folder: Path, **answers: object) -> ServerDocument:
         (tool("c", annotations={"readOnlyHint": "sometimes"}), "not_declared_read_only"),
         (tool("c", annotations="readOnly"), "not_declared_read_only"),
         ({"inputSchema": OPEN, "description": "Has no name at all."}, "bad_name"),
-        ({**tool("c"), "name": 7}, "bad_name"),
         (tool("c", description=["a", "list"]), "no_description"),
         (tool("c", inputSchema="text"), "no_schema"),
         (tool("c", inputSchema={"type": "string"}), "not_an_object"),
