@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
-from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.endpoint_apis import BYTES_PER_TOKEN, Api, http_client, json_of
 from synthesis.core.endpoint_replies import (
     BadStatus,
@@ -16,7 +14,7 @@ from synthesis.core.endpoint_replies import (
     token_count,
 )
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
-from synthesis.core.openai_messages import read_reply
+from synthesis.core.openai_messages import text_of
 from synthesis.core.rate_limits import Usage
 from synthesis.core.typed import decode_json
 
@@ -74,7 +72,7 @@ class AnthropicApi(Api):
         if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
             problem = f"the body is not a message of Anthropic's API: {self._without_key(shown(json_of(data)))}"
             raise UnreadableReply(problem, usage, foreign=not isinstance(content, list))
-        text = _text(content, "text")
+        text = text_of(content)
         reason = data.get("stop_reason")
         reason = "" if reason is None else str(reason)
         if usage is None:
@@ -85,16 +83,6 @@ class AnthropicApi(Api):
     async def close(self) -> None:
         """See `Api.close`."""
         await self._client.close()
-
-    @staticmethod
-    def read_turn(message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
-        """See `Api.read_turn`."""
-        return read_reply(message, tools)
-
-
-def _text(content: list[dict[str, Any]], kind: str) -> str:
-    found = [block.get(kind) for block in content if block.get("type") == kind]
-    return "".join(one for one in found if isinstance(one, str))
 
 
 def _messages(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:

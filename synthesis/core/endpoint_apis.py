@@ -86,13 +86,13 @@ class Api(ABC):
         """Close all connections."""
 
     @staticmethod
-    @abstractmethod
     def read_turn(message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
         """Return what a reply's `message` says: reasoning, text and calls, under the endpoint's ids.
 
         Args:
             tools: names of the tools that the model was offered; see `openai_messages.read_reply`.
         """
+        return read_reply(message, tools)
 
     async def send(self, body: bytes, seconds: float) -> EndpointReply:
         """Send a request once.
@@ -223,11 +223,6 @@ class OpenAIApi(Api):
     async def close(self) -> None:
         """See `Api.close`."""
         await self._client.close()
-
-    @staticmethod
-    def read_turn(message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
-        """See `Api.read_turn`."""
-        return read_reply(message, tools)
 
 
 def http_client(

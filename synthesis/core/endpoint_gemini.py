@@ -17,7 +17,7 @@ from synthesis.core.endpoint_replies import (
     token_count,
 )
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
-from synthesis.core.openai_messages import read_reply
+from synthesis.core.openai_messages import read_reply, text_of
 from synthesis.core.rate_limits import Usage
 from synthesis.core.typed import decode_any_json, decode_json
 
@@ -103,7 +103,7 @@ class GeminiApi(Api):
         reason = candidate.get("finishReason")
         reason = "" if reason is None else str(reason)
         problem = error or end_problem(reason, self.config.max_tokens, field="finishReason")
-        return EndpointReply(_text(parts, thought=False), reason, estimated, message, problem)
+        return EndpointReply(text_of(parts), reason, estimated, message, problem)
 
     async def close(self) -> None:
         """See `Api.close`."""
@@ -113,11 +113,6 @@ class GeminiApi(Api):
     def read_turn(message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
         """See `Api.read_turn`."""
         return read_reply({"content": message["parts"]}, tools)
-
-
-def _text(parts: list[dict[str, Any]], *, thought: bool) -> str:
-    found = [part.get("text") for part in parts if bool(part.get("thought")) is thought]
-    return "".join(one for one in found if isinstance(one, str))
 
 
 def _id_of(call: Mapping[str, Any], number: int) -> str:

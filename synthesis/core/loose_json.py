@@ -117,14 +117,12 @@ def _normalised(text: str) -> tuple[str, list[str]]:
 
     def outside(piece: str) -> str:
         # The repairs are few and each is named once, in the order in which they are first needed.
-        for name, after in (
-            ("full_width", normalized("NFKC", piece)),
-            ("trailing_comma", _TRAILING_COMMA.sub("", normalized("NFKC", piece))),
-        ):
-            if after != piece and name not in changes:
+        narrow = normalized("NFKC", piece)
+        repaired = _TRAILING_COMMA.sub("", narrow)
+        for name, before, after in (("full_width", piece, narrow), ("trailing_comma", narrow, repaired)):
+            if after != before and name not in changes:
                 changes.append(name)
-            piece = after
-        return piece
+        return repaired
 
     pieces: list[str] = []
     place = 0

@@ -398,8 +398,8 @@ class OpenAITeacher:
 
     async def _form_of_answers(self, config: OpenAITeacherConfig, served: _Served) -> Form:
         """Found once, by one of all that share the endpoint."""
-        if config.answer_form != "auto":
-            return config.answer_form
+        if (form := served.form if config.answer_form == "auto" else config.answer_form) is not None:
+            return form
         async with served.finding:
             if served.form is None and self._shared is not None:
                 served.form = await self._shared.form(config)

@@ -18,6 +18,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCRequest, JSONRPCResponse
 
 from synthesis.core.chat_format import parse_json
+from synthesis.core.openai_messages import texts_of
 
 Entry = TypeVar("Entry")
 
@@ -176,7 +177,7 @@ def result_text(result: Mapping[str, Any]) -> str:
             texts.append(text)
     structured = result.get("structuredContent", result.get("structured_content"))
     if structured is not None and not _same_data(texts, structured):
-        inside = {one.strip() for one in _strings(structured)}
+        inside = {one.strip() for one in texts_of(structured)}
         texts = [text for text in texts if text.strip() not in inside]
         texts.append(_json(structured))
     if hidden:
@@ -244,14 +245,6 @@ def _values(text: str) -> Iterator[Any]:
             yield json.JSONDecoder().raw_decode(text, start)[0]
         except (ValueError, RecursionError):
             continue
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(one)
 
 
 def _json(value: Any) -> str:
