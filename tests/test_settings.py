@@ -40,7 +40,7 @@ FREE_TEXT = {
     "Partition.salt", "QuickstartConfig.pretrained",
     "OpenAITeacherConfig.base_url", "OpenAITeacherConfig.model", "OpenAITeacherConfig.api_key",
     "OpenAITeacherConfig.extra_body", "RoleSettings.extra_body", "RoleSettings.base_url", "RoleSettings.model",
-    "RoleSettings.api_key",
+    "RoleSettings.api_key", "OpenAITeacherConfig.given_as", "RoleSettings.given_as",
     "EndpointConfig.base_url", "EndpointConfig.model", "EndpointConfig.api_key",
     "ReachConfig.host", "ReachConfig.token", "SandboxServiceConfig.host", "SandboxServiceConfig.token",
     "ServingConfig.host", "ServingConfig.token", "ServingConfig.model", "ViewerConfig.host", "ViewerConfig.token",

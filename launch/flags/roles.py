@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -95,10 +96,15 @@ def _made(kind: type[Any], role: str, given: Mapping[str, Any], names: tuple[str
         if not isinstance(prices, list) or len(prices) != 2:
             raise _wrong(f"{role}.prices is {prices!r}: write two numbers, as [0.5, 2]")
         settings |= {"price_prompt": prices[0], "price_completion": prices[1]}
+    if kind.__name__ == "RoleSettings":
+        settings["given_as"] = {
+            _NAMES.get(name, name): f"{name}={value} of role {role} in --{ROLES.name}" for name, value in given.items()
+        }
     try:
         return kind(**settings)
     except SettingError as error:
-        raise _wrong(f"{role}: {error}") from None
+        said = str(error).removeprefix(f"{kind.__name__}.")
+        raise _wrong(f"{role}.{re.sub('^base_url', 'url', said)}") from None
 
 
 def _wrong(what: str) -> cli.UsageError:

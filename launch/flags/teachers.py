@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -103,6 +103,11 @@ _OF_THE_TEACHER: tuple[flags.FlagHolder[Any], ...] = (
     _API, _TEMPERATURE, _MAX_TOKENS, _TIMEOUT, _TRIES, _EXTRA_BODY, _PROMPTS, _FORM, roles.JUDGE_OWN,
     _CONCURRENCY, _REQUESTS, _TOKENS, _OUTAGE, _UNUSABLE, _TOKEN_BUDGET, _MONEY_BUDGET, _PRICES, RECORDING, _MODE,
 )  # fmt: skip
+_WRITTEN: Mapping[str, flags.FlagHolder[Any]] = {
+    "base_url": _URL, "model": _MODEL, "api_key": _KEY_FILE, "api": _API, "max_tokens": _MAX_TOKENS,
+    "unusable_answers": _UNUSABLE, "token_budget": _TOKEN_BUDGET, "money_budget": _MONEY_BUDGET,
+}  # fmt: skip
+"""Settings that messages about an endpoint name, by the flags that the user gave them with."""
 
 
 def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | None:
@@ -149,9 +154,10 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
             money_budget=_MONEY_BUDGET.value,
             price_prompt=prices[0],
             price_completion=prices[1],
+            given_as={name: f"--{flag.name}={flag.value}" for name, flag in _WRITTEN.items()},
         )
     except SettingError as error:
-        raise cli.UsageError(f"--teacher_*: {error}") from None
+        raise cli.UsageError(str(error).replace("OpenAITeacherConfig.", "--teacher_")) from None
     Casting.of(config).check()
     prompts = read_prompts(Path(_PROMPTS.value)) if _PROMPTS.value is not None else None
     return partial(_endpoint_teacher, config, path, cast("Mode", _MODE.value), prompts)

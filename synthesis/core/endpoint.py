@@ -31,7 +31,7 @@ from synthesis.core.endpoint_replies import (
     UnreadableReply,
     meaning_of,
 )
-from synthesis.core.endpoint_settings import ApiName, OpenAITeacherConfig
+from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import own_fields, without_fields
 from synthesis.core.progress import TRAFFIC, say_beside_bars
 from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff
@@ -124,12 +124,12 @@ class Endpoint:
         self.config = config
         self.spent = recording.spent(config.model) if recording else Spent()
         self.spent_by_stage = recording.spent_by_stage(config.model) if recording else {}
-        self._budget = budget or Budget(tokens=config.token_budget, money=config.money_budget)
+        self._budget = budget or config.budget()
         self._budget.count(self.spent)
         self._prices = Prices(config.price_prompt, config.price_completion)
         self.watch: Callable[[bytes, EndpointReply, float], None] | None = None
         self._recording = recording
-        self._api = api_class(config.api)
+        self._api = api_class(config)
         self._opened: _Line | None = None
         self._limits = limits
         self._lengths = AnswerLengths(config.max_tokens)
@@ -250,7 +250,7 @@ class Endpoint:
             if failure.wrong_address and not self._answered:
                 raise self._stop(
                     EndpointUnusable(
-                        f"base_url={config.base_url} does not answer as a model endpoint ({failure})",
+                        f"{config.written('base_url')} does not answer as a model endpoint ({failure})",
                         f"{failure.wrong_address}, and run the same command again to resume",
                     )
                 )
@@ -261,8 +261,7 @@ class Endpoint:
                 EndpointDown(
                     f"{config.base_url} has answered nothing for {silent:,.0f} s ({failure})"
                     + (f" and asks to wait for {failure.wait:,.0f} s" if failure.wait else ""),
-                    f"see to the endpoint or raise outage_seconds={config.outage_seconds:,.0f}, and run the same "
-                    "command again to resume",
+                    "see to the endpoint, and run the same command again to resume",
                 )
             )
 
@@ -442,17 +441,18 @@ class Endpoint:
     def _refuses(self, refusal: StatusRefused) -> Stopped:
         """Return the end of the run for a refusal that holds for every request."""
         config, status = self.config, refusal.status
-        remedy = f"see to model={config.model!r}, max_tokens={config.max_tokens} and whatever else the message names"
+        model, address = config.written("model"), config.written("base_url")
+        remedy = f"check {model}, {config.written('max_tokens')} and whatever else the message names"
         if status in (401, 403):
-            remedy = f"give a key that may use model={config.model!r}: the flag that ends in key_file names its file"
+            remedy = f"give a key that may use {model}: {config.given_as.get('api_key', 'api_key')}"
         elif refusal.account:
             remedy = "see to the account behind the key"
         elif status == 407:
             remedy = "give the proxy's user and password in the environment (http_proxy, https_proxy)"
         elif status in self.OF_THE_ENDPOINT:
             remedy = (
-                f"see that model={config.model!r} is the name of a served model ({config.base_url.rstrip('/')}/models "
-                "lists them) and that base_url ends in /v1"
+                f"check that {model} is the name of a served model ({config.base_url.rstrip('/')}/models lists them) "
+                f"and that the address ends in /v1 ({address})"
             )
         return self._stop(
             EndpointUnusable(
@@ -468,19 +468,20 @@ class Endpoint:
             try:
                 api = self._api(config)
             except ValueError as error:
-                problem = f"base_url={config.base_url} is no address ({error})"
+                problem = f"{config.written('base_url')} is not an address ({error})"
                 raise EndpointUnusable(problem, "write http://HOST:PORT/v1") from None
             own = self._limits or OwnLimits(config, self._budget, self._lengths)
             self._opened = _Line(loop, api, own)
         return self._opened
 
 
-def api_class(name: ApiName) -> type[Api]:
-    """Return the class of an API.
+def api_class(config: OpenAITeacherConfig) -> type[Api]:
+    """Return the class of an endpoint's API.
 
     Raises:
         InputError: its client is not installed.
     """
+    name = config.api
     if name == "openai":
         return OpenAIApi
     package = {"anthropic": "anthropic", "gemini": "google.genai"}[name]
@@ -489,7 +490,7 @@ def api_class(name: ApiName) -> type[Api]:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise InputError(f"api={name!r} needs the package {package}: pip install 'astra-jax[{name}]'")
+        raise InputError(f"{config.written('api')} needs the package {package}: pip install 'astra-jax[{name}]'")
     if name == "anthropic":
         from synthesis.core.endpoint_anthropic import AnthropicApi
 

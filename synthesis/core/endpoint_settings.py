@@ -20,6 +20,7 @@ from sandbox.settings import (
     Temperature,
     TotalOrZero,
 )
+from synthesis.core.rate_limits import Budget
 
 Role = Literal["author", "agent", "emulator", "user", "judge"]
 """What a model is asked to be: who writes tasks and worlds, who works on them, what a tool would return, who talks to
@@ -52,6 +53,7 @@ class RoleSettings(Settings):
         tokens_per_minute: of this role.
         price_prompt: of a million prompt tokens; None: 0 where the model or its address is another.
         price_completion: of a million completion tokens, likewise.
+        given_as: see `OpenAITeacherConfig`.
 
     Raises:
         SettingError: a number is out of range, `extra_body` names what a request is about, or an address has no model.
@@ -73,6 +75,7 @@ class RoleSettings(Settings):
     price_prompt: Amount | None = None
     price_completion: Amount | None = None
     api: ApiName | None = None
+    given_as: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,6 +134,8 @@ class OpenAITeacherConfig(Settings):
         money_budget: the same in money; wants prices.
         price_prompt: of a million prompt tokens, in any one currency.
         price_completion: of a million completion tokens.
+        given_as: how the user wrote a setting, by its name: `{"outage_seconds": "--teacher_outage_minutes=60"}`.
+            Messages name settings so; see `written`.
 
     Raises:
         SettingError: a number is out of range, a role has no model, or a budget in money lacks prices.
@@ -160,6 +165,7 @@ class OpenAITeacherConfig(Settings):
     price_prompt: Amount = 0.0
     price_completion: Amount = 0.0
     api: ApiName = "openai"
+    given_as: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,10 +179,18 @@ class OpenAITeacherConfig(Settings):
             for one in self.models(role):
                 if not (one.price_prompt or one.price_completion):
                     raise SettingError(
-                        f"OpenAITeacherConfig.money_budget is {self.money_budget}: without price_prompt and "
-                        f"price_completion of {one.model!r} ({role}) nothing that it answers costs anything; give the "
-                        "prices of a million tokens"
+                        f"{self.written('money_budget')} needs prices for model {one.model} (role {role}): give "
+                        '--teacher_prices=IN,OUT, or add "prices": [IN, OUT] to that role in --roles'
                     )
+
+    def budget(self) -> Budget:
+        """Return the caps on what all requests may cost, with nothing spent."""
+        caps = [self.written(name) for name in ("token_budget", "money_budget") if getattr(self, name) is not None]
+        return Budget(tokens=self.token_budget, money=self.money_budget, written=caps)
+
+    def written(self, name: str) -> str:
+        """Return a setting with its value as the user wrote it: `--teacher_url=http://…`, or `base_url=http://…`."""
+        return self.given_as.get(name, f"{name}={getattr(self, name)}")
 
     @property
     def described(self) -> dict[str, Any]:
@@ -202,7 +216,11 @@ class OpenAITeacherConfig(Settings):
 
     def _of(self, own: RoleSettings) -> OpenAITeacherConfig:
         given = {name: value for name, value in vars(own).items() if value is not None and name != "weight"}
-        others: dict[str, Any] = {"money_budget": None, "extra_body": {**self.extra_body, **own.extra_body}}
+        others: dict[str, Any] = {
+            "money_budget": None,
+            "extra_body": {**self.extra_body, **own.extra_body},
+            "given_as": {**self.given_as, **own.given_as},
+        }
         if own.base_url not in (None, self.base_url) or own.model not in (None, self.model):
             others |= {"price_prompt": own.price_prompt or 0.0, "price_completion": own.price_completion or 0.0}
         if own.base_url not in (None, self.base_url):

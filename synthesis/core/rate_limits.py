@@ -7,7 +7,7 @@ import datetime
 import email.utils
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -140,9 +140,11 @@ class Budget:
     Args:
         tokens: cap; None is none.
         money: cap, in the currency of the prices; None is none.
+        written: the caps as the user wrote them, for messages.
     """
 
-    def __init__(self, *, tokens: int | None, money: float | None) -> None:
+    def __init__(self, *, tokens: int | None, money: float | None, written: Sequence[str] = ()) -> None:
+        self._written = written
         self._tokens = float("inf") if tokens is None else tokens
         self._money = float("inf") if money is None else money
         self._counted: list[Spent] = []
@@ -191,15 +193,10 @@ class Budget:
 
     def _exhausted(self) -> BudgetSpent:
         spent = self.spent
-        caps = []
-        if self._tokens != float("inf"):
-            caps.append(f"token_budget={self._tokens:,}")
-        if self._money != float("inf"):
-            caps.append(f"money_budget={self._money:,}")
         return BudgetSpent(
-            f"the teacher's budget ({', '.join(caps)}) is spent: {spent.tokens:,} tokens ({spent.prompt_tokens:,} of "
-            f"prompts, {spent.completion_tokens:,} of answers) and {spent.money:,.2f} in money, in {spent.requests:,} "
-            "requests",
+            f"the teacher's budget ({', '.join(self._written)}) is spent: {spent.tokens:,} tokens "
+            f"({spent.prompt_tokens:,} of prompts, {spent.completion_tokens:,} of answers) and {spent.money:,.2f} in "
+            f"money, in {spent.requests:,} requests",
             "raise the budget and run the same command again to resume",
         )
 

@@ -90,7 +90,7 @@ class Acceptance:
     Attributes:
         what: name of the things counted, for the message.
         stop_after: so many are counted before the first verdict; 0: the run never stops.
-        setting: name of the setting of `stop_after`.
+        setting: setting of `stop_after`, as the user wrote it.
     """
 
     MIN_SHARE: ClassVar[float] = 0.01
@@ -129,8 +129,7 @@ class Acceptance:
         accepted = f"only {self.accepted}" if self.accepted else "none"
         raise NothingAccepted(
             f"{self.what}: {accepted} of {total} accepted. Most common reasons: {common}",
-            f"fix what the reasons name, or raise {self.setting}={self.stop_after}, and run the same command again to "
-            "resume",
+            f"fix what the reasons name, or raise {self.setting}, and run the same command again to resume",
         )
 
 
@@ -212,7 +211,7 @@ async def run_stage(
     progress = Progress(description or name, total, resumed)
     finished, dropped = resumed, 0
     stopped: Stopped | None = None
-    acceptance = Acceptance(f"stage {name}", stop_after, "stop_after")
+    acceptance = Acceptance(f"stage {name}", stop_after, f"--config.stop_after={stop_after}")
 
     def unfinished() -> Iterator[tuple[str, In]]:
         nonlocal resumed, finished

@@ -24,7 +24,7 @@ from synthesis.core.endpoint_settings import OpenAITeacherConfig, Role
 from synthesis.core.loose_json import read_loosely
 from synthesis.core.openai_messages import replayed
 from synthesis.core.progress import say_beside_bars
-from synthesis.core.rate_limits import Budget, Spent, summed
+from synthesis.core.rate_limits import Spent, summed
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language, Message, ToolSpec
 from synthesis.core.stages import Acceptance
@@ -173,7 +173,7 @@ class OpenAITeacher:
         self.casting = Casting.of(config)
         self._about: str | None = None
         self._jitter = random.Random()  # pauses change no answer, and processes should not pause alike
-        budget = Budget(tokens=config.token_budget, money=config.money_budget)
+        budget = config.budget()
         self._served: dict[str, _Served] = {}
         self._models: dict[Role, list[tuple[OpenAITeacherConfig, _Served]]] = {}
         for role in get_args(Role):
@@ -466,7 +466,7 @@ class _Served:
         if kind not in self.answers:
             config = self.endpoint.config
             what = f"answers of {config.model} at {config.base_url} to requests for {kind}"
-            self.answers[kind] = Acceptance(what, config.unusable_answers, "unusable_answers")
+            self.answers[kind] = Acceptance(what, config.unusable_answers, config.written("unusable_answers"))
         return self.answers[kind]
 
 

@@ -28,7 +28,7 @@ def run(workdir: Path, *arguments: str) -> Ended:
     [
         (["--teacher_token_budget=5"], "--teacher_token_budget is for an endpoint: give --teacher_url too"),
         ([*ENDPOINT, "--teacher_prices=1"], "--teacher_prices=1: write two numbers"),
-        ([*ENDPOINT, "--teacher_money_budget=5"], "money_budget is 5.0: without price_prompt"),
+        ([*ENDPOINT, "--teacher_money_budget=5"], "--teacher_money_budget=5.0 needs prices for model"),
         (["--teacher_temperature=0.5"], "--teacher_temperature is for an endpoint: give --teacher_url too"),
         ([*ENDPOINT, "--teacher_extra_body={"], "--teacher_extra_body={: Input data was truncated"),
         ([*ENDPOINT, '--teacher_extra_body={"model": "n"}'], "extra_body names model, which a request decides itself"),
@@ -102,9 +102,9 @@ def roles_flag() -> Iterator[Callable[[str], None]]:
         ('{"judge": 5}', "--roles: Expected `object | array`, got `int`"),
         ('{"jury": {}}', "--roles: there is no role 'jury'; there are author, agent, emulator, user, judge, embedder"),
         ('{"judge": {"heat": 0}}', "--roles: judge has no setting 'heat'; there are url, model"),
-        ('{"judge": {"tries": 0}}', "--roles: judge: RoleSettings.tries is 0; use a whole number"),
+        ('{"judge": {"tries": 0}}', "--roles: judge.tries is 0; use a whole number"),
         ('{"judge": {"url": "h:1", "model": "j"}}', "--roles: judge.url is 'h:1': write http://HOST:PORT/v1"),
-        ('{"judge": {"url": "http://h/v1"}}', "--roles: judge: RoleSettings.base_url is http://h/v1: give model too"),
+        ('{"judge": {"url": "http://h/v1"}}', "--roles: judge.url is http://h/v1: give model too"),
         ('{"judge": {"prices": 5}}', "--roles: judge.prices is 5: write two numbers, as [0.5, 2]"),
         ('{"judge": {"key_file": "none"}}', "--roles: judge.key_file=none is no file with a key on its first line"),
         ('{"embedder": {"model": "e"}}', "--roles: embedder has no url"),
@@ -144,6 +144,26 @@ def test_a_file_of_roles_is_what_both_programs_ask(roles_flag: Callable[[str], N
     assert second.model == "k" and second.base_url is None and made["user"][0].temperature == 0.5
     assert embedder is not None and (embedder.base_url, embedder.model, embedder.batch) == ("http://e/v1", "e", 8)
     assert set(made) == {"judge", "user"}
+
+
+def test_messages_name_settings_as_the_user_gave_them(roles_flag: Callable[[str], None], tmp_path: Path) -> None:
+    from launch.flags import teachers
+    from synthesis.core.endpoint_settings import OpenAITeacherConfig
+
+    roles_flag('{"judge": {"url": "http://j/v1", "model": "j", "max_tokens": 9}}')
+    for flag in ("--teacher_url=http://t/v1", "--teacher_model=t", "--teacher_token_budget=70"):
+        name, _, value = flag.removeprefix("--").partition("=")
+        setattr(flags.FLAGS, name, int(value) if value.isdigit() else value)
+    config: OpenAITeacherConfig = teachers.endpoint_maker_from_flags(tmp_path).args[0]  # type: ignore[union-attr]
+    (author,), (judge,) = config.models("author"), config.models("judge")
+    assert [author.written(name) for name in ("base_url", "model", "unusable_answers", "token_budget")] == [
+        "--teacher_url=http://t/v1", "--teacher_model=t", "--teacher_unusable_answers=50", "--teacher_token_budget=70",
+    ]  # fmt: skip
+    assert [judge.written(name) for name in ("base_url", "max_tokens", "unusable_answers")] == [
+        "url=http://j/v1 of role judge in --roles", "max_tokens=9 of role judge in --roles",
+        "--teacher_unusable_answers=50",
+    ]  # fmt: skip
+    assert OpenAITeacherConfig("http://t/v1", "t").written("base_url") == "base_url=http://t/v1"
 
 
 def test_a_preview_shows_every_stage_and_keeps_nothing(tmp_path: Path) -> None:

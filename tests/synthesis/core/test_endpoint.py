@@ -371,18 +371,18 @@ class Guarded(Flaky):
 @pytest.mark.parametrize(
     ("code", "wrong", "remedy", "answers"),
     [
-        (401, {"api_key": "wrong"}, "key_file", 0),
-        (401, {"api_key": "revoked"}, "key_file", 8),
+        (401, {"api_key": "wrong"}, "use model=.*: api_key", 0),
+        (401, {"api_key": "revoked"}, "use model=.*: api_key", 8),
         (402, {"api_key": "poor"}, "account", 0),
         (402, {"api_key": "poor"}, "account", 8),
-        (403, {"api_key": "wrong"}, "key_file", 0),
-        (403, {"api_key": "revoked"}, "key_file", 8),
-        (404, {"model": "n"}, r"model='n' is the name of a served model \(http://.*/v1/models lists", 0),
-        (404, {"model": "unloaded"}, "model='unloaded' is the name", 8),
-        (405, {"model": "n"}, "base_url ends in /v1", 0),
+        (403, {"api_key": "wrong"}, "use model=.*: api_key", 0),
+        (403, {"api_key": "revoked"}, "use model=.*: api_key", 8),
+        (404, {"model": "n"}, r"model=n is the name of a served model \(http://.*/v1/models lists", 0),
+        (404, {"model": "unloaded"}, "model=unloaded is the name", 8),
+        (405, {"model": "n"}, r"ends in /v1 \(base_url=http", 0),
         (407, {"api_key": "wrong"}, "https_proxy", 0),
-        (400, {"model": "n"}, "see to model='n', max_tokens=16384", 0),
-        (422, {"model": "n"}, "see to model='n', max_tokens=16384", 0),
+        (400, {"model": "n"}, "check model=n, max_tokens=16384", 0),
+        (422, {"model": "n"}, "check model=n, max_tokens=16384", 0),
     ],
 )
 async def test_an_endpoint_that_refuses_everything_stops_the_run_and_rejects_nothing(
@@ -454,7 +454,7 @@ async def test_a_redirect_is_not_followed_with_the_key() -> None:
 
 
 async def test_an_address_that_is_none_stops_the_run() -> None:
-    with pytest.raises(EndpointUnusable, match="base_url=http:///v1 is no address .*; write http://HOST:PORT/v1"):
+    with pytest.raises(EndpointUnusable, match="base_url=http:///v1 is not an address .*; write http://HOST:PORT/v1"):
         await ask(teacher_of("http:///v1"))
 
 
@@ -526,7 +526,7 @@ async def test_tokens_per_minute_are_corrected_by_usage() -> None:
 @pytest.mark.parametrize(
     ("caps", "said"),
     [
-        ({"token_budget": 1000}, r"token_budget=1,000\) is spent: 1,000 tokens \(600 of prompts, 400 of answers\)"),
+        ({"token_budget": 1000}, r"token_budget=1000\) is spent: 1,000 tokens \(600 of prompts, 400 of answers\)"),
         ({"money_budget": 1.0, "price_prompt": 1000.0, "price_completion": 1000.0}, "1.00 in money, in 10 requests"),
     ],
 )
@@ -570,7 +570,7 @@ async def test_many_in_flight_hardly_overrun_a_budget() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"money_budget": 5.0}, "money_budget is 5.0: without price_prompt"),
+        ({"money_budget": 5.0}, "money_budget=5.0 needs prices for model"),
         ({"concurrency": 0}, "OpenAITeacherConfig.concurrency is 0; use a whole number from 1"),
         ({"requests_per_minute": -1.0}, "requests_per_minute is -1.0; use a number above 0"),
     ],

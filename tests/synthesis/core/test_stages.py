@@ -341,7 +341,10 @@ async def test_a_stage_that_accepts_next_to_nothing_stops_with_its_most_common_r
         assert (
             "stage s: none of 20 accepted. Most common reasons: 8 times bad_schema, such as: input 0; 4 times " in said
         )
-        assert said.count(" times ") == 3 and "raise stop_after=20, and run the same command again to resume" in said
+        assert (
+            said.count(" times ") == 3
+            and "raise --config.stop_after=20, and run the same command again to resume" in said
+        )
         assert 20 <= len(journal.load("s")) < 28  # what was in work is finished
         fixed = True
         result = await run_stage("s", stage, range(1_000), journal=journal, **options)

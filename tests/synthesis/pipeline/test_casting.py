@@ -191,7 +191,9 @@ def test_roles_are_checked() -> None:
         OpenAITeacherConfig("http://x/v1", "m", roles={"judge": ()})
     with pytest.raises(SettingError, match="RoleSettings.base_url is http://y/v1: give model too"):
         RoleSettings(base_url="http://y/v1")
-    with pytest.raises(SettingError, match=r"price_completion of 'j' \(judge\) nothing that it answers costs anything"):
+    with pytest.raises(
+        SettingError, match=r"money_budget=1 needs prices for model j \(role judge\): give --teacher_prices=IN,OUT"
+    ):
         OpenAITeacherConfig(
             "http://x/v1", "m", money_budget=1, price_prompt=1, roles={"judge": (RoleSettings(model="j"),)}
         )

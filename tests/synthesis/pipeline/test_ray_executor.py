@@ -298,7 +298,7 @@ async def test_limits_and_budget_of_an_endpoint_hold_over_all_workers(cluster: s
             async with executor.workers(partial(notes, folder=tmp_path)) as workers:
                 return await stage(workers, tmp_path, asks, range(40), concurrency=8)
 
-        with pytest.raises(BudgetSpent, match="token_budget=2,000") as stopped:
+        with pytest.raises(BudgetSpent, match="token_budget=2000") as stopped:
             await run(token_budget=2_000)
         assert isinstance(stopped.value, Stopped) and "stage stage: 20 of 40 inputs are finished" in str(stopped.value)
         assert len(served.requests) == 20 and served.most == 3
