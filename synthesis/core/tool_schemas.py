@@ -198,6 +198,15 @@ _Message = Callable[[], str]
 check."""
 
 
+def value_error(schema: Mapping[str, Any], value: Any) -> str:
+    """Return why a value, such as a default, does not fit a schema that can be checked; "" where it does."""
+    try:
+        _Check().value(schema, value, ())
+    except _Unfit as error:
+        return error.message()[:300]
+    return ""
+
+
 class _Unfit(Exception):
     def __init__(self, path: tuple[str | int, ...], message: _Message) -> None:
         super().__init__()

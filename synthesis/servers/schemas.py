@@ -26,6 +26,7 @@ from synthesis.core.tool_schemas import (
     check_schema,
     check_size,
     has_type,
+    value_error,
 )
 from synthesis.servers.intersections import Contradiction, intersection, nullable, type_names
 from synthesis.servers.parameter_forms import OTHER_WORDS, missing_properties, object_form, read_type
@@ -429,10 +430,8 @@ class _Normalizer:
             if key not in schema or (key == "default" and schema[key] is None):  # which makes the schema nullable
                 continue
             given = list_of(schema[key]) if is_list else [schema[key]]
-            kept = (
-                [value for value in given if has_type(plain_value(value), names)] if is_merged and key == "enum" else []
-            )
-            values = [as_type(value, names) for value in kept or given]
+            of_type = [one for one in given if has_type(plain_value(one), names)] if key == "enum" and is_merged else []
+            values = [as_type(value, names) for value in of_type or given]
             if UNFIT in values:
                 line = f"{key} is {brief(schema[key]):.80} and type is {schema['type']!r}"
                 if key in ("enum", "const"):
@@ -443,6 +442,8 @@ class _Normalizer:
                 schema[key] = unique_names(values) if is_list else values[0]
             else:
                 del schema[key]
+        if schema.get("default") is not None and (problem := value_error(schema, schema["default"])):
+            self.changes["default_does_not_fit"] = f"default is {brief(schema.pop('default')):.80}: {problem}; left out"
         return schema
 
     def plain(self, value: Any, depth: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -43,7 +44,8 @@ class TrajectoriesConfig(Settings):
             that cannot be reached are left out with a reason.
         mcp_share: share of the tasks for running servers; None: 0.05 with the packaged tools alone; with `tools` or
             `sources` all servers are equally likely (see `server_weights`).
-        server_weights: by server id, how often tasks are about it, relative to the others' 1.
+        server_weights: by server id, how often tasks are about it, relative to the others' 1. The parts of a server
+            that was split (`ID.1`, `ID.2`) each have its weight, unless they are named themselves.
         fact_servers: ids of the packaged fact servers to take; an empty list: none; None: all without `tools` or
             `sources`, and none with them.
         emulated_servers: fact servers of which only the document is taken; the emulator answers their calls.
@@ -188,6 +190,11 @@ class TrajectoriesConfig(Settings):
     def has_own_tools(self) -> bool:
         """Whether the user named tools, which then stand in place of the packaged ones."""
         return bool(self.tools or self.sources)
+
+    def weight_of(self, server_id: str) -> float:
+        """Return how often tasks are about a server, relative to the others' 1."""
+        weights = self.server_weights
+        return weights.get(server_id, weights.get(re.sub(r"\.\d+$", "", server_id), 1.0))
 
     @property
     def running_share(self) -> float | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
+from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Conduct, Language, McpExecution, ToolChain, ToolServer
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
@@ -52,6 +54,12 @@ class Draws:
                 self._groups[server.language].append(server)
             elif server.id in self._chains:
                 self._pools[server.language, isinstance(server.execution, McpExecution)].append(server)
+        known = {re.sub(r"\.\d+$", "", one.id) for one in servers} | {one.id for one in servers}
+        if unknown := sorted(config.server_weights.keys() - known):
+            say_beside_bars(
+                f"--config.server_weights names {', '.join(unknown):.300}: no tasks can be about a server of that id; "
+                f"there are {', '.join(sorted(one.id for one in servers if not is_group(one))):.1000}"
+            )
         for language in config.languages:
             if language not in LANGUAGES and not self._pools.keys() & {(language, False), (language, True)}:
                 # Few servers are documented in it; its people use those that are in English.
@@ -123,7 +131,7 @@ class Draws:
         return list((running or documents) if number < share else (documents or running))
 
     def _drawn(self, pool: Sequence[ToolServer], rng: random.Random) -> ToolServer:
-        return rng.choices(pool, [self._config.server_weights.get(one.id, 1.0) for one in pool])[0]
+        return rng.choices(pool, [self._config.weight_of(one.id) for one in pool])[0]
 
     def _chains_of(self, server: ToolServer, rng: random.Random) -> Iterator[list[str]]:
         lengths = {length: list(chains) for length, chains in self._chains[server.id].items()}

@@ -77,7 +77,7 @@ def _members(
         lengths: tokens of the servers' tool documents, by id.
     """
     size = rng.choice(config.group_sizes)
-    members = rng.choices(servers, [config.server_weights.get(one.id, 1.0) for one in servers])
+    members = rng.choices(servers, [config.weight_of(one.id) for one in servers])
     while len(members) < size:
         ids = {one.id for one in members}
         room = config.max_tools - sum(len(one.tools) for one in members)

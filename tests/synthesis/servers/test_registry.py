@@ -349,8 +349,8 @@ paths:
               required: [on, 404]
               properties:
                 on: {type: string, enum: [on, off, yes, NO, y]}
-                404: {type: string, enum: [10:00, 0755, 09, 1_000, 1.10, 1e3, 0x1F, 2020-01-01, 12], default: 1.0}
-                null: {type: integer, minimum: 0x10, maximum: 1e3, default: 0o17}
+                404: {type: string, enum: [10:00, 0755, 09, 1_000, 1.10, 1e3, 0x1F, 2020-01-01, 12, 1.0], default: 1.0}
+                null: {type: integer, minimum: 0x0F, maximum: 1e3, default: 0o17}
                 free: {enum: [01, 1.50, no]}
                 flag: {type: boolean, default: false, example: ~}
 """
@@ -362,9 +362,9 @@ def test_yaml_is_read_by_the_rules_of_yaml_1_2(tmp_path):
     assert properties["on"]["enum"] == ["on", "off", "yes", "NO", "y"] and tool.parameters["required"] == ["on", "404"]
     assert properties["404"] == {
         "type": "string", "default": "1.0",
-        "enum": ["10:00", "0755", "09", "1_000", "1.10", "1e3", "0x1F", "2020-01-01", "12"],
+        "enum": ["10:00", "0755", "09", "1_000", "1.10", "1e3", "0x1F", "2020-01-01", "12", "1.0"],
     }  # fmt: skip
-    assert properties["null"] == {"type": "integer", "minimum": 16, "maximum": 1000.0, "default": 15}
+    assert properties["null"] == {"type": "integer", "minimum": 15, "maximum": 1000.0, "default": 15}
     assert properties["free"] == {"enum": ["01", 1.5, "no"]}
     assert properties["flag"] == {"type": "boolean", "default": False}
     assert object_schema(tool.parameters) == tool.parameters

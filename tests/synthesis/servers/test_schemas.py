@@ -379,6 +379,17 @@ def test_recursion_by_id_is_bounded():
         ({"type": "boolean", "default": "False"}, {"type": "boolean", "default": False}, None),
         ({"type": "array", "default": "[1]"}, {"type": "array", "default": [1]}, None),
         ({"type": "integer", "default": ""}, {"type": "integer"}, "default_of_other_type"),
+        (
+            {"type": "string", "enum": ["a", "b"], "default": "c"},
+            {"type": "string", "enum": ["a", "b"]},
+            "default_does_not_fit",
+        ),
+        ({"type": "integer", "minimum": 1, "default": 0}, {"type": "integer", "minimum": 1}, "default_does_not_fit"),
+        (
+            {"type": "array", "items": {"enum": ["a"]}, "default": ["b"]},
+            {"type": "array", "items": {"type": "string", "enum": ["a"]}},
+            "default_does_not_fit",
+        ),
         ({"type": "integer", "examples": [1, "x"]}, {"type": "integer", "examples": [1]}, "examples_of_other_type"),
         ({"type": "string", "maxLength": "9"}, {"type": "string", "maxLength": 9}, None),
         ({"type": "string", "description": {"en": "x"}}, {"type": "string"}, "malformed_annotation"),

@@ -117,3 +117,12 @@ async def test_what_is_decided_is_not_asked_for(valid, votes, needed):
     verdict = await back_translation(chain, context(teacher, votes=votes), SERVERS[0])
     assert verdict.valid is valid and teacher.count == 2 * needed
     assert msgspec.json.encode(verdict)
+
+
+async def test_parts_of_a_split_server_have_its_weight_and_unknown_names_are_printed(capsys):
+    config = TrajectoriesConfig(server_weights={"api": 5.0, "api.2": 7.0, "en": 3.0})
+    assert [config.weight_of(name) for name in ("api", "api.1", "api.2", "api.1.1", "en0")] == [5.0, 5.0, 7.0, 1.0, 1.0]
+    seeds, _, _ = await drawn(60, short, server_weights={"en0": 1e6, "enn": 2.0}, languages={"en": 1.0})
+    assert {one.server_id for one in seeds} == {"en0"}
+    said = capsys.readouterr().err
+    assert "--config.server_weights names enn: no tasks can be about a server of that id; there are en0, en1" in said
