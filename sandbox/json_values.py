@@ -2,7 +2,7 @@
 
     to_json({"when": datetime.date(2026, 1, 1), "tags": {"b", "a"}})  # {"when": "2026-01-01", "tags": ["a", "b"]}
 
-A value is converted where its JSON form loses nothing that a reader needs, and is refused by its place and type otherwise:
+A value is converted where its JSON form loses nothing. Any other is refused by its place and type:
 
     JSON data, and subclasses of its types    unchanged, as the plain type; an integer has at most 4,300 digits
     tuple, named tuple, deque, range, views   array, in order
@@ -18,8 +18,7 @@ A value is converted where its JSON form loses nothing that a reader needs, and 
 Keys of objects are texts, and numbers, true, false, null and what has a text form above become texts. Two keys with one
 text are refused, and so are NaN, infinities, iterators and values that contain themselves.
 
-Types that the interpreter may not have loaded are recognised by their names and methods, so that nothing is imported for
-them.
+Types that may not be loaded are recognised by their names and methods, so that nothing is imported for them.
 """
 
 from __future__ import annotations
