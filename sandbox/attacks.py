@@ -196,5 +196,5 @@ def share_memory() -> str | None:
 
 def read_environment() -> str | None:
     """Find secrets in the environment."""
-    extra = set(os.environ) - {"PATH", "TZ", "LC_ALL"}
+    extra = set(os.environ) - {"PATH", "TZ", "LC_CTYPE"}
     return f"found {sorted(extra)}" if extra else None

@@ -26,11 +26,11 @@ import types
 import warnings
 
 from sandbox import determinism, libc, lockdown, modules
+from sandbox.json_values import MOST_DIGITS, NotJsonError, has_plain_keys, to_json
 from sandbox.protocol import (
     ERROR_CHARACTERS,
     ERROR_CUT,
     LOCKED,
-    MOST_NESTING,
     OUTPUT_CUT,
     REPORT,
     Report,
@@ -60,6 +60,7 @@ _DECODE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the C fu
 _ENCODE: Callable[[Any, int], Sequence[str]] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # no NaN
     {}, json.JSONEncoder().default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False
 )
+_get_most_digits, _set_most_digits = sys.get_int_max_str_digits, sys.set_int_max_str_digits
 
 
 class Reported(Exception):
@@ -306,9 +307,7 @@ def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, out
         stage = _RAISED
         value = function(**arguments)
         stage = _UNSERIALISABLE
-        result = "".join(_ENCODE(value, 0)).encode()
-        if nests_too_deeply(value, result):
-            raise ValueError(f"it nests deeper than {MOST_NESTING} levels: return it flatter")
+        result = _write(value)
         stage = _TOO_LARGE
         if len(result) > most_bytes:
             raise ValueError(f"{len(result)} bytes of JSON; at most {most_bytes} are allowed: return less")
@@ -319,10 +318,27 @@ def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, out
         raise stopped from None
 
 
+def _write(value: Any) -> bytes:
+    """Write a result as JSON, after its conversion where it is no plain JSON data. Raises `NotJsonError`."""
+    digits = _get_most_digits()
+    if digits != MOST_DIGITS:  # changed by the tool
+        _set_most_digits(MOST_DIGITS)
+    try:
+        written = "".join(_ENCODE(value, 0)).encode()
+        if has_plain_keys(value, written) and not nests_too_deeply(value, written):
+            return written
+    except (TypeError, ValueError, RecursionError):
+        pass  # the conversion accepts the value, or names what is wrong with it
+    finally:
+        if digits != MOST_DIGITS:  # the calls after one in a history find it as they found it before
+            _set_most_digits(digits)
+    return "".join(_ENCODE(to_json(value), 0)).encode()
+
+
 def _repeat(namespace: dict[str, Any], history: Sequence[tuple[str, dict[str, Any], str, float]]) -> None:
     """Bring the module to the state after these calls, which succeeded before with results of these digests."""
     for name, arguments, expected, _ in history:
-        result = "".join(_ENCODE(namespace[name](**arguments), 0))
+        result = _write(namespace[name](**arguments))
         if digest(result) != expected:
             raise RuntimeError(f"{name} returned something else than before")
 
@@ -338,7 +354,8 @@ def _explain(stage: Report, error: BaseException, name: str, function: Any, valu
     if stage == Report.DIVERGED:
         what = f"the calls before this one did not repeat: {what}"
     if stage == Report.UNSERIALISABLE:
-        what = f"the returned {type(value).__name__} is not JSON: {what}"
+        why = str(error) if isinstance(error, NotJsonError) else what
+        what = f"the returned {type(value).__name__} is not JSON: {why}"
     if stage == Report.TOO_LARGE:
         what = f"the result is {error}"
     return Reported(stage, what)

@@ -102,8 +102,8 @@ class FrameReader:
             yield payload
 
 
-def digest(result: str) -> str:
-    """What tells one result from another, whatever the order of its keys. `result` is JSON."""
+def digest(result: str | bytes) -> str:
+    """Digest of a result, written as JSON, which does not depend on the order of keys."""
     # Not above: it brings OpenSSL, of which each call would be a copy. Nor in a slot once it is needed: the calls after
     # that would find other memory than those before.
     import hashlib

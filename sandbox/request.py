@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from sandbox.json_values import MOST_DIGITS, NotJsonError, to_json
 from sandbox.outcomes import CallResult, Outcome
 from sandbox.protocol import MOST_NESTING, nests_too_deeply
 
@@ -55,13 +57,24 @@ def encode_request(
     try:
         wanted["arguments"] = dict(arguments)
         request = json.dumps(wanted, allow_nan=False).encode()
+        if sys.get_int_max_str_digits() != MOST_DIGITS:  # the program writes integers that the call cannot read
+            to_json([wanted["arguments"], wanted.get("history")])
     except (TypeError, ValueError, RecursionError) as error:
-        message = f"TypeError: the arguments are not a JSON object: {error}"
+        message = f"TypeError: the arguments are not a JSON object: {_named(arguments) or error}"
         return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
     if any(nests_too_deeply(given, request) for given in (wanted["arguments"], *(past.arguments for past in history))):
         message = f"ValueError: the arguments nest deeper than {MOST_NESTING} levels"
         return CallResult(Outcome.TOOL_ERROR, error=message, ended_by="arguments")
     return request
+
+
+def _named(arguments: Mapping[str, Any]) -> str:
+    """What is wrong with arguments, by its place; empty where only their types are, which results may have."""
+    try:
+        to_json(arguments)
+    except NotJsonError as error:
+        return str(error)
+    return ""
 
 
 def source_digest(code: str) -> str:

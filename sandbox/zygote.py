@@ -10,6 +10,7 @@ below it, when the host closes the control socket or dies. Control messages, JSO
 
 from __future__ import annotations
 
+import _locale
 import _socket  # `socket` is half a megabyte more in each call's copy
 import contextlib
 import gc
@@ -182,9 +183,24 @@ def _sent(fields: dict[str, Any]) -> Any:
 def _preload() -> None:
     modules.load(*modules.ALWAYS)
     os.environ.clear()
-    os.environ.update({"PATH": "/usr/bin:/bin", "TZ": "UTC", "LC_ALL": "C.UTF-8"})
+    # Of C.UTF-8, only the part for characters is loaded, and calls cannot read the others' files: those are C's.
+    os.environ.update({"PATH": "/usr/bin:/bin", "TZ": "UTC", "LC_CTYPE": "C.UTF-8"})
+    _install_locale()
     sys.argv = [""]
     sys.dont_write_bytecode = True
+
+
+def _install_locale() -> None:
+    """Let calls set C.UTF-8 for all categories: but for that of characters, it is C's."""
+    c_setlocale = _locale.setlocale
+    whole = c_setlocale(_locale.LC_ALL, "")
+
+    def setlocale(category: int, name: str | None = None) -> str:
+        if name is not None and name.lower().replace("-", "") == "c.utf8":
+            name = whole if category == _locale.LC_ALL else name if category == _locale.LC_CTYPE else "C"
+        return c_setlocale(category, name)
+
+    _locale.setlocale = setlocale
 
 
 def main() -> NoReturn:

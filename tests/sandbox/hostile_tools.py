@@ -266,7 +266,7 @@ def link_files():
 
 
 def read_environment():
-    found = sorted(set(os.environ) - {"PATH", "TZ", "LC_ALL"})
+    found = sorted(set(os.environ) - {"PATH", "TZ", "LC_CTYPE"})
     return f"{found}" if found else None
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sandbox import CallResult, Limits, Outcome, SandboxConfig, SandboxError, SandboxPool
+from sandbox import CallResult, Limits, Outcome, SandboxConfig, SandboxEpisode, SandboxError, SandboxPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -118,6 +118,108 @@ async def test_mistakes_are_tool_errors_that_a_model_can_read(pool: SandboxPool,
     assert words in result.error
     assert result.value is None
     assert not result.is_infrastructure
+
+
+RESULTS = """
+import sys, enum, datetime, collections
+from dataclasses import dataclass
+from decimal import Decimal
+
+class Colour(enum.Enum):
+    RED = "red"
+
+@dataclass
+class Part:
+    name: str
+    price: Decimal
+    tags: frozenset = frozenset()
+
+TABLE = {"part": Part("bolt", Decimal("1.10"), frozenset("ba")), Colour.RED: datetime.date(2026, 1, 2)}
+
+def common():
+    return [TABLE, TABLE, {3, 1}, b"ab", range(2), collections.deque([1]), {"a": 1}.keys()]
+
+def colliding(kind):
+    pairs = {"int": (1, "1"), "none": (None, "null"), "bool": (True, "true"), "float": (1.0, "1.0")}
+    first, second = {**pairs, "enum": (Colour.RED, "red")}[kind]
+    return [{"a": {"b": {first: "a", second: "b"}}}]
+
+def digits(count, limit):
+    sys.set_int_max_str_digits(limit)
+    return {"n": -(10 ** count - 1)}
+
+def same(value):
+    return value
+
+def chance():
+    return (n for n in range(3))
+"""
+
+
+async def test_results_of_common_types_have_one_json_form(pool: SandboxPool) -> None:
+    table = {"part": {"name": "bolt", "price": 1.1, "tags": ["a", "b"]}, "red": "2026-01-02"}
+    result = await pool.call(RESULTS, "common", {})
+    assert result.value == [table, table, [1, 3], "ab", [0, 1], [1], ["a"]], result.error
+    # Repeated, it has the digest of what the first call returned.
+    episode = SandboxEpisode(pool, RESULTS)
+    assert (await episode.call("common", {})).ok and (await episode.call("same", {"value": 1})).ok
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("int", "1 and '1'"),
+        ("none", "None and 'null'"),
+        ("bool", "True and 'true'"),
+        ("float", "1.0 and '1.0'"),
+        ("enum", "<Colour.RED: 'red'> and 'red'"),
+    ],
+)
+async def test_keys_that_collide_in_json_are_the_tools_error(pool: SandboxPool, kind: str, keys: str) -> None:
+    result = await pool.call(RESULTS, "colliding", {"kind": kind})
+    assert (result.kind, result.ended_by, result.value) == (Outcome.UNSERIALISABLE, "result", None)
+    assert f"its [0]['a']['b'] is an object whose keys {keys} are one in JSON" in result.error
+
+
+@pytest.mark.parametrize("limit", [0, 640, 4300, 10**6])
+async def test_integers_have_4300_digits_whatever_limit_a_tool_sets(pool: SandboxPool, limit: int) -> None:
+    assert (await pool.call(RESULTS, "digits", {"count": 4300, "limit": limit})).value == {"n": -(10**4300 - 1)}
+    result = await pool.call(RESULTS, "digits", {"count": 5000, "limit": limit})
+    assert result.kind is Outcome.UNSERIALISABLE
+    assert "its ['n'] is an integer of more than 4300 digits; return it as text" in result.error
+
+
+@pytest.mark.parametrize("limit", [0, 4300])
+async def test_arguments_with_longer_integers_are_refused_by_their_place(pool: SandboxPool, limit: int) -> None:
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(limit)
+    try:
+        result = await pool.call(RESULTS, "same", {"value": [10**5000]})
+        assert (await pool.call(RESULTS, "same", {"value": 10**4299})).value == 10**4299
+    finally:
+        sys.set_int_max_str_digits(before)
+    assert (result.kind, result.ended_by) == (Outcome.TOOL_ERROR, "arguments")
+    assert "its ['value'][0] is an integer of more than 4300 digits" in result.error
+
+
+async def test_a_result_without_a_json_form_says_what_to_return(pool: SandboxPool) -> None:
+    result = await pool.call(RESULTS, "chance", {})
+    assert (
+        result.kind is Outcome.UNSERIALISABLE and "a generator, which can be read once; return a list" in result.error
+    )
+
+
+@pytest.mark.parametrize("name", ["", "C.UTF-8", "C"])
+@pytest.mark.parametrize("tier", ["A", "C"])
+async def test_tools_can_set_the_locale_of_their_environment(tier: str, name: str) -> None:
+    code = (
+        "import locale\ndef f(name):\n    locale.setlocale(locale.LC_ALL, name)\n    return f'{1234.5:n} é'.upper()\n"
+    )
+    async with SandboxPool(SandboxConfig(highest_tier=tier)) as pool:
+        result = await pool.call(code, "f", {"name": name})
+        assert result.value == "1234.5 É", result.error
+        refused = await pool.call(code, "f", {"name": "de_DE.UTF-8"})
+        assert (refused.kind, refused.error) == (Outcome.TOOL_ERROR, "Error: unsupported locale setting")
 
 
 async def test_source_that_does_not_parse_names_the_line(pool: SandboxPool) -> None:
