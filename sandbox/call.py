@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # as in the standard library: `typing` itself would be half a
 CHANNEL = 3
 """The only descriptor a call has beside 0, 1 and 2, which are /dev/null."""
 _exit = os._exit
-_CPU_TIME = resource.RLIMIT_CPU
+_CPU_TIME, _MEMORY = resource.RLIMIT_CPU, resource.RLIMIT_AS
 _RETURNED = int(Report.RETURNED)
 # Looked up once: an enumeration's members are found by a function of Python's, in pages of its own.
 _LOAD, _DIVERGED, _FUNCTION, _RAISED = Report.LOAD, Report.DIVERGED, Report.FUNCTION, Report.RAISED
@@ -115,22 +115,18 @@ class Locks:
     Args:
         rules: Landlock rules, or None.
         calls: seccomp filter, or None.
-        limits: of each call.
         parent: process id of the slot; the call does not outlive it.
     """
 
-    def __init__(
-        self, rules: lockdown.LandlockRules | None, calls: SyscallFilter | None, limits: Limits, parent: int
-    ) -> None:
+    def __init__(self, rules: lockdown.LandlockRules | None, calls: SyscallFilter | None, parent: int) -> None:
         self._parent = parent
         self._kept = calls  # its program has to stay in memory
-        self._cpu_seconds = limits.cpu_seconds
         self._limit: Callable[..., Any] = resource.setrlimit
         self._steps: list[lockdown.Step] = [
             (os.setsid, ()),  # signals to "the group" now reach nobody else
             *([rules.restriction()] if rules else []),
             (os.closerange, (CHANNEL + 1, lockdown.MOST_DESCRIPTORS)),
-            *((resource.setrlimit, limit) for limit in lockdown.call_limits(limits)),
+            *((resource.setrlimit, limit) for limit in lockdown.call_limits()),
             *([calls.attachment()] if calls else []),
         ]
         self._die_with_parent = lockdown.death_with_parent()
@@ -141,24 +137,28 @@ class Locks:
         locks = cls.__new__(cls)
         locks._parent = libc.getppid()
         locks._kept = None
-        locks._cpu_seconds = 0
         locks._limit = operator.is_
         nothing = lockdown.no_restriction()
         locks._steps = [nothing, (operator.is_, (0, 0)), nothing]
         locks._die_with_parent = nothing
         return locks
 
-    def close(self, channel: int, more_cpu_seconds: int) -> None:
-        """Lock this process, whose reports go to `channel`, from here on `CHANNEL`. Raises `OSError`."""
+    def close(self, channel: int, cpu_seconds: int, memory_bytes: int) -> None:
+        """Lock this process, whose reports go to `channel`, from here on `CHANNEL`. Raises `OSError`.
+
+        Args:
+            channel: a descriptor.
+            cpu_seconds: of the process; then it gets SIGXCPU, and SIGKILL a second later.
+            memory_bytes: of its address space.
+        """
         function, arguments = self._die_with_parent
         if function(*arguments) < 0 or libc.getppid() != self._parent:
             _exit(1)
         _signal.set_wakeup_fd(-1)
         if channel != CHANNEL:
             os.dup2(channel, CHANNEL)
-        # SIGXCPU, then SIGKILL for those who ignore it.
-        seconds = self._cpu_seconds + more_cpu_seconds
-        self._limit(_CPU_TIME, (seconds, seconds + 1))
+        self._limit(_CPU_TIME, (cpu_seconds, cpu_seconds + 1))
+        self._limit(_MEMORY, (memory_bytes, memory_bytes))
         for function, arguments in self._steps:
             result = function(*arguments)
             if result is not None and result < 0:
@@ -166,27 +166,38 @@ class Locks:
 
 
 def run_locked(
-    channel: int, locks: Locks, more_cpu_seconds: int, body: Callable[..., bytes], arguments: tuple[Any, ...]
+    channel: int,
+    locks: Locks,
+    cpu_seconds: int,
+    memory_bytes: int,
+    body: Callable[..., bytes],
+    arguments: tuple[Any, ...],
 ) -> NoReturn:
     """Lock this freshly forked process, run `body`, send its report, end.
 
     Args:
         channel: write end of the slot's pipe.
         locks: to put in place first; a call that cannot ends without having run anything.
-        more_cpu_seconds: than the limit of one call.
+        cpu_seconds: as of `Locks.close`.
+        memory_bytes: as of `Locks.close`.
         body: returns what follows `Report.RETURNED`; raises `Reported` for any other report.
         arguments: of `body`.
     """
     try:
-        _run(channel, locks, more_cpu_seconds, body, arguments)
+        _run(channel, locks, cpu_seconds, memory_bytes, body, arguments)
     finally:
         _exit(0)  # whatever was raised, this copy of the slot must not go on as one
 
 
 def _run(
-    channel: int, locks: Locks, more_cpu_seconds: int, body: Callable[..., bytes], arguments: tuple[Any, ...]
+    channel: int,
+    locks: Locks,
+    cpu_seconds: int,
+    memory_bytes: int,
+    body: Callable[..., bytes],
+    arguments: tuple[Any, ...],
 ) -> None:
-    locks.close(channel, more_cpu_seconds)
+    locks.close(channel, cpu_seconds, memory_bytes)
     os.write(CHANNEL, LOCKED)
     try:
         report, message = _RETURNED, body(*arguments)
@@ -214,24 +225,25 @@ def rehearse() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     locks = Locks.that_lock_nothing()
     for _ in range(_REHEARSALS):
-        _run(null, locks, 0, call_function, (code, request, 1_000, Output(1)))
+        _run(null, locks, 0, 0, call_function, (code, request, 1_000, Output(1)))
     os.close(null)
     gc.disable()
     sys.stdout, sys.stderr = streams
     del sys.modules["tool"]
 
 
-def wait_for_module(source: int, channel: int, locks: Locks) -> NoReturn:
+def wait_for_module(source: int, channel: int, locks: Locks, limits: Limits) -> NoReturn:
     """Lock this freshly forked process, make memory ready, compile the module that comes on `source`, report, end.
 
     Args:
         source: read end of a pipe.
         channel: as in `run_locked`.
         locks: as in `run_locked`.
+        limits: of the slot.
     """
     try:
         os.dup2(source, 0)  # all but 0 to 2 and the channel is closed
-        run_locked(channel, locks, 0, _compile_sent, ())
+        run_locked(channel, locks, limits.cpu_seconds, limits.memory_bytes, _compile_sent, ())
     finally:
         _exit(1)  # as in `run_locked`
 

@@ -40,7 +40,8 @@ def confine(channel: int, parent: int, limits: Limits) -> None:
     lockdown.confine_slot(_PLAN, None, readable)
     lockdown.limit_slot()
     calls = call_filter(allow_open=True, allow_waiting=True)  # for what its parent sends
-    Locks(lockdown.LandlockRules(readable), calls, limits, parent).close(CHANNEL, 0)
+    locks = Locks(lockdown.LandlockRules(readable), calls, parent)
+    locks.close(CHANNEL, limits.cpu_seconds, limits.memory_bytes)
 
 
 def breaches() -> list[str]:

@@ -211,7 +211,7 @@ class SlotClient(asyncio.Protocol):
         self._frames = FrameReader()
         self._numbers = itertools.count(HELLO_ID + 1)
         self._waiting: dict[int, asyncio.Future[SlotReply | None]] = {}
-        self._parts: dict[int, bytes] = {}  # of bodies that are coming in
+        self._parts: dict[int, bytearray] = {}  # of bodies that are coming in
         self._transport: asyncio.Transport | None = None
         self.greeting = self._expect(HELLO_ID)
         self.layers: dict[str, str] = {}
@@ -228,7 +228,7 @@ class SlotClient(asyncio.Protocol):
         Raises:
             SlotError: for a reason that says nothing about the source.
         """
-        reply = await self._request(Operation.LOAD, source.encode())
+        reply = await self._request(Operation.LOAD, source.encode(), self._limits)
         if reply.verdict is CallVerdict.REPORTED and reply.detail == Report.RETURNED:
             return
         result = decode(reply, self._limits)
@@ -237,11 +237,18 @@ class SlotClient(asyncio.Protocol):
         self.load_error = result
         self.close()
 
-    async def call(self, request: bytes, more_cpu_seconds: int = 0) -> CallResult:
-        """Run one call; `request` is from `encode_request`, the seconds go on top of the CPU and wall limits."""
+    async def call(self, request: bytes, limits: Limits | None = None, more_cpu_seconds: int = 0) -> CallResult:
+        """Run one call.
+
+        Args:
+            request: from `encode_request`.
+            limits: of this call; None for those that the slot was opened with.
+            more_cpu_seconds: on top of the limits of CPU and wall time.
+        """
         if self.load_error is not None:
             return self.load_error
-        return decode(await self._request(Operation.CALL, request, more_cpu_seconds), self._limits)
+        limits = limits or self._limits
+        return decode(await self._request(Operation.CALL, request, limits, more_cpu_seconds), limits)
 
     def close(self) -> None:
         """End it: the socket's end is its order to go, and the zygote kills it in case it cannot read."""
@@ -250,17 +257,21 @@ class SlotClient(asyncio.Protocol):
             self._zygote.kill_slot(self._token)
             self._end()
 
-    async def _request(self, operation: Operation, payload: bytes, more_cpu_seconds: int = 0) -> SlotReply:
+    async def _request(
+        self, operation: Operation, payload: bytes, limits: Limits, more_cpu_seconds: int = 0
+    ) -> SlotReply:
         if self._transport is None:
             return _DIED
         number = next(self._numbers)
         reply = self._expect(number)
-        self._transport.write(frame(REQUEST.pack(number, operation, more_cpu_seconds) + payload))
+        cpu_seconds, wall_seconds = limits.cpu_seconds + more_cpu_seconds, limits.wall_seconds + more_cpu_seconds
+        head = REQUEST.pack(number, operation, cpu_seconds, wall_seconds, limits.memory_bytes, limits.result_bytes)
+        self._transport.write(frame(head + payload))
         try:
-            answer = await _reply_within(reply, self._limits.wall_seconds + more_cpu_seconds + _GRACE_SECONDS)
+            answer = await _reply_within(reply, wall_seconds + _GRACE_SECONDS)
         except asyncio.CancelledError:
             if self._transport is not None:
-                self._transport.write(frame(REQUEST.pack(number, Operation.CANCEL, 0)))
+                self._transport.write(frame(REQUEST.pack(number, Operation.CANCEL, 0, 0.0, 0, 0)))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -292,10 +303,13 @@ class SlotClient(asyncio.Protocol):
             number, verdict, detail, cpu, wall = REPLY.unpack_from(message)
             if number not in self._waiting:
                 continue  # it was cancelled
-            payload = self._parts.pop(number, b"") + message[REPLY.size :]
+            payload = message[REPLY.size :]
             if verdict == CallVerdict.PART:
-                self._parts[number] = payload
-            elif not (future := self._waiting[number]).done():
+                self._parts.setdefault(number, bytearray()).extend(payload)
+                continue
+            if number in self._parts:
+                payload = bytes(self._parts.pop(number)) + payload
+            if not (future := self._waiting[number]).done():
                 future.set_result(SlotReply(CallVerdict(verdict), detail, cpu, wall, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:

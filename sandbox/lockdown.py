@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from sandbox.limits import Limits, LockPlan
+    from sandbox.limits import LockPlan
 
     Step = tuple[Callable[..., Any], tuple[Any, ...]]
     """A C function with its arguments; it raises, or returns a negative number, when it fails."""
@@ -283,9 +283,9 @@ def limit_slot() -> None:
         resource.setrlimit(number, pair)
 
 
-def call_limits(limits: Limits) -> list[Limit]:
-    """The rlimits that each call sets for itself, beside that on CPU time."""
-    return _limits({"AS": limits.memory_bytes, "NOFILE": 32, "NPROC": 0})
+def call_limits() -> list[Limit]:
+    """The rlimits that each call sets for itself, beside those on CPU time and memory."""
+    return _limits({"NOFILE": 32, "NPROC": 0})
 
 
 def _limits(wanted: Mapping[str, int]) -> list[Limit]:

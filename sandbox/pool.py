@@ -208,6 +208,7 @@ class SandboxPool:
         seed: int = 0,
         now: int | None = None,
         history: Sequence[PastCall] = (),
+        limits: Limits | None = None,
     ) -> CallResult:
         """Call one function of an untrusted module, in a fresh locked process.
 
@@ -218,6 +219,7 @@ class SandboxPool:
             seed: of everything random that the code can see. The same call with the same seed returns the same bytes.
             now: the moment at which the call takes place, Unix seconds; None for `sandbox.determinism.EPOCH`.
             history: calls to repeat first; `sandbox.SandboxEpisode` keeps it.
+            limits: of this call instead of the pool's, but for that of its standard output.
 
         Returns:
             What became of it. An infrastructure outcome has already been retried once.
@@ -228,23 +230,24 @@ class SandboxPool:
         if self._plan is None:
             raise SandboxError("the pool is not open: use `async with SandboxPool(...) as pool`")
         self.stats.calls += 1
-        if code not in self._entries and (refused := self._refuse_source(code)):
+        limits = limits or self.config.limits
+        if code not in self._entries and (refused := _refuse_source(code, limits.source_bytes)):
             return refused
         request = encode_request(function, arguments, seed=seed, now=now, history=history)
         if isinstance(request, CallResult):
             return request
-        if len(request) > (most := self.config.limits.argument_bytes):
+        if len(request) > (most := limits.argument_bytes):
             message = f"the arguments are {len(request)} bytes of JSON; at most {most} are allowed"
             return CallResult(Outcome.TOO_LARGE, error=message, ended_by="arguments")
-        more = min(cpu_seconds_of(history), self.config.limits.history_cpu_seconds) if history else 0
+        more = min(cpu_seconds_of(history), limits.history_cpu_seconds) if history else 0
         if (turns := self._turns.get(code)) is None:
             turns = self._turns[code] = asyncio.Semaphore(self.config.calls_per_environment)
         # A call that waits for others of its environment keeps no permit from the rest.
         async with turns, self._permits:
-            result = await self._attempt(code, request, more)
+            result = await self._attempt(code, request, limits, more)
             if result.is_infrastructure and self._plan is not None:
                 self.stats.retried += 1
-                result = await self._attempt(code, request, more)
+                result = await self._attempt(code, request, limits, more)
         if result.is_infrastructure:
             self.stats.infrastructure += 1
         return result
@@ -268,17 +271,7 @@ class SandboxPool:
             return f"off: {error.strerror}"
         return self._cgroup.description
 
-    def _refuse_source(self, code: str) -> CallResult | None:
-        try:
-            size = len(code.encode())
-        except UnicodeEncodeError as error:
-            return CallResult(Outcome.TOOL_ERROR, error=f"SyntaxError: source is not UTF-8: {error}", ended_by="source")
-        if size > (most := self.config.limits.source_bytes):
-            message = f"the module is {size} bytes; at most {most} are allowed"
-            return CallResult(Outcome.TOO_LARGE, error=message, ended_by="source")
-        return None
-
-    async def _attempt(self, code: str, request: bytes, more_cpu_seconds: int) -> CallResult:
+    async def _attempt(self, code: str, request: bytes, limits: Limits, more_cpu_seconds: int) -> CallResult:
         if self._plan is None:
             return CLOSED
         entry = self._entry(code)
@@ -288,7 +281,7 @@ class SandboxPool:
             slot = await asyncio.shield(entry.opening)
             if len(self._spares) < self.config.spare_slots:  # once this call is on its way
                 asyncio.get_running_loop().call_soon(self._open_spares)
-            result = await slot.call(request, more_cpu_seconds)
+            result = await slot.call(request, limits, more_cpu_seconds)
             return CLOSED if result.kind is Outcome.ENV_DIED and self._plan is None else result
         except SlotError as error:
             if self._plan is None:
@@ -382,6 +375,17 @@ class SandboxPool:
                         raise SlotError(f"the zygote cannot be put into its control group: {error}") from error
                 self.stats.zygotes += 1
             return self._zygote
+
+
+def _refuse_source(code: str, most_bytes: int) -> CallResult | None:
+    try:
+        size = len(code.encode())
+    except UnicodeEncodeError as error:
+        return CallResult(Outcome.TOOL_ERROR, error=f"SyntaxError: source is not UTF-8: {error}", ended_by="source")
+    if size > most_bytes:
+        message = f"the module is {size} bytes; at most {most_bytes} are allowed"
+        return CallResult(Outcome.TOO_LARGE, error=message, ended_by="source")
+    return None
 
 
 def _is_usable(entry: _Entry) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LENGTH = struct.Struct("!I")  # of the frame that follows
-REQUEST = struct.Struct("!QBH")  # call id, Operation, CPU seconds beyond the limit; then the payload
+REQUEST = struct.Struct("!QBIdQQ")  # call id, Operation, CPU and wall seconds, bytes of memory and result; the payload
 REPLY = struct.Struct("!QBBdd")  # call id, Verdict, signal or Report, CPU seconds, wall seconds; then the payload
 REPORT = struct.Struct("!BI")  # Report, length; then the body
 

@@ -1,7 +1,7 @@
 """The pool behind HTTP, for callers in other processes and on other machines.
 
     POST /call       {"code" or "digest", "function", "arguments", "seed"?, "now"?, "history"?} → a `CallResult` as JSON
-    POST /run_code   {"code", "language"?} → as SandboxFusion answers, so that the original ASTRA's scripts run on it
+    POST /run_code   {"code", "stdin"?, "files"?, "run_timeout"?, …} → SandboxFusion's form (`sandbox.run_code`)
     GET  /health     {"status", "tier", "layers", "running", "waiting"}; 503 while it drains
     GET  /metrics    Prometheus' text format
 
@@ -25,9 +25,11 @@ from typing import Annotated, Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
+from sandbox import run_code
 from sandbox.access import ReachConfig, network_of
 from sandbox.http_service import HttpRefusal, HttpService
-from sandbox.outcomes import CallResult, Outcome, SandboxError
+from sandbox.json_values import MOST_DIGITS
+from sandbox.outcomes import CallResult, SandboxError
 from sandbox.pool import SandboxPool
 from sandbox.request import PastCall
 from sandbox.settings import Bound, CountOrZero, Port, Rate
@@ -35,7 +37,6 @@ from sandbox.settings import Bound, CountOrZero, Port, Rate
 _HEADROOM_BYTES = 64 << 10
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _BURST_SECONDS = 10.0
-_SCRIPT = "__sandbox_script__"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,17 +156,19 @@ class SandboxService(HttpService):
         return held
 
     async def _run_code(self, request: web.Request) -> web.Response:
-        names = {"code": str, "language": str, "run_timeout": object, "compile_timeout": object, "files": object}
-        names |= {"stdin": object, "fetch_files": object, "memory_limit_MB": object}
-        defaults = dict.fromkeys(set(names) - {"code"})
-        body = await _body(request, names, defaults | {"language": "python"})
-        if body["language"] != "python":
-            raise HttpRefusal(400, f"language is {body['language']!r}; only 'python' is run here")
-        if body["files"] or body["fetch_files"] or body["stdin"]:
-            raise HttpRefusal(400, "files, fetch_files and stdin are not offered here; put the data into the code")
-        script = f"{body['code']}\n\ndef {_SCRIPT}():\n    return None\n"
-        result = await self._admitted(request, script, function=_SCRIPT, arguments={})
-        return web.json_response(_as_sandbox_fusion(result))
+        try:
+            program = run_code.read_request(await _json(request), self._pool.config.limits.source_bytes)
+        except run_code.NotOffered as refused:
+            return web.json_response(run_code.refusal(str(refused)))
+        except run_code.BadField as error:
+            detail = [{"type": "value_error", "loc": ["body", error.name], "msg": str(error)}]
+            self._metrics.refused.labels("422").inc()
+            return web.json_response({"detail": detail, "error": str(error)}, status=422)
+        limits = program.limits(self._pool.config.limits, self._most_bytes)
+        result = await self._admitted(
+            request, program.module, function=run_code.FUNCTION, arguments=program.arguments, limits=limits
+        )
+        return web.json_response(run_code.answer(program, result))
 
     async def _health(self, request: web.Request) -> web.Response:
         state = {
@@ -229,12 +232,19 @@ class SandboxService(HttpService):
 # What comes in, what goes out
 
 
+async def _json(request: web.Request) -> Any:
+    try:
+        return json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        why = str(error)
+        if "int_max_str_digits" in why:  # what Python advises is not for a client
+            why = f"it holds an integer of more than {MOST_DIGITS} digits; send it as text"
+        raise HttpRefusal(400, f"the body is not JSON: {why}") from None
+
+
 async def _body(request: web.Request, fields: dict[str, type], defaults: dict[str, Any]) -> dict[str, Any]:
     """The request's JSON object, each field of its type."""
-    try:
-        body = json.loads(await request.read())
-    except (ValueError, RecursionError) as error:
-        raise HttpRefusal(400, f"the body is not JSON: {error}") from None
+    body = await _json(request)
     if not isinstance(body, dict):
         raise HttpRefusal(400, f"the body is a JSON {type(body).__name__}; send an object with {', '.join(fields)}")
     if unknown := set(body) - set(fields):
@@ -265,25 +275,6 @@ def _past_call(item: Any) -> PastCall:
         return PastCall(*item)
     except ValueError as error:
         raise HttpRefusal(400, f"field 'history': {error}") from None
-
-
-def _as_sandbox_fusion(result: CallResult) -> dict[str, Any]:
-    status = "Success" if result.ok else "SandboxError" if result.is_infrastructure else "Failed"
-    timed_out = result.kind in (Outcome.CPU_TIMEOUT, Outcome.WALL_TIMEOUT, Outcome.IDLE_TIMEOUT)
-    return {
-        "status": status,
-        "message": result.error if result.is_infrastructure else "",
-        "compile_result": None,
-        "run_result": {
-            "status": "TimeLimitExceeded" if timed_out else "Error" if result.is_infrastructure else "Finished",
-            "execution_time": result.wall_seconds,
-            "return_code": 0 if result.ok else 1,
-            "stdout": result.stdout,
-            "stderr": result.error,
-        },
-        "executor_pod_name": None,
-        "files": {},
-    }
 
 
 class _Metrics:

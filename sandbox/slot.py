@@ -93,16 +93,18 @@ class _Job:
         pid: int,
         pipe: int,
         started: float,
-        more_cpu_seconds: int,
-        limits: Limits,
+        cpu_seconds: int,
+        wall_seconds: float,
+        most_bytes: int,
     ) -> None:
         self.number = number
         self.operation = operation
         self.pid = pid
         self.pipe = pipe
         self.started = started
-        self.cpu_seconds = limits.cpu_seconds + more_cpu_seconds
-        self.deadline = started + limits.wall_seconds + more_cpu_seconds
+        self.cpu_seconds = cpu_seconds
+        self.deadline = started + wall_seconds
+        self.most_bytes = most_bytes  # of its report
         self.watched = False  # whether the slot waits for what comes through its pipe
         self.head = b""  # of what it wrote: at most the first `_HEAD_BYTES`
         self.written = 0  # bytes, in all
@@ -118,7 +120,7 @@ class Slot:
         control: stream socket to the host.
         lifeline: read end of a pipe whose other end the zygote holds; its end is the zygote's.
         plan: the layers that calls are to have.
-        limits: of each call.
+        limits: of compiling, and of each call's standard output; a call's others come with its request.
         readable: what calls may read, from `lockdown.library_paths`.
         clock: the real monotonic clock (the `time` module's own is virtual in here).
     """
@@ -140,7 +142,6 @@ class Slot:
         self._locks = call.Locks(
             rules=lockdown.LandlockRules(readable) if plan.landlock else None,
             calls=call_filter(allow_open=plan.allow_open) if plan.seccomp else None,
-            limits=limits,
             parent=libc.getpid(),
         )
         self._output = call.Output(limits.stdout_bytes)
@@ -191,9 +192,9 @@ class Slot:
     def _read_requests(self) -> None:
         try:
             for message in self._inbox.frames():
-                number, operation, more_cpu_seconds = REQUEST.unpack_from(message)
+                number, operation, cpu, wall, memory, result = REQUEST.unpack_from(message)
                 if operation == _CALL:
-                    self._start(number, more_cpu_seconds, message[REQUEST.size :])
+                    self._start(number, cpu, wall, memory, result, message[REQUEST.size :])
                 elif operation == _CANCEL:
                     self._cancel(number)
                 else:
@@ -216,7 +217,7 @@ class Slot:
         reader, writer = os.pipe()
         pid = libc.fork()
         if pid == 0:
-            call.wait_for_module(source, writer, self._locks)
+            call.wait_for_module(source, writer, self._locks, self._limits)
         os.close(source)
         os.close(writer)
         os.set_blocking(reader, False)
@@ -235,7 +236,11 @@ class Slot:
     def _load(self, number: int, source: memoryview) -> None:
         pid, reader, writer = self._take_compiler()
         if pid > 0:
-            self._jobs[pid] = _Job(number, _LOAD, pid, reader, self._clock(), 0, self._limits)
+            limits = self._limits
+            most_bytes = limits.source_bytes * _CODE_BYTES_PER_SOURCE_BYTE + _SLACK_BYTES
+            self._jobs[pid] = _Job(
+                number, _LOAD, pid, reader, self._clock(), limits.cpu_seconds, limits.wall_seconds, most_bytes
+            )
             with contextlib.suppress(BrokenPipeError):  # it has ended, and will be judged by how
                 while source:
                     source = source[os.write(writer, source) :]
@@ -244,30 +249,34 @@ class Slot:
             self._reply(number, CallVerdict.NOT_FORKED, 0)
         os.close(writer)
 
-    def _start(self, number: int, more_cpu_seconds: int, payload: memoryview) -> None:
-        arguments = (self._code, payload, self._limits.result_bytes, self._output)
+    def _start(
+        self,
+        number: int,
+        cpu_seconds: int,
+        wall_seconds: float,
+        memory_bytes: int,
+        result_bytes: int,
+        payload: memoryview,
+    ) -> None:
+        arguments = (self._code, payload, result_bytes, self._output)
         reader, writer = os.pipe()
         pid = libc.fork()
         if pid == 0:
-            call.run_locked(writer, self._locks, more_cpu_seconds, call.call_function, arguments)
+            call.run_locked(writer, self._locks, cpu_seconds, memory_bytes, call.call_function, arguments)
         os.close(writer)
         if pid < 0:
             os.close(reader)
             self._reply(number, CallVerdict.NOT_FORKED, 0)
             return
         os.set_blocking(reader, False)
-        self._jobs[pid] = _Job(number, _CALL, pid, reader, self._clock(), more_cpu_seconds, self._limits)
+        most_bytes = result_bytes + 4 * self._limits.stdout_bytes + _SLACK_BYTES
+        self._jobs[pid] = _Job(number, _CALL, pid, reader, self._clock(), cpu_seconds, wall_seconds, most_bytes)
 
     def _cancel(self, number: int) -> None:
         for job in self._jobs.values():
             if job.number == number:
                 job.cancelled = True
                 os.kill(job.pid, signal.SIGKILL)
-
-    def _most_bytes(self, job: _Job) -> int:
-        if job.operation == _LOAD:
-            return self._limits.source_bytes * _CODE_BYTES_PER_SOURCE_BYTE + _SLACK_BYTES
-        return self._limits.result_bytes + 4 * self._limits.stdout_bytes + _SLACK_BYTES
 
     def _read_report(self, job: _Job, *, ended: bool = False) -> memoryview:
         """Take what is in the pipe and pass it on, but for the last of it if the process has ended: that is returned.
@@ -283,7 +292,7 @@ class Slot:
             rest = chunk[_HEAD_BYTES - len(job.head) :]
             job.head += bytes(chunk[: count - len(rest)])
             job.written += count
-            flood = job.written > self._most_bytes(job)
+            flood = job.written > job.most_bytes
             if flood:
                 self._stop(job, CallVerdict.FLOOD)
             if flood or not count:

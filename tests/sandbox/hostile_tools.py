@@ -476,8 +476,8 @@ def return_huge_integer():
     return 10**5000
 
 
-def return_set():
-    return {1, 2}
+def return_generator():
+    return (n for n in range(2))
 
 
 def return_cycle():

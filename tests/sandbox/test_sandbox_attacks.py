@@ -71,7 +71,7 @@ ATTACKS: dict[str, set[Outcome]] = {
     "return_infinity": {Outcome.UNSERIALISABLE},
     "return_surrogate": {Outcome.UNSERIALISABLE},
     "return_huge_integer": {Outcome.UNSERIALISABLE},
-    "return_set": {Outcome.OK},
+    "return_generator": {Outcome.UNSERIALISABLE},
     "return_cycle": {Outcome.UNSERIALISABLE},
     "return_deep_list": {Outcome.UNSERIALISABLE},
     "start_processes_by_number": {Outcome.OK},
