@@ -287,7 +287,9 @@ def compile_module(source: bytes | memoryview) -> bytes:
 
 
 def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, output: Output) -> bytes:
-    """Execute the module afresh, repeat the calls of its history, call its function, encode what that returned.
+    """Execute the module afresh, repeat the calls of its history, call its function, encode its result.
+
+    The module finds `__to_json__`, the conversion of results, for those that it looks at itself.
 
     Args:
         code: the marshalled code object; unmarshalled only here, in the locked process.
@@ -304,7 +306,7 @@ def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, out
     try:
         module = types.ModuleType("tool")
         namespace = module.__dict__
-        namespace["__builtins__"] = builtins
+        namespace["__builtins__"], namespace["__to_json__"] = builtins, to_json
         module.__file__ = _FILE_NAME
         sys.modules["tool"] = module
         exec(marshal.loads(code), namespace)

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import math
 import os
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from sandbox.protocol import HELLO_ID, REPLY, REQUEST, CallVerdict, FrameReader,
 
 _ZYGOTE = Path(__file__).resolve().with_name("zygote.py")
 _GRACE_SECONDS = 5.0  # a slot enforces wall limits itself; this much later the host gives up on the slot
-_DIED = SlotReply(CallVerdict.SLOT_DIED, 0, 0.0, 0.0, b"")
+_DIED = SlotReply(CallVerdict.SLOT_DIED, 0, 0.0, 0.0, 0, b"")
 
 
 class SlotError(Exception):
@@ -102,7 +103,9 @@ class ZygoteClient:
             self._broken = True
         return not self._broken
 
-    async def open_slot(self, plan: LockPlan, limits: Limits, uid: int | None, seconds: float) -> SlotClient:
+    async def open_slot(
+        self, plan: LockPlan, limits: Limits, uid: int | None, seconds: float, fair_bytes: float = math.inf
+    ) -> SlotClient:
         """Fork a slot and wait for its greeting.
 
         Args:
@@ -110,6 +113,7 @@ class ZygoteClient:
             limits: of its calls.
             uid: user id it is to take, or None.
             seconds: how long to wait for it.
+            fair_bytes: of memory, that each of its calls may hold when memory runs out.
 
         Raises:
             SlotError: it ended, was late, or could not put a layer in place.
@@ -127,7 +131,7 @@ class ZygoteClient:
             ours.close()
             raise SlotError("the zygote does not answer: its socket is closed")
         ours.setblocking(False)
-        slot = SlotClient(self, token, limits)
+        slot = SlotClient(self, token, limits, fair_bytes)
         await asyncio.get_running_loop().create_unix_connection(lambda: slot, sock=ours)
         try:
             hello = await _reply_within(slot.greeting, seconds)
@@ -204,10 +208,11 @@ class ZygoteClient:
 class SlotClient(asyncio.Protocol):
     """One environment's slot zygote."""
 
-    def __init__(self, zygote: ZygoteClient, token: int, limits: Limits) -> None:
+    def __init__(self, zygote: ZygoteClient, token: int, limits: Limits, fair_bytes: float) -> None:
         self._zygote = zygote
         self._token = token
         self._limits = limits
+        self._fair_bytes = fair_bytes
         self._frames = FrameReader()
         self._numbers = itertools.count(HELLO_ID + 1)
         self._waiting: dict[int, asyncio.Future[SlotReply | None]] = {}
@@ -248,7 +253,7 @@ class SlotClient(asyncio.Protocol):
         if self.load_error is not None:
             return self.load_error
         limits = limits or self._limits
-        return decode(await self._request(Operation.CALL, request, limits, more_cpu_seconds), limits)
+        return decode(await self._request(Operation.CALL, request, limits, more_cpu_seconds), limits, self._fair_bytes)
 
     def close(self) -> None:
         """End it: the socket's end is its order to go, and the zygote kills it in case it cannot read."""
@@ -300,7 +305,7 @@ class SlotClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""
         for message in self._frames.feed(data):
-            number, verdict, detail, cpu, wall = REPLY.unpack_from(message)
+            number, verdict, detail, cpu, wall, memory_kib = REPLY.unpack_from(message)
             if number not in self._waiting:
                 continue  # it was cancelled
             payload = message[REPLY.size :]
@@ -310,7 +315,7 @@ class SlotClient(asyncio.Protocol):
             if number in self._parts:
                 payload = bytes(self._parts.pop(number)) + payload
             if not (future := self._waiting[number]).done():
-                future.set_result(SlotReply(CallVerdict(verdict), detail, cpu, wall, payload))
+                future.set_result(SlotReply(CallVerdict(verdict), detail, cpu, wall, memory_kib, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio: the slot has ended."""

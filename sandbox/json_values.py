@@ -177,7 +177,7 @@ class _Conversion:
             return str(value)
         if type(plain) is type(value):  # a number that Python has no type for
             if float(plain) != plain:
-                raise _refused(place, f"a {_name(value)} that no float holds exactly; return a float or a text")
+                raise _refused(place, f"{_with_article(value)} that no float holds exactly; return a float or a text")
             plain = float(plain)
         return self.value(plain, place)
 
@@ -293,16 +293,15 @@ def _in_order(value: Any) -> tuple[int, Any, str]:
 
 
 def _advice(value: Any) -> str:
-    name = _name(value)
     if callable(value) and hasattr(value, "__name__"):
-        return f"the {name} {getattr(value, '__name__', '')!r}; return what it holds or computes"
+        return f"the {_name(value)} {value.__name__!r}; return what it holds or computes"
     if isinstance(value, abc.Coroutine):
         return "a coroutine; define the function with `def`, without `async`"
     if isinstance(value, abc.Iterator | abc.AsyncIterator):
-        return f"a {name}, which can be read once; return a list"
+        return f"{_with_article(value)}, which can be read once; return a list"
     if hasattr(value, "iloc"):
-        return f"a {name}; return lists or objects, for example with .to_dict()"
-    return f"a {name}, which has no JSON form; return objects, arrays, texts and numbers"
+        return f"{_with_article(value)}; return lists or objects, for example with .to_dict()"
+    return f"{_with_article(value)}, which has no JSON form; return objects, arrays, texts and numbers"
 
 
 def _refused(place: tuple[Any, ...], what: str) -> NotJsonError:
@@ -322,3 +321,8 @@ def _short(key: Any) -> str:
 
 def _name(value: Any) -> str:
     return type(value).__name__
+
+
+def _with_article(value: Any) -> str:
+    name = _name(value)
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

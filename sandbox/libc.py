@@ -43,22 +43,22 @@ def check(result: int, what: str) -> int:
 
 _wait4 = LIBC.wait4
 _status = ctypes.create_string_buffer(4)
-_usage = ctypes.create_string_buffer(256)  # `struct rusage`, whose first fields are four `long`
+_usage = ctypes.create_string_buffer(256)  # `struct rusage`, whose first fields are five `long`
 _WAIT_ARGUMENTS = (-1, _status, os.WNOHANG, _usage)
-_CPU_TIMES = struct.Struct("4l")
+_TIMES_AND_MEMORY = struct.Struct("5l")
 _STATUS = struct.Struct("i")
 
 
-def reap() -> tuple[int, int, float]:
+def reap() -> tuple[int, int, float, int]:
     """Reap a child that has ended, without waiting: `os.wait4`, which imports `resource` and makes twenty objects.
 
     Returns:
         Its process id, 0 when none has ended; its status as `os.waitpid` gives it; the seconds of processor time it
-        had. Raises `ChildProcessError` when there are no children.
+        had; the most memory that it held at once, in KiB. Raises `ChildProcessError` when there are no children.
     """
     pid = check(_wait4(*_WAIT_ARGUMENTS), "wait4")
-    user, user_us, system, system_us = _CPU_TIMES.unpack_from(_usage)
-    return pid, _STATUS.unpack_from(_status)[0], user + system + (user_us + system_us) / 1e6
+    user, user_us, system, system_us, memory_kib = _TIMES_AND_MEMORY.unpack_from(_usage)
+    return pid, _STATUS.unpack_from(_status)[0], user + system + (user_us + system_us) / 1e6, memory_kib
 
 
 def syscall(name: str, *arguments: Any) -> int:

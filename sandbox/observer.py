@@ -54,6 +54,7 @@ def observe(function: str, arguments: dict) -> dict:
     gaps += [bytes(size) for size in range(480, 2048, 16) for _ in range(8)]
     tool = types.ModuleType("tool")
     tool.__dict__["__builtins__"] = {**vars(builtins), "__import__": import_module}
+    tool.__dict__["__to_json__"] = globals()["__to_json__"]  # as in a plain call
     tool.__file__ = "<tool>"
     sys.modules["tool"] = tool
     sys.modules["another"] = types.ModuleType("another")  # which modules are loaded is not for tools to see

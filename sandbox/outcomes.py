@@ -39,7 +39,7 @@ class Outcome(enum.StrEnum):
     UNSERIALISABLE = "unserialisable"  # returned something that is not JSON, NaN and infinity included
     TOO_LARGE = "too_large"  # source, arguments or result beyond their limit
     CPU_TIMEOUT = "cpu_timeout"
-    CRASH = "crash"  # died of a signal
+    CRASH = "crash"  # died of a signal, or was killed twice for the memory that it took
     NO_RESULT = "no_result"  # ended without a report, e.g. `os._exit(0)`
     PROTOCOL_ERROR = "protocol_error"  # wrote something of its own on the result channel
     FLOOD = "flood"  # wrote more on it than any report may hold
@@ -47,7 +47,7 @@ class Outcome(enum.StrEnum):
     DIVERGED = "diverged"  # an episode's calls did not repeat: the code is not deterministic
 
     WALL_TIMEOUT = "wall_timeout"  # had work to do and did not come to it
-    KILLED = "killed"  # SIGKILL from outside, e.g. the kernel's out-of-memory killer
+    KILLED = "killed"  # SIGKILL from outside, or for lack of memory that others took
     ENV_DIED = "env_died"  # its slot or the zygote ended
     OPEN_FAILED = "open_failed"  # no slot could be had, or a layer could not be put in place
 
@@ -94,6 +94,9 @@ class CallResult:
         return self.kind in INFRASTRUCTURE
 
 
+MEMORY = "memory"
+"""End of a call that was killed when it held more than its part of the pool's memory."""
+
 CLOSED = CallResult(Outcome.ENV_DIED, error="the pool was closed during the call", ended_by="pool")
 
 
@@ -105,6 +108,7 @@ class SlotReply:
     detail: int
     cpu_seconds: float
     wall_seconds: float
+    memory_kib: int
     payload: bytes
 
 
@@ -120,11 +124,21 @@ _REPORTED = {
 }
 
 
-def decode(reply: SlotReply, limits: Limits) -> CallResult:
-    """The result that a slot's reply stands for. Whatever the untrusted payload holds, this returns."""
+def decode(reply: SlotReply, limits: Limits, fair_bytes: float = math.inf) -> CallResult:
+    """The result that a slot's reply stands for. Whatever the untrusted payload holds, this returns.
+
+    Args:
+        reply: the slot's.
+        limits: of the call.
+        fair_bytes: of memory, that the call may hold when memory runs out.
+    """
     if reply.verdict is CallVerdict.REPORTED:
         return _decode_report(reply, limits)
-    idle = reply.cpu_seconds < _IDLE_CPU_SECONDS
+    # Where calls can wait, one could work for a moment, wait for its limit, and be masked.
+    idle = bool(reply.detail) or reply.cpu_seconds < _IDLE_CPU_SECONDS
+    killed = "signal SIGKILL", "the call's process was killed from outside"
+    if reply.memory_kib << 10 > fair_bytes:
+        killed = MEMORY, f"MemoryError: the tool held {reply.memory_kib >> 10} MiB when memory ran out; take less"
     kind, ended_by, error = {
         CallVerdict.CPU_LIMIT: (
             Outcome.CPU_TIMEOUT,
@@ -136,7 +150,7 @@ def decode(reply: SlotReply, limits: Limits) -> CallResult:
             "wall_limit",
             f"TimeoutError: the call was still waiting after {limits.wall_seconds:g} s of wall time",
         ),
-        CallVerdict.KILLED: (Outcome.KILLED, "signal SIGKILL", "the call's process was killed from outside"),
+        CallVerdict.KILLED: (Outcome.KILLED, *killed),
         CallVerdict.NO_REPORT: (Outcome.NO_RESULT, "exit", "RuntimeError: the tool ended the process without a result"),
         CallVerdict.MALFORMED: (
             Outcome.PROTOCOL_ERROR,

@@ -16,7 +16,7 @@ import os
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Annotated, Any
 from weakref import WeakValueDictionary
@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 from sandbox.host import SlotClient, SlotError, ZygoteClient
 from sandbox.limits import Limits, LockPlan
-from sandbox.outcomes import CLOSED, CallResult, Outcome, SandboxError
+from sandbox.outcomes import CLOSED, MEMORY, CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, cpu_seconds_of, encode_request, source_digest
 from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
 from sandbox.settings import Bound, OneOf, Seconds, SettingError, Settings, Slots, Total
@@ -136,6 +136,7 @@ class SandboxPool:
         self.tier = ""
         self.layers: dict[str, str] = {}
         self.stats = PoolStats()
+        self._fair_bytes = self.config.share.memory_bytes / self.config.calls_at_once
         self._plan: LockPlan | None = None
         self._cgroup: Cgroup | None = None
         self._zygote: ZygoteClient | None = None
@@ -248,6 +249,8 @@ class SandboxPool:
             if result.is_infrastructure and self._plan is not None:
                 self.stats.retried += 1
                 result = await self._attempt(code, request, limits, more)
+        if result.kind is Outcome.KILLED and result.ended_by == MEMORY:  # twice: else a tool could be masked by this
+            result = replace(result, kind=Outcome.CRASH)
         if result.is_infrastructure:
             self.stats.infrastructure += 1
         return result
@@ -357,7 +360,7 @@ class SandboxPool:
             raise SlotError("the pool was closed")
         zygote = await self._living_zygote()
         uid = self.config.first_uid + next(self._numbers) % (_UIDS - 1)
-        return await zygote.open_slot(self._plan, self.config.limits, uid, self.config.open_seconds)
+        return await zygote.open_slot(self._plan, self.config.limits, uid, self.config.open_seconds, self._fair_bytes)
 
     async def _living_zygote(self) -> ZygoteClient:
         async with self._zygote_lock:

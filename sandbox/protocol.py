@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct("!I")  # of the frame that follows
 REQUEST = struct.Struct("!QBIdQQ")  # call id, Operation, CPU and wall seconds, bytes of memory and result; the payload
-REPLY = struct.Struct("!QBBdd")  # call id, Verdict, signal or Report, CPU seconds, wall seconds; then the payload
+REPLY = struct.Struct("!QBBddQ")  # call id, Verdict, its detail, CPU and wall seconds, KiB of memory; then the payload
 REPORT = struct.Struct("!BI")  # Report, length; then the body
 
 LOCKED = b"\x4c"
@@ -63,7 +63,11 @@ class Report(enum.IntEnum):
 
 
 class CallVerdict(enum.IntEnum):
-    """What the slot decided about a call, from the outside."""
+    """Decision of the slot about a call, from the outside.
+
+    The detail of `REPORTED` is the report's kind; of `SIGNAL`, `KILLED` and `NOT_LOCKED` the signal; of `WALL_LIMIT` 1
+    where calls can wait.
+    """
 
     REPORTED = 0
     CPU_LIMIT = 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.limits import Limits
-from sandbox.outcomes import CallResult, Outcome
+from sandbox.outcomes import MEMORY, CallResult, Outcome
 
 FUNCTION = "run"
 MOST_SECONDS = 60
@@ -198,7 +198,8 @@ def _killed(request: RunRequest, result: CallResult, said: list[str]) -> dict[st
         said.append(f"stopped at its run_timeout of {request.run_timeout:g} s; what it printed is lost")
         return _answer("Failed", _run(_TIMED_OUT, result.wall_seconds, None, "", ""), said, {})
     name = result.ended_by.removeprefix("signal ")
-    number = signal.SIGSYS if name == "seccomp" else getattr(signal.Signals, name, None)
+    numbers = {**signal.Signals.__members__, "seccomp": signal.SIGSYS, MEMORY: signal.SIGKILL}
+    number = numbers.get(name)
     code = 1 if number is None else -int(number)
     said.append(f"{result.error}; what it printed is lost")
     return _answer("Failed", _run(_FINISHED, result.wall_seconds, code, "", ""), said, {})

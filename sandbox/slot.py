@@ -144,6 +144,7 @@ class Slot:
             calls=call_filter(allow_open=plan.allow_open) if plan.seccomp else None,
             parent=libc.getpid(),
         )
+        self._can_wait = not plan.seccomp
         self._output = call.Output(limits.stdout_bytes)
         self._code = b""
         self._compiler: tuple[int, int, int] | None = None  # as from `_fork_compiler`, while it waits
@@ -341,7 +342,7 @@ class Slot:
 
     def _reap(self) -> None:
         while self._jobs:
-            pid, status, cpu_seconds = libc.reap()
+            pid, status, cpu_seconds, memory_kib = libc.reap()
             if pid == 0:
                 return
             job = self._jobs.pop(pid, None)
@@ -350,10 +351,10 @@ class Slot:
             rest = self._read_report(job, ended=True)
             self._close_pipe(job)
             if not job.cancelled:
-                self._finish(job, status, cpu_seconds, rest)
+                self._finish(job, status, cpu_seconds, memory_kib, rest)
             self._clear(rest)
 
-    def _finish(self, job: _Job, status: int, cpu_seconds: float, rest: memoryview) -> None:
+    def _finish(self, job: _Job, status: int, cpu_seconds: float, memory_kib: int, rest: memoryview) -> None:
         verdict, detail = self._judge(job, status, cpu_seconds)
         payload: Buffer = rest
         if job.operation == _LOAD:
@@ -362,11 +363,11 @@ class Slot:
                 # Not parsed: of what the compiling process wrote, this reads which of our own names are meant.
                 modules.load_named(job.code[: modules.NAMED_BYTES])
             self._code, payload = (bytes(job.code[modules.NAMED_BYTES :]), b"") if returned else (b"", job.code)
-        self._reply(job.number, verdict, detail, cpu_seconds, self._clock() - job.started, payload)
+        self._reply(job.number, verdict, detail, cpu_seconds, self._clock() - job.started, memory_kib, payload)
 
     def _judge(self, job: _Job, status: int, cpu_seconds: float) -> tuple[int, int]:
         if job.stopped is not None:
-            return job.stopped, 0
+            return job.stopped, int(job.stopped == CallVerdict.WALL_LIMIT and self._can_wait)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         overspent = cpu_seconds >= job.cpu_seconds  # also when the soft limit's signal was ignored
         if number == signal.SIGXCPU or overspent:
@@ -387,10 +388,17 @@ class Slot:
         return _REPORTED, kind
 
     def _reply(
-        self, number: int, verdict: int, detail: int, cpu: float = 0.0, wall: float = 0.0, payload: Buffer = b""
+        self,
+        number: int,
+        verdict: int,
+        detail: int,
+        cpu: float = 0.0,
+        wall: float = 0.0,
+        memory_kib: int = 0,
+        payload: Buffer = b"",
     ) -> None:
         size = REPLY.size + len(payload)
-        parts: list[Buffer] = [LENGTH.pack(size) + REPLY.pack(number, verdict, detail, cpu, wall), payload]
+        parts: list[Buffer] = [LENGTH.pack(size) + REPLY.pack(number, verdict, detail, cpu, wall, memory_kib), payload]
         left = LENGTH.size + size
         try:
             while left:

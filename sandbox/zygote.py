@@ -161,7 +161,7 @@ class Zygote:
             slot = Slot(control, self._lifeline, plan, limits, self._readable, self._clock)
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}".encode()
-            control.sendall(frame(REPLY.pack(HELLO_ID, CallVerdict.NOT_LOCKED, 0, 0.0, 0.0) + reason))
+            control.sendall(frame(REPLY.pack(HELLO_ID, CallVerdict.NOT_LOCKED, 0, 0.0, 0.0, 0) + reason))
             os._exit(1)
         slot.serve(layers)
 

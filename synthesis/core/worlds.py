@@ -97,7 +97,7 @@ def _world_plays(plays, checks, closely):
             kept = _world_copy.deepcopy(STATE)
             try:
                 value = globals()[name](**arguments)
-                outputs.append({"value": _world_json.loads(_world_json.dumps(value, allow_nan=False)), "error": ""})
+                outputs.append({"value": __to_json__(value), "error": ""})  # as the result of a call of its own
             except Exception as error:
                 STATE = kept
                 outputs.append({"value": None, "error": f"{type(error).__name__}: {error}"})

@@ -205,7 +205,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "iterator": ({"a": map(str, [])}, "a map, which can be read once; return a list"),
     "function": (len, "the builtin_function_or_method 'len'; return what it holds or computes"),
     "class": (Part, "the type 'Part'"),
-    "object": ({"a": object()}, r"its \['a'\] is a object, which has no JSON form"),
+    "object": ({"a": object()}, r"its \['a'\] is an object, which has no JSON form"),
     "cycle": (CYCLE, r"its \[0\]\['again'\] is the list that contains it"),
     "depth": (DEEP, "nests deeper than 200 levels"),
     "tuple as a key": ({(1, 2): 3}, r"an object with the key \(1, 2\); use texts as keys"),

@@ -177,7 +177,7 @@ async def test_who_waits_ends_at_once_and_is_told_why(pool: SandboxPool, attack:
 async def test_nothing_that_a_call_says_is_infrastructure() -> None:
     for report in Report:
         body = b'{"value": 1, "stdout": ""}' if report is Report.RETURNED else b'{"error": "mine", "stdout": ""}'
-        result = decode(SlotReply(CallVerdict.REPORTED, report, 0.1, 0.1, body), LIMITS)
+        result = decode(SlotReply(CallVerdict.REPORTED, report, 0.1, 0.1, 0, body), LIMITS)
         assert not result.is_infrastructure and result.kind is not Outcome.PROTOCOL_ERROR
 
 
@@ -188,7 +188,7 @@ async def test_a_results_depth_is_judged_alike_however_deep_the_host_is() -> Non
         if callers:
             return judged(levels, callers - 1)
         body = b'{"value":' + b"[" * levels + b"]" * levels + b',"stdout":""}'
-        return decode(SlotReply(CallVerdict.REPORTED, Report.RETURNED, 0.1, 0.1, body), LIMITS)
+        return decode(SlotReply(CallVerdict.REPORTED, Report.RETURNED, 0.1, 0.1, 0, body), LIMITS)
 
     for levels in (MOST_NESTING, MOST_NESTING + 1, 700, 5_000):
         shallow, deep = judged(levels, 0), judged(levels, 400)
@@ -198,19 +198,28 @@ async def test_a_results_depth_is_judged_alike_however_deep_the_host_is() -> Non
 
 @pytest.mark.parametrize(("cpu_seconds", "kind"), [(0.01, Outcome.IDLE_TIMEOUT), (0.3, Outcome.WALL_TIMEOUT)])
 async def test_who_waits_is_told_from_who_is_kept_waiting(cpu_seconds: float, kind: Outcome) -> None:
-    result = decode(SlotReply(CallVerdict.WALL_LIMIT, 0, cpu_seconds, 30.0, b""), LIMITS)
+    result = decode(SlotReply(CallVerdict.WALL_LIMIT, 0, cpu_seconds, 30.0, 0, b""), LIMITS)
     assert result.kind is kind and result.is_infrastructure is (kind is Outcome.WALL_TIMEOUT)
 
 
 async def test_waiting_for_ever_is_the_tools_own_doing_and_not_retried() -> None:
     """Where no layer refuses it."""
     config = SandboxConfig(
-        limits=Limits(cpu_seconds=1, wall_seconds=0.5), leave_out=("seccomp",), allow_unisolated=True
+        limits=Limits(cpu_seconds=5, wall_seconds=1.5), leave_out=("seccomp",), allow_unisolated=True
     )
+    works = """
+import resource, threading
+def f():
+    while resource.getrusage(resource.RUSAGE_SELF).ru_utime < 0.2:
+        sum(range(1000))
+    threading.Event().wait()
+"""
     async with SandboxPool(config) as pool:
-        result = await pool.call(HOSTILE, "wait_for_ever", {})
-        assert result.kind is Outcome.IDLE_TIMEOUT
-        assert not result.is_infrastructure
+        for code, function in ((HOSTILE, "wait_for_ever"), (works, "f")):
+            result = await pool.call(code, function, {})
+            assert result.kind is Outcome.IDLE_TIMEOUT, result
+            assert not result.is_infrastructure
+        assert result.cpu_seconds > 0.15  # enough of it to be kept waiting, where a layer forbids to wait
         assert pool.stats.retried == 0
         await assert_healthy(pool)
 

@@ -91,6 +91,7 @@ CALLS = {
     "no function": ("nope", {}),
     "wrong arguments": ("echo", {"values": 1}),
     "arguments no JSON": ("echo", {"value": float("inf")}),
+    "an integer too long": ("echo", {"value": [10**5_000]}),
     "too large": ("echo", {"value": "x" * 21_000}),
     "cpu limit": ("spin", {}),
     "arguments as deep as may be": ("echo", {"value": json.loads("[" * 198 + "]" * 198)}),

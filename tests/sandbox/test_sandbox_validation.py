@@ -36,6 +36,11 @@ FIT = {
         "return asdict(P(x))", head="from dataclasses import asdict, dataclass\n@dataclass\nclass P:\n    x: int"
     ),
     "sets": tool("return list({'a', 'b', 'c', x})"),
+    "results of common types": tool(
+        "return {1: {'b', 'a', 'c'}, Colour.RED: P(Decimal('0.1')), 'day': date(2026, 1, x)}",
+        head="from dataclasses import dataclass\nfrom datetime import date\nfrom decimal import Decimal\nimport enum\n"
+        "class Colour(enum.Enum):\n    RED = 'red'\n@dataclass\nclass P:\n    price: Decimal",
+    ),
     "import inside": tool("import json as j", "return j.loads('[1]')"),
     "__name__": tool("return [__name__, f.__module__]"),
     "modules of its own": tool(
@@ -43,6 +48,8 @@ FIT = {
     ),
 }  # fmt: skip
 UNFIT = {
+    "keys that collide": (tool("return {1: 'a', '1': 'b'}"), Reason.FAILS, "keys 1 and '1' are one in JSON"),
+    "an object": (tool("return [object()]"), Reason.FAILS, "its [0] is an object, which has no JSON form"),
     "syntax": ("def f(:\n", Reason.DOES_NOT_PARSE, "line 1"),
     "random": (tool("return random.random()", head="import random"), Reason.NONDETERMINISTIC, "returned 0.8"),
     "entropy": (tool("return uuid.uuid4().hex", head="import uuid"), Reason.NONDETERMINISTIC, "another random seed"),
@@ -129,7 +136,7 @@ UNFIT = {
     "hidden import": (tool("return str(__import__('o' + 's'))"), Reason.DISALLOWED_IMPORT, "imports os"),
     "raises": (tool("raise KeyError(x)"), Reason.FAILS, "KeyError: 1"),
     "no function": ("def g():\n    return 1\n", Reason.FAILS, "no function 'f'"),
-    "no JSON": (tool("return {x}"), Reason.FAILS, "not JSON"),
+    "no JSON": (tool("return (n for n in [x])"), Reason.FAILS, "not JSON"),
     "raises at load": ("1 / 0\n", Reason.FAILS, "ZeroDivisionError"),
     "never ends": (tool("while True:", "    pass"), Reason.FAILS, "CPU time"),
 }

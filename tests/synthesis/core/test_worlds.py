@@ -14,7 +14,7 @@ from state_world import CALLS, CODE, FIND, PAID, TRANSFER, bank, played
 from sandbox import CallResult, Limits, Outcome, SandboxConfig, SandboxPool
 from synthesis.core.records import StateChange, ToolEnvironment, World, decode, encode
 from synthesis.core.reward import Grade, MadeCall, f1_reward, score
-from synthesis.core.worlds import EpisodeCalls, harm_of, module_of
+from synthesis.core.worlds import PLAYS, EpisodeCalls, harm_of, module_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -218,3 +218,19 @@ async def test_a_module_holds_what_the_record_holds() -> None:
     source = module_of(world)
     compile(source, "world", "exec")
     assert source == module_of(world) and "STATE" not in names
+
+
+async def test_a_play_converts_results_as_a_call_does(pool: SandboxPool) -> None:
+    world = bank().world
+    assert isinstance(world, World)
+    more = "def tags():\n    return {'b', 'a'}\ndef twice():\n    return {1: 'a', '1': 'b'}\n"
+    module = module_of(msgspec.structs.replace(world, code=f"{world.code}\n{more}"))
+    result = await pool.call(module, PLAYS, {"plays": [[["tags", {}], ["twice", {}]]], "checks": [], "closely": False})
+    assert result.ok, result
+    tags, twice = result.value[0]["outputs"]
+    assert (
+        tags
+        == {"value": (await pool.call(module, "tags", {})).value, "error": ""}
+        == {"value": ["a", "b"], "error": ""}
+    )
+    assert twice["value"] is None and twice["error"].partition(": ")[2] in (await pool.call(module, "twice", {})).error
