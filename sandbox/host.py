@@ -248,7 +248,7 @@ class SlotClient(asyncio.Protocol):
         Args:
             request: from `encode_request`.
             limits: of this call; None for those that the slot was opened with.
-            more_cpu_seconds: on top of the limits of CPU and wall time.
+            more_cpu_seconds: on top of the limit of CPU time; that of wall time grows alike.
         """
         if self.load_error is not None:
             return self.load_error
@@ -269,7 +269,8 @@ class SlotClient(asyncio.Protocol):
             return _DIED
         number = next(self._numbers)
         reply = self._expect(number)
-        cpu_seconds, wall_seconds = limits.cpu_seconds + more_cpu_seconds, limits.wall_seconds + more_cpu_seconds
+        cpu_seconds = limits.cpu_seconds + more_cpu_seconds
+        wall_seconds = limits.wall_seconds_with(more_cpu_seconds)
         head = REQUEST.pack(number, operation, cpu_seconds, wall_seconds, limits.memory_bytes, limits.result_bytes)
         self._transport.write(frame(head + payload))
         try:

@@ -32,6 +32,14 @@ class Limits(Settings):
     history_cpu_seconds: Annotated[int, Bound(least=1, most=65_535)] = 30
     source_bytes: Count = 1 << 20
 
+    def wall_seconds_with(self, more_cpu_seconds: int) -> float:
+        """Wall seconds of a call that has more CPU seconds than `cpu_seconds`.
+
+        They grow alike: otherwise calls that use up what they are granted, on a processor that they share, would end at
+        the wall limit and be masked.
+        """
+        return self.wall_seconds + more_cpu_seconds * max(1.0, self.wall_seconds / self.cpu_seconds)
+
 
 @dataclass(frozen=True)
 class LockPlan:

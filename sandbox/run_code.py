@@ -103,11 +103,12 @@ class RunRequest:
             pool: those of the pool's calls.
             argument_bytes: that a request may hold.
         """
+        cpu_seconds = math.ceil(self.run_timeout)
         memory = MOST_MEMORY_MB if self.memory_limit_MB == -1 else self.memory_limit_MB
         return replace(
             pool,
-            cpu_seconds=math.ceil(self.run_timeout),
-            wall_seconds=pool.wall_seconds + self.run_timeout,
+            cpu_seconds=cpu_seconds,
+            wall_seconds=pool.wall_seconds_with(max(0, cpu_seconds - pool.cpu_seconds)),
             memory_bytes=memory << 20,
             result_bytes=_MOST_REPORT_BYTES,
             argument_bytes=argument_bytes,

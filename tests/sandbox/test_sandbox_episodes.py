@@ -16,6 +16,7 @@ import pytest_asyncio
 from serving import serving
 
 from sandbox import Limits, Outcome, PastCall, Sandbox, SandboxConfig, SandboxEpisode, SandboxPool
+from sandbox.protocol import digest
 from sandbox.remote import RemotePool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -132,6 +133,16 @@ async def test_repeating_is_granted_the_time_it_took() -> None:
         last = await episode.call("burn", {"seconds": 0.45})
         assert last.value == "burnt" and last.cpu_seconds > 1.3
         assert (await episode.call("burn", {"seconds": 30})).kind is Outcome.CPU_TIMEOUT
+
+
+async def test_the_wall_limit_grows_with_the_time_that_is_granted() -> None:
+    """On a processor that many share: else an episode of costly calls would be masked there."""
+    waits = "import threading\ndef f(waits=False):\n    if waits:\n        threading.Event().wait()"
+    limits = Limits(cpu_seconds=1, wall_seconds=1.5)
+    async with SandboxPool(SandboxConfig(limits=limits, leave_out=("seccomp",), allow_unisolated=True)) as pool:
+        before = PastCall("f", {}, digest("null"), 1.0)
+        result = await pool.call(waits, "f", {"waits": True}, history=[before])
+    assert result.kind is Outcome.IDLE_TIMEOUT and result.wall_seconds >= 2 * limits.wall_seconds
 
 
 async def test_a_history_too_long_is_an_error_by_name(sandbox: Sandbox) -> None:
