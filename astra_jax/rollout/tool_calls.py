@@ -16,7 +16,7 @@ from synthesis.core.chat_format import Call, MalformedCall
 from synthesis.core.environment import CallRecord
 from synthesis.core.records import ToolCall, ToolSpec
 from synthesis.core.tool_results import error_text, refusal
-from synthesis.core.tool_schemas import UncheckableSchema
+from synthesis.core.tool_schemas import UncheckableSchema, with_integers
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class EpisodeTools:
             outcome, why = refused
             shown = error_text(why, max_characters=self._max_chars)
             return ToolCallResult(call_id, call, CallRecord(turn, name, arguments, outcome, shown))
-        made = await self._session.call(name, arguments, max_chars=self._max_chars)
+        given = with_integers(self._specs[name].parameters, arguments)
+        made = await self._session.call(name, given, max_chars=self._max_chars)
         record = CallRecord(turn, name, arguments, made.outcome, made.output, made.solved)
         return ToolCallResult(call_id, call, record, made.infrastructure)
 

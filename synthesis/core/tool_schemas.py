@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -191,6 +191,32 @@ def argument_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> s
         problem = error.message()[:300]
         return f"argument {where!r}: {problem}" if where else problem
     return ""
+
+
+def with_integers(schema: Any, value: Any) -> Any:
+    """Return checked arguments with whole floats as integers where their schema takes no other number.
+
+    JSON Schema calls 3.0 an integer; Python takes no 3.0 as a count or an index.
+    """
+    if not isinstance(schema, Mapping):
+        return value
+    if isinstance(value, float):
+        kinds = {kind for one in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())) for kind in _kinds(one)}
+        return int(value) if value.is_integer() and "integer" in kinds and "number" not in kinds else value
+    for one in schema.get("allOf", ()):
+        value = with_integers(one, value)
+    if isinstance(value, Mapping):
+        properties, further = schema.get("properties", {}), schema.get("additionalProperties")
+        return {name: with_integers(properties.get(name, further), one) for name, one in value.items()}
+    if isinstance(value, list):
+        first, further = schema.get("prefixItems", ()), schema.get("items")
+        return [with_integers(first[i] if i < len(first) else further, one) for i, one in enumerate(value)]
+    return value
+
+
+def _kinds(schema: Any) -> Sequence[str]:
+    named = schema.get("type", ()) if isinstance(schema, Mapping) else ()
+    return (named,) if isinstance(named, str) else named
 
 
 _Message = Callable[[], str]

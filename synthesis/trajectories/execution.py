@@ -18,7 +18,7 @@ from synthesis.core import tool_results
 from synthesis.core.chat_format import parse_json
 from synthesis.core.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, Transient, rng_for
-from synthesis.core.tool_schemas import UncheckableSchema
+from synthesis.core.tool_schemas import UncheckableSchema, with_integers
 from synthesis.pipeline.context import ask_until
 from synthesis.pipeline.languages import NAMES, stray_text
 from synthesis.pipeline.teacher import Teacher, cast
@@ -210,7 +210,8 @@ class Session:
         number = rng_for(seed, "call", self.task.id, call.id).getrandbits(31)
         origin = self.server.origin(call.name)
         server = self.servers[origin.server_id]
-        own = msgspec.structs.replace(call, name=origin.tool)
+        given = with_integers(specs[call.name].parameters, call.arguments)
+        own = msgspec.structs.replace(call, name=origin.tool, arguments=given)
         if isinstance(server.execution, CodeExecution):
             return await self.executor.code(server.execution, own, number)
         if isinstance(server.execution, McpExecution):

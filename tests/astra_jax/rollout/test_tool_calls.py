@@ -89,6 +89,16 @@ async def test_hostile_results_too_and_rendered(pool, tmp_path):
     assert QWEN3.tool_results_text(episode).startswith("\n" + rendered.removesuffix("\n"))
 
 
+async def test_an_integer_that_is_written_as_a_float_is_an_integer(pool, tmp_path):
+    """JSON Schema takes 3.0 for one, and a sampler writes it; Python's functions do not."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    tools = [msgspec.structs.replace(CAPITAL.spec, name="zeros", parameters=schema)]
+    code = CodeExecution("def zeros(n: int) -> list[int]:\n    return [0] * n")
+    server = ToolServer("counts", "Counts", "It is.", "test", "en", tools, code)
+    run, episode = await both_paths(server, [("zeros", {"n": 3.0}), ("zeros", {"n": 3.5})], pool, tmp_path)
+    assert run == episode and run[0] == "[0,0,0]" and "3.5 is not of type 'integer'" in run[1]
+
+
 async def test_a_schema_that_cannot_be_checked_is_an_observation(pool):
     odd = {"type": "object", "properties": {"country": {"type": "string", "$ref": "#/nowhere"}}}
     tool = msgspec.structs.replace(CAPITAL, spec=msgspec.structs.replace(CAPITAL.spec, parameters=odd))

@@ -24,6 +24,7 @@ from synthesis.core.tool_schemas import (
     argument_error,
     check_schema,
     check_size,
+    with_integers,
 )
 
 COUNTRY = {"type": "object", "properties": {"country": {"type": "string"}}, "required": ["country"]}
@@ -109,6 +110,27 @@ schemas = st.recursive(
 def test_what_fits_is_what_json_schema_says(schema: Any, value: Any) -> None:
     reference = jsonschema.Draft202012Validator(schema).is_valid(value)
     assert (argument_error(of(schema), {"x": value}) == "") == reference
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "given"),
+    [
+        ({"type": "integer"}, 3.0, 3),
+        ({"type": ["integer", "null"]}, -0.0, 0),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, 1e20, 10**20),
+        ({"type": "number"}, 3.0, 3.0),
+        ({"type": ["integer", "number"]}, 3.0, 3.0),
+        ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 9}]}, 3.0, 3.0),
+        ({}, 3.0, 3.0),
+        ({"type": "integer"}, True, True),
+        ({"type": "array", "items": {"type": "integer"}}, [1.0, 2], [1, 2]),
+        ({"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "number"}}, [1.0, 2.0], [1, 2.0]),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, {"a": 1.0}, {"a": 1}),
+        ({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}}]}, {"a": 1.0}, {"a": 1}),
+    ],
+)  # fmt: skip
+def test_whole_floats_are_integers_where_a_schema_takes_no_other_number(schema: Any, value: Any, given: Any) -> None:
+    assert repr(with_integers(of(schema), {"x": value})) == repr({"x": given})
 
 
 def test_a_decimal_is_a_multiple_as_people_count() -> None:
