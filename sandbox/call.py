@@ -55,7 +55,7 @@ _RETURNED = int(Report.RETURNED)
 _LOAD, _DIVERGED, _FUNCTION, _RAISED = Report.LOAD, Report.DIVERGED, Report.FUNCTION, Report.RAISED
 _UNSERIALISABLE, _TOO_LARGE = Report.UNSERIALISABLE, Report.TOO_LARGE
 _REHEARSALS = 20  # CPython 3.11 specialises a function after 8 calls, later versions after fewer
-_FILE_NAME = "<tool>"
+_FILE_NAME, _BYTE_ORDER_MARK = "<tool>", "\ufeff"
 _DECODE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the C function
 _ENCODE: Callable[[Any, int], Sequence[str]] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # no NaN
     {}, json.JSONEncoder().default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False
@@ -277,7 +277,7 @@ def compile_module(source: bytes | memoryview) -> bytes:
     """
     try:
         warnings.simplefilter("ignore")
-        code = compile(str(source, "utf-8"), _FILE_NAME, "exec", dont_inherit=True)
+        code = compile(str(source, "utf-8").removeprefix(_BYTE_ORDER_MARK), _FILE_NAME, "exec", dont_inherit=True)
         return modules.named(code) + marshal.dumps(code)
     except SyntaxError as error:
         where = f" (line {error.lineno}: {(error.text or '').strip()[:200]!r})" if error.lineno else ""

@@ -86,7 +86,7 @@ async def validate(
     Raises:
         RuntimeError: the sandbox itself failed, twice.
     """
-    if finding := check_source(code, allowed):
+    if finding := check_source(code.removeprefix("\ufeff"), allowed):
         return finding
     for function, arguments in calls:
         validation = await validate_call(sandbox, code, function, arguments, allowed=allowed)
@@ -106,6 +106,7 @@ async def validate_call(
     allowed: frozenset[str] = ALLOWED,
 ) -> Validation:
     """Make a call twice and compare; `check_source` is part of it. Parameters are those of `validate`."""
+    code = code.removeprefix("\ufeff")  # of a file that an editor wrote
     first = await sandbox.call(code, function, arguments)
     if first.is_infrastructure:
         return Validation(first, None)

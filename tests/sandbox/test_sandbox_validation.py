@@ -41,6 +41,7 @@ FIT = {
         head="from dataclasses import dataclass\nfrom datetime import date\nfrom decimal import Decimal\nimport enum\n"
         "class Colour(enum.Enum):\n    RED = 'red'\n@dataclass\nclass P:\n    price: Decimal",
     ),
+    "byte order mark": "\ufeff" + tool("return x"),
     "import inside": tool("import json as j", "return j.loads('[1]')"),
     "__name__": tool("return [__name__, f.__module__]"),
     "modules of its own": tool(
