@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from launch.flags import cli, hub, shared
-from synthesis.core.terminal import say
+from synthesis.core.terminal import make_output_optional, say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -58,6 +58,7 @@ def _room_beside(source: epath.Path) -> Path | None:
 
 
 def _upload(folder: Path, repository: str, what: str) -> None:
+    make_output_optional()
     address = hub.upload(folder, repository, f"--repository={_REPOSITORY.value}", message=_MESSAGE.value or what)
     say(f"{address}: {what}")
 

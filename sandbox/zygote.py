@@ -94,7 +94,8 @@ class Zygote:
             if libc.check(libc.fork(), "fork") == 0:
                 self._become_slot(message, descriptor, writer)
         except OSError as error:  # the host sees the slot's socket close and tries again
-            print(f"sandbox zygote: cannot fork a slot: {error}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # standard error cannot be written
+                print(f"sandbox zygote: cannot fork a slot: {error}", file=sys.stderr, flush=True)
         os.close(descriptor)
         os.close(writer)
         self._births[reader] = message["open"]

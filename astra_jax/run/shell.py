@@ -355,13 +355,15 @@ class TrainingRun:
             self._tracing = False
 
     def _close(self) -> None:
-        if hasattr(self, "bar"):
-            self.bar.close()
         try:
             self.checkpointer.close()
         finally:
-            if self.writer is not None:
-                self.writer.close()
+            try:
+                if self.writer is not None:
+                    self.writer.close()
+            finally:
+                if hasattr(self, "bar"):
+                    self.bar.close()
 
 
 def _not_finite(params: Params) -> str:

@@ -118,10 +118,15 @@ def run(
             return endings.code(error, again=again)
 
     endings.prepare()
+    code: object
     try:
         app.run(guarded, flags_parser=partial(_parse, settings=settings))
     except (KeyboardInterrupt, SystemExit) as ended:  # Ctrl-C: while flags are parsed
         code = ended.code if isinstance(ended, SystemExit) else endings.code(ended, again=again)
+        try:
+            sys.stdout.flush()
+        except Exception as error:
+            code = code or endings.code(error)
         endings.leave(code)
         sys.exit(code)
 

@@ -28,7 +28,7 @@ from typing import TextIO
 from absl import logging
 
 from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import printable, say
+from synthesis.core.terminal import printable, protect_streams, say
 
 REFUSED, AWAY, TOLD, FELL_SHORT, INTERRUPTED, UNREAD, BROKEN = 2, 69, 75, 4, 130, 141, 1
 
@@ -67,11 +67,12 @@ def note_folder(flag: str, folder: str) -> None:
 
 
 def prepare() -> None:
-    """Make the standard streams ready for any text, whatever the locale, and what is logged safe to show."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # pytest's has not
-            stream.reconfigure(errors="backslashreplace")
-    logging.get_absl_handler().setFormatter(_PrintableFormatter())
+    """Protect the standard streams, and make logged text safe to show."""
+    logging.use_absl_handler()  # it removes other handlers of standard error, which it knows by their stream
+    protect_streams()
+    handler = logging.get_absl_handler()
+    handler.setFormatter(_PrintableFormatter())
+    handler.python_handler.setStream(sys.stderr)
     getLogger("asyncio").addFilter(_is_news)
     sys.excepthook = _outside
     sys.unraisablehook = _unheard
@@ -186,7 +187,6 @@ def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -
         say(f"interrupted; run the same command again{f': {again}' if again else ''}", file=out)
         return INTERRUPTED
     if isinstance(error, BrokenPipeError) and _unread():
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would say so once more, as it flushes at its end
         return UNREAD
     if (line := refusal(error)) is not None:
         say(f"error: {' '.join(line.splitlines())}", file=out)

@@ -13,7 +13,7 @@ from absl import flags
 from launch.flags import cli, endings, hub, meshes, shared
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, CountOrZero, Seconds
-from synthesis.core.terminal import say
+from synthesis.core.terminal import make_output_optional, say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -63,6 +63,7 @@ def hosts() -> Iterator[None]:
     from astra_jax.run.hosts import HostWatch
     from astra_jax.run.meeting import Meeting, meet
 
+    make_output_optional()  # also on the hosts that hold no lock
     given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
     if given and len(given) < 3:
         raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host_index")

@@ -15,7 +15,7 @@ from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox.access import Part, ReachConfig, is_loopback
 from sandbox.settings import Count, CountOrZero, Seconds, SecondsOrZero, Total
-from synthesis.core.terminal import say
+from synthesis.core.terminal import make_output_optional, say
 
 if TYPE_CHECKING:  # --help does not wait for it
     from sandbox.http_service import HttpService
@@ -87,6 +87,7 @@ async def listen(service: HttpService) -> str:
         UsageError: the address of --host and --port cannot be had.
     """
     config = service.config
+    make_output_optional()
     try:
         await service.start()
     except OSError as error:

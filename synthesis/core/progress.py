@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ def progress_bar(**options: Any) -> tqdm:
         options: as `tqdm` takes them.
     """
     label = printable(options.pop("desc", "") or "", lines=False)
-    return tqdm(**options, desc=label or None, file=sys.stderr if sys.stderr.isatty() else _Log())
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return tqdm(**options, desc=label or None, file=sys.stderr if is_terminal else _Log())
 
 
 def say_beside_bars(line: str) -> None:
@@ -45,7 +47,8 @@ class _Log:
         """`tqdm` writes a carriage return and a state, and a line feed when it is closed."""
         self._state = text.strip() or self._state
         if self._state and (text.endswith("\n") or time.monotonic() >= self._next):
-            print(self._state, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):  # without `protect_streams`, as in a program of a user's
+                print(self._state, file=sys.stderr, flush=True)
             self._state, self._next = "", time.monotonic() + self.SECONDS
 
     def flush(self) -> None:

@@ -1,17 +1,26 @@
-"""Text of strangers on a terminal: tool documents, answers, records, and what errors quote of them.
+"""Standard output and standard error: text of strangers on a terminal, and streams that cannot be written.
 
-A terminal obeys what it is sent: escape sequences rename its window, move its cursor over what was said before, and, on
-some, type for the user. Signs that turn the direction of writing show another text than there is (CVE-2021-42574).
+A terminal obeys what it is sent: escape sequences rename its window, move its cursor over earlier lines, and, on some,
+type for the user. Signs that turn the direction of writing show another text than there is (CVE-2021-42574).
+
+A full disk, a terminal that is gone or a closed pipe fails each write to it. `protect_streams` keeps such a failure
+from ending a run whose result is files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import re
+import select
 import shutil
 import sys
 import unicodedata
-from typing import TextIO
+from typing import Any, TextIO
+
+from synthesis.core.figures import FIGURES
+from synthesis.core.refusals import Refusal
 
 _UNSAFE = re.compile(
     "["
@@ -36,6 +45,93 @@ def printable(text: object, *, lines: bool = True) -> str:
 def say(text: object = "", *, file: TextIO | None = None) -> None:
     """Print a line, or several, as `printable` makes them, at once; by default to standard output."""
     print(printable(text), file=file or sys.stdout, flush=True)
+
+
+class OutputError(Refusal):
+    """Standard output cannot be written, and printing is all that the program was asked for."""
+
+
+class _Stream(io.FileIO):
+    """Descriptor of a standard stream whose failed writes are discarded, counted, and reported once on the other one.
+
+    The first failure of standard output raises instead while `is_required`: `OutputError`, or `BrokenPipeError` where
+    the reader of a pipe is gone.
+    """
+
+    is_required = True
+    """Of standard output: its text is the result of the program."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._title, self._other = ("standard output", 2) if descriptor == 1 else ("standard error", 1)
+        self._failures = 0
+
+    def write(self, data: Any, /) -> int:
+        """Write a bytes-like object; returns how many bytes were written or discarded."""
+        size = memoryview(data).nbytes
+        try:
+            while (written := super().write(data)) is None:  # the process that started this one made it non-blocking
+                select.select([], [self], [])
+            return written
+        except OSError as error:
+            self._failures += 1
+            FIGURES.put("output_failures", self._failures, stream=self._title)
+            if self._failures == 1:
+                self._report(error)
+            return size
+
+    def _report(self, error: OSError) -> None:
+        reason = f"{self._title} cannot be written: {error.strerror}"
+        is_unread = isinstance(error, BrokenPipeError)
+        if self._other == 2 and _Stream.is_required:
+            raise error if is_unread else OutputError(f"{reason}. Send it to another file, and run the command again")
+        if not is_unread:  # as Unix programs, which a closed pipe ends without a word
+            with contextlib.suppress(OSError):
+                # Not through the other stream: another thread may hold its lock, and wait for the lock of this one.
+                os.write(self._other, f"warning: {reason}; its text is lost, the run continues\n".encode())
+
+
+def protect_streams() -> None:
+    """Let standard output and standard error take any text in any locale, and let no failure of theirs end a run.
+
+    Where one is closed, a file that is opened later would get its descriptor, and receive its text: it is opened for
+    reading, so that writes to it fail.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
+    sys.stdout, sys.stderr = _protected(sys.stdout, 1), _protected(sys.stderr, 2)
+
+
+def make_output_optional() -> None:
+    """From now on the result is files, or a service: a run continues without standard output."""
+    _Stream.is_required = False
+
+
+def _protected(stream: TextIO | None, descriptor: int) -> TextIO:
+    encoding, is_unbuffered, by_line = "utf-8", False, descriptor == 2
+    if stream is not None:
+        if not isinstance(stream, io.TextIOWrapper) or not _is_of(stream, descriptor):  # such as a test's
+            return stream
+        with contextlib.suppress(OSError):
+            stream.flush()
+        encoding, is_unbuffered, by_line = stream.encoding, stream.write_through, stream.line_buffering
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Stream(descriptor)),
+        encoding=encoding,
+        errors="backslashreplace",
+        line_buffering=by_line,
+        write_through=is_unbuffered,
+    )
+
+
+def _is_of(stream: TextIO, descriptor: int) -> bool:
+    try:
+        return stream.fileno() == descriptor
+    except OSError:  # it has none
+        return False
 
 
 def fitting(line: str, columns: int) -> str:
@@ -65,7 +161,7 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, OutputError):
             self._send("\x1b[?25h\x1b[?1049l")
             say(self._last)
 
@@ -80,5 +176,5 @@ class Screen:
         self._send("\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J")
 
     def _send(self, signs: str) -> None:
-        sys.stdout.buffer.write(signs.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
+        sys.stdout.write(signs)
         sys.stdout.flush()

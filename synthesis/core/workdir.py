@@ -16,6 +16,7 @@ from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location
 from synthesis.core.leases import leased
 from synthesis.core.refusals import Refusal
+from synthesis.core.terminal import make_output_optional
 
 LOCK = "lock"
 """The file that the program which works in a workdir holds."""
@@ -109,6 +110,7 @@ def _leased(file: epath.Path, state: str, remedy: str, *, of: epath.Path) -> Ite
 
 @contextlib.contextmanager
 def _noted(name: str) -> Iterator[None]:
+    make_output_optional()
     _held.set(_held.get() | {name})
     try:
         yield

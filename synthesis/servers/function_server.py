@@ -34,7 +34,7 @@ from pydantic import TypeAdapter
 from synthesis.core.files import first_line
 from synthesis.core.references import OWN_FOLDER, referred
 from synthesis.core.refusals import InputError, Refusal
-from synthesis.core.terminal import say
+from synthesis.core.terminal import protect_streams, say
 from synthesis.servers.collect import RejectedTool
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
@@ -223,6 +223,7 @@ def serve(make: Callable[[], OwnTools]) -> int:
     Returns:
         The exit status; 1 where `make` refused.
     """
+    protect_streams()
     with contextlib.suppress(FileNotFoundError):  # another machine may not have it
         os.chdir(os.environ.get(OWN_FOLDER, "."))
     try:

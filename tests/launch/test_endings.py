@@ -189,6 +189,108 @@ def test_any_locale_will_do(tmp_path, locale) -> None:
     assert rb"\u5317\u4eac" in ended.stdout or "北京".encode() in ended.stdout
 
 
+WORKS = """
+from pathlib import Path
+from synthesis.core.progress import progress_bar, say_beside_bars
+from synthesis.core.workdir import locked
+with locked(WORKDIR.value):
+    bar = progress_bar(total=2)
+    for step in (1, 2):
+        bar.update()
+        say_beside_bars("a step")
+        say("loss 0.5")
+        print("of a reward function's own")
+    bar.close()
+    (Path(WORKDIR.value) / "checkpoint").write_text("whole")
+"""
+PRINTS = """
+for number in range(20_000):
+    say(number)
+"""
+
+
+def shell(folder: Path, body: str, redirections: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a program with the redirections of a shell."""
+    body = "\n    ".join(body.strip().splitlines())
+    (folder / "program.py").write_text(PROGRAM.replace("{body}", body), encoding="utf-8")
+    command = f"exec {sys.executable} {folder / 'program.py'} --workdir={folder / 'run'} {redirections}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("redirections", "reported"),
+    [
+        ("2>/dev/full", b"warning: standard error cannot be written: No space left on device;"),
+        ("2>&-", b"warning: standard error cannot be written: Bad file descriptor;"),
+        (">/dev/full", b"warning: standard output cannot be written: No space left on device;"),
+        (">&-", b"warning: standard output cannot be written: Bad file descriptor;"),
+        (">/dev/full 2>/dev/full", b""),
+        ("<&- >&- 2>&-", b""),
+        ("> >(exec true)", b""),
+        ("2> >(exec true)", b""),
+    ],
+)
+def test_output_that_cannot_be_written_ends_no_work(tmp_path, redirections: str, reported: bytes, unbuffered) -> None:
+    """The error of a progress bar ended a training run, whose last checkpoint was left half written."""
+    ended = shell(tmp_path, WORKS, redirections, PYTHONUNBUFFERED=unbuffered)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "run" / "checkpoint").read_text() == "whole"
+    assert (ended.stdout + ended.stderr).count(b"cannot be written") == bool(reported)
+    assert reported in ended.stdout + ended.stderr
+    assert b"Exception" not in ended.stderr and b"Traceback" not in ended.stderr
+
+
+def test_files_do_not_get_the_descriptor_of_a_closed_stream(tmp_path) -> None:
+    opens = "opened = [open(WORKDIR.value + '.txt', 'w') for _ in range(3)]"
+    shell(tmp_path, f"{opens}\nos.write(2, b'of a library in C++')", "<&- >&- 2>&-")
+    assert (tmp_path / "run.txt").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("redirections", "code", "reported"),
+    [
+        (">/dev/full", 2, b"error: standard output cannot be written: No space left on device. Send it to"),
+        (">&-", 2, b"error: standard output cannot be written: Bad file descriptor. Send it to"),
+        (">/dev/full 2>/dev/full", 2, b""),
+        ("2>/dev/full", 0, b"warning: standard error cannot be written"),
+        ("> >(exec head -1)", 141, b""),
+    ],
+)
+@pytest.mark.parametrize("body", [PRINTS, "print('unflushed', end='')"], ids=["long", "unflushed"])
+def test_a_program_that_only_prints_fails_where_it_cannot(tmp_path, body, redirections, code, reported) -> None:
+    """The message blamed the workdir."""
+    if "head" in redirections and body != PRINTS:
+        pytest.skip("head may read a line that is the last one")
+    ended = shell(tmp_path, body, redirections)
+    assert ended.returncode == code, ended.stderr
+    assert reported in ended.stdout + ended.stderr and b"--workdir" not in ended.stderr
+    assert (ended.stdout + ended.stderr).count(b"cannot be written") == bool(reported)
+    assert b"Exception" not in ended.stderr and b"Traceback" not in ended.stderr
+
+
+def test_a_terminal_that_goes_away_ends_no_work(tmp_path) -> None:
+    master, slave = os.openpty()
+    body = "import sys; sys.stdin.readline()\n" + WORKS
+    body = "\n    ".join(body.strip().splitlines())
+    (tmp_path / "program.py").write_text(PROGRAM.replace("{body}", body), encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "program.py"), f"--workdir={tmp_path / 'run'}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        os.close(master)
+        process.communicate(b"\n", timeout=120)
+    assert process.returncode == 0
+    assert (tmp_path / "run" / "checkpoint").read_text() == "whole"
+
+
+def test_a_stream_that_does_not_block_is_waited_for(tmp_path) -> None:
+    """A parent process in another language may have made the pipe so; Python raised `BlockingIOError`."""
+    ended = shell(tmp_path, "os.set_blocking(1, False)\n" + PRINTS, "> >(sleep 0.5; wc -l >&2)")
+    assert ended.returncode == 0 and b"20000" in ended.stderr
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO, errno.EFBIG])
 def test_errors_of_disks_are_refusals_that_name_the_path(number) -> None:
     said = io.StringIO()

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from grpo_world import make_grpo_world
-from programs_world import Programs, Started, programs
+from programs_world import ROOT, Programs, Started, programs
 from sft_world import make_dataset, trajectories
 
 from astra_jax.run.checkpoints import Checkpointer
@@ -199,6 +200,21 @@ def test_a_full_disk_is_refused_by_name_and_leaves_nothing_half(world, start_sft
     assert checkpointer.latest() is None
     checkpointer.close()
     assert start_sft(*sft(world, workdir)).code == 0  # there is room again
+
+
+def test_a_run_is_whole_where_its_output_cannot_be_written(world, tmp_path) -> None:
+    """The error of the progress bar ended training, and left the last checkpoint half written."""
+    started = []
+    for name, arguments in (("sft", sft(world, tmp_path / "sft")), ("grpo", grpo(world, tmp_path / "grpo"))):
+        command = [sys.executable, "-m", f"launch.{name}", *arguments]
+        redirected = ["bash", "-c", 'exec "$@" >/dev/full 2>/dev/full', "bash", *command]
+        started.append(subprocess.Popen(redirected, cwd=ROOT))
+    for name, process in zip(("sft", "grpo"), started, strict=True):
+        assert process.wait(timeout=500) == 0, name
+        rows = read_metrics(tmp_path / name / "metrics")
+        checkpointer = Checkpointer(tmp_path / name / "checkpoints", reading=True)
+        assert checkpointer.latest() == rows[-1]["step"] > 0
+        checkpointer.close()
 
 
 def test_a_folder_that_may_not_be_written_is_refused_by_name(world, start_sft, tmp_path) -> None:
