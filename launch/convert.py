@@ -47,6 +47,7 @@ _WAYS = {
 
 
 def main() -> None:
+    from astra_jax.run.backends import start_backend
     from launch.flags.exports import to_hf
     from synthesis.core.workdir import locked_target
 
@@ -60,6 +61,7 @@ def main() -> None:
         if flag.value is not None and flag.name not in _WAYS[given]:
             ways = [f"--{source} with --{target}" for (source, target), more in _WAYS.items() if flag.name in more]
             raise cli.UsageError(f"--{flag.name} is for {' and for '.join(ways)}; leave it out")
+    start_backend()
     if "to_peft" in given:
         _to_peft()
         return

@@ -136,7 +136,7 @@ def main() -> int:
         return 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
-        stack.enter_context(metrics.shown(first=is_first))
+        stack.enter_context(metrics.shown(first=models.is_first_host))
         if _URLS.value:
             _servers()
         sandbox = sandboxes.sandbox_from_flags()

@@ -87,4 +87,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # the program is only compiled
+    os.environ.pop("JAX_PLATFORM_NAME", None)
     cli.run(main, settings=lambda: cli.load_config(_CONFIG.value or "sft:0.6b"))

@@ -66,7 +66,7 @@ def main() -> int:
         cli.local_folder(models.WORKDIR)
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
-        stack.enter_context(metrics.shown(first=is_first))
+        stack.enter_context(metrics.shown(first=models.is_first_host))
         dataset, held_out, rehearsal = map(data.dataset, (data.DATA, data.HELD_OUT, data.REHEARSAL))
         tokenizer, model = models.checked(config.model)
         config = dataclasses.replace(config, model=model, sft=models.with_added_tokens(config.sft, tokenizer))

@@ -32,12 +32,15 @@ def to_hf(
     Raises:
         WeightsError, CheckpointError: there are none, or they cannot be read.
         InputError: a base of weights that have no adapters.
+        BackendError: JAX cannot start its backend.
     """
     import jax
 
     from astra_jax.models import hf_checkpoint
     from astra_jax.run import model_card, weights
+    from astra_jax.run.backends import start_backend
 
+    start_backend()
     model = hf_checkpoint.read_config(source, param_dtype=dtype or hf_checkpoint.stored_dtype(source))
     params = weights.load_orbax(source, model, step=step, base=base)
     hf_checkpoint.save_hf(params, model, target)

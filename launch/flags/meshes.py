@@ -41,13 +41,16 @@ def axis_sizes(flag: flags.FlagHolder[Any], axes: Sequence[str]) -> dict[str, in
 
 
 def made(flag: flags.FlagHolder[Any]) -> Mesh | None:
-    """The mesh that a flag asks for, or None: one device.
+    """The mesh that a flag asks for, or None: one device. JAX's backend is started.
 
     Raises:
         UsageError: an axis that there is not, or no number.
+        BackendError: JAX cannot start its backend.
         InputError: there are not as many devices.
     """
     from astra_jax.mesh import AXES, make_mesh
+    from astra_jax.run.backends import start_backend
 
     sizes = axis_sizes(flag, AXES)
+    start_backend()
     return make_mesh(*(sizes.get(axis, 1) for axis in AXES)) if sizes else None

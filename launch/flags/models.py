@@ -57,9 +57,11 @@ def hosts() -> Iterator[None]:
     Raises:
         UsageError: some of the flags are missing, or there are several hosts without a mesh.
         MeetingError: not all of them came.
+        BackendError: JAX cannot start its backend, on several hosts.
     """
     import jax
 
+    from astra_jax.run.backends import start_backend
     from astra_jax.run.hosts import HostWatch
     from astra_jax.run.meeting import Meeting, meet
 
@@ -91,6 +93,7 @@ def hosts() -> Iterator[None]:
             heartbeat_timeout_seconds=max(100, int(_DEADLINE.value + _LATER)),
         )
     with HostWatch(_DEADLINE.value, _STEP_DEADLINE.value):
+        start_backend()
         if jax.process_count() > 1 and not _MESH.value:
             raise cli.UsageError("several hosts want a --mesh of all their devices")
         yield
@@ -137,16 +140,25 @@ def profiled_steps() -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def held(folder: epath.Path) -> Iterator[None]:
-    """The workdir, held by the first host for all of them.
+    """The workdir, held by the first host for all of them; which one is first, JAX's backend says.
 
     Raises:
+        BackendError: JAX cannot start its backend.
         WorkdirError: another process works in it.
     """
-    from astra_jax.run.hosts import is_first
     from synthesis.core.workdir import locked
 
-    with locked(folder) if is_first() else contextlib.nullcontext():
+    with locked(folder) if is_first_host() else contextlib.nullcontext():
         yield
+
+
+def is_first_host() -> bool:
+    """Start JAX's backend, and return whether this is the first of the run's hosts. Raises `BackendError`."""
+    from astra_jax.run.backends import start_backend
+    from astra_jax.run.hosts import is_first
+
+    start_backend()
+    return is_first()
 
 
 def checked(model: Model) -> tuple[ChatTokenizer, Model]:

@@ -55,6 +55,7 @@ def main() -> None:
             "pip install 'astra-jax[demo]', or start it with python3 launch/bootstrap.py quickstart"
         )
     from astra_jax.run import compilation_cache
+    from astra_jax.run.backends import start_backend
     from launch.quickstart import pretrained, report, stages, summary
     from launch.quickstart.ledger import Ledger
 
@@ -62,6 +63,7 @@ def main() -> None:
     workdir = cli.local_folder(_WORKDIR)
     if config.pretrained and not (workdir / "run.json").exists():
         pretrained.check(config)
+    start_backend()
     ledger = Ledger(workdir, summary.identity(config, _PROFILE.value))
     compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
     try:

@@ -143,6 +143,27 @@ def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere,
     assert not (tmp_path / "run").exists()
 
 
+def test_a_backend_that_jax_cannot_start_is_refused_before_weights_are_read(world, start_nowhere, tmp_path) -> None:
+    """It was called a fault of astra-jax, with a traceback."""
+    damaged, served = tmp_path / "damaged", ["--max_prompt_tokens=400", "--max_response_tokens=100"]
+    shutil.copytree(world / "serve", damaged)
+    for file in damaged.glob("*.safetensors"):
+        file.write_bytes(b"reading this is another error")
+    cases = {
+        "launch.sft": [*sft(world, tmp_path / "sft"), "--metrics_port=0"],
+        "launch.grpo": grpo(world, tmp_path / "grpo"),
+        "launch.serve": [f"--weights={damaged}", "--port=0"],
+        "launch.convert": [f"--from_hf={damaged}", f"--to_orbax={tmp_path / 'to'}"],
+        "launch.rehearse": [f"--weights={damaged}", f"--to={tmp_path / 'to'}"],
+        "launch.difficulty": [f"--environments={world / 'environments'}", f"--to={tmp_path / 'to'}", *served]
+        + [f"--weights={damaged}"],
+        "launch.quickstart": [f"--workdir={tmp_path / 'quickstart'}", "--profile=ci"],
+    }
+    for module, arguments in cases.items():
+        line = start_nowhere(*arguments, module=module).line
+        assert line.startswith("error: JAX_PLATFORMS=nowhere: JAX cannot start the backend nowhere: "), module
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Corrupt files, two runs, and disks
 
