@@ -181,7 +181,10 @@ def main() -> int:
         models.write_card(workdir, "GRPO", config, [trained_on])
         last = result.history[-1] if result.history else {}
         reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
-        say(f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}{reward}; {jax.default_backend()}")
+        say(
+            f"{workdir / 'checkpoints'}: {result.steps} steps{models.skipped(result.skipped)}, {result.stopped}"
+            f"{reward}; {jax.default_backend()}"
+        )
         return models.ended(result.stopped)
 
 

@@ -94,7 +94,8 @@ def main() -> int:
             models.write_card(workdir, "SFT", config, [trained_on(role, one) for role, one in used.items() if one])
             stats = result.stats
             say(
-                f"{workdir / 'checkpoints'}: {result.steps} steps, {result.stopped}, loss {result.final_loss:.4f}; "
+                f"{workdir / 'checkpoints'}: {result.steps} steps{models.skipped(result.skipped)}, {result.stopped}, "
+                f"loss {result.final_loss:.4f}; "
                 f"{len(stats.lengths)} examples, {stats.cut} cut, {sum(stats.dropped.values())} dropped; "
                 f"{jax.default_backend()}"
             )

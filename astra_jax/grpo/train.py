@@ -85,6 +85,7 @@ class GRPOResult:
         stopped: `finished`; `preempted`: asked to stop, the same call goes on; or `exhausted`: see
             `max_groups_per_step`.
         history: this run's metric rows.
+        skipped: steps that changed nothing, since their loss or gradient was not finite.
     """
 
     params: Params
@@ -92,6 +93,7 @@ class GRPOResult:
     steps: int
     stopped: Stopped
     history: list[dict[str, float]]
+    skipped: int
 
 
 async def train(
@@ -340,7 +342,12 @@ async def train(
             run.checkpointer.wait()
             journals.forget()
         return GRPOResult(
-            params=params, base=run.base, steps=step, stopped=run.stopped or "finished", history=run.history
+            params=params,
+            base=run.base,
+            steps=step,
+            stopped=run.stopped or "finished",
+            history=run.history,
+            skipped=run.skipped.count,
         )
 
 

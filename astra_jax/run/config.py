@@ -101,7 +101,8 @@ class TrainingConfig(Settings):
         optimizer_memory: where those of the layers' matrices are between steps: with the weights (`device`), or in the
             host's memory (`host`), from where they come a layer at a time. A step differs by rounding only.
         on_nonfinite: a step whose loss or gradient is not finite changes nothing; then the run stops (`stop`), before
-            anything else is saved, or goes on (`skip`), and such steps are counted.
+            anything else is saved, or goes on (`skip`), and such steps are counted. After 10 of them in a row the run
+            stops; if they are more than half of all steps, it ends with an error.
         remat: what the backward pass recomputes; a policy of the model's forward pass.
         matmul: in which numbers the layers' matrices are multiplied, forward and for the activations' gradient: the
             model's dtype (`none`), `int8` or `fp8`. Embedding, head and the weights' gradients stay in that dtype.

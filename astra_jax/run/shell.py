@@ -61,8 +61,34 @@ Stopped = Literal["finished", "preempted", "exhausted"]
 _LOOK_SECONDS = 0.2
 
 
+MOST_SKIPPED_IN_A_ROW = 10
+"""Steps that `on_nonfinite=skip` leaves out one after another before a run stops: the weights do not change meanwhile,
+so that only another batch can help, and ten of them did not. `max_faults` has the same default."""
+
+
 class NonFiniteError(Refusal):
-    """A loss, a gradient or a weight was not finite; nothing was saved since."""
+    """A loss, a gradient or a weight was not finite, so that the run cannot go on, or is not trained."""
+
+
+@dataclasses.dataclass
+class Skipped:
+    """Steps that changed nothing, since their loss or gradient was not finite; checkpoints carry them on.
+
+    Attributes:
+        count: of the whole run.
+        in_a_row: up to the newest step.
+        first: the first of them; 0 where there is none.
+    """
+
+    count: int = 0
+    in_a_row: int = 0
+    first: int = 0
+
+    def add(self, step: int, *, is_finite: bool) -> None:
+        """Count a step."""
+        self.in_a_row = 0 if is_finite else self.in_a_row + 1
+        self.count += not is_finite
+        self.first = self.first or (0 if is_finite else step)
 
 
 class TrainingRun:
@@ -85,10 +111,10 @@ class TrainingRun:
         history: the rows of metrics that this process logged.
         stopped: why the loop is to end; None while it goes on.
         saved: the step of the newest checkpoint, if there is one.
-        skipped: steps that changed nothing, since their loss or gradient was not finite; of the starts before, as the
-            first host knows them from the metrics.
+        skipped: steps that changed nothing, of earlier starts too.
 
     Raises:
+        NonFiniteError: when it is left, all steps are done, and more than half of them changed nothing.
         WorkdirError: `workdir` has a checkpoint of another run, or another process works in it.
         CheckpointError: no checkpoint there can be read, or one could not be written.
         StorageError: metrics could not be written to a bucket.
@@ -114,7 +140,7 @@ class TrainingRun:
         self.history: list[dict[str, float]] = []
         self.stopped: Stopped | None = None
         self.saved: int | None = None
-        self.skipped = 0
+        self.skipped = Skipped()
         self.meter = Meter(model)
         self.writer: MetricWriter | None = None
         self._name, self._identity, self._profile, self._progress = name, dict(identity), profile, progress
@@ -143,6 +169,8 @@ class TrainingRun:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             self._stack.__exit__(kind, error, trace)
+            if error is None:
+                self._check_trained()
         except BaseException as failed:  # the last checkpoint, for instance
             error = failed
             raise
@@ -188,6 +216,7 @@ class TrainingRun:
             step, params, opt_state, extra = found
             opt_state = moments.restored(opt_state)
             self.saved = step
+            self.skipped = Skipped(**extra.get("skipped", {}))
         else:
             first = start() if lora.rank is None else self._first_adapters(start, mesh)
             params, opt_state = initial_state(first, optimizer, shardings, memory=memory)
@@ -204,7 +233,6 @@ class TrainingRun:
             rows = read_metrics(folder)
             self.writer.truncate(step)
             kept = [row for row in rows if row["step"] <= step]
-            self.skipped = int((kept[-1].get("skipped_steps") if kept else None) or 0)
             # Of rows that are forgotten, too: of a start that came to nothing there may be no others.
             began = next((row["goodput/began"] for row in rows if row.get("goodput/began")), self._started)
             self._goodput = Goodput(kept, time.time(), began)
@@ -317,9 +345,10 @@ class TrainingRun:
                     f"step {step} made weights that are not finite, of loss {loss} and gradient_norm {norm}; they are "
                     f"given up: {saved}. {lower}, or see to the other settings of the optimizer"
                 )
-            if math.isfinite(loss) and math.isfinite(norm):
+            is_finite = math.isfinite(loss) and math.isfinite(norm)
+            self.skipped.add(step, is_finite=is_finite)
+            if is_finite:
                 continue
-            self.skipped += 1
             if self.config.on_nonfinite == "stop":
                 raise NonFiniteError(
                     f"step {step}: loss is {loss}, gradient_norm is {norm}, so the step was not taken; {saved}. {lower}"
@@ -327,13 +356,24 @@ class TrainingRun:
                 )
 
     def log(self, step: int, row: Mapping[str, float]) -> dict[str, float]:
-        """Write a step's metrics, with what the last checkpoint took; the row as it was written."""
-        whole = {**row, "checkpoint_seconds": self._saving_seconds, "skipped_steps": float(self.skipped)}
+        """Write a step's metrics, with what the last checkpoint took; the row as it was written.
+
+        Raises:
+            NonFiniteError: the last `MOST_SKIPPED_IN_A_ROW` steps changed nothing; nothing of them is saved.
+        """
+        whole = {**row, "checkpoint_seconds": self._saving_seconds, "skipped_steps": float(self.skipped.count)}
         if self.writer is not None:
             whole |= self._goodput.step(time.time())
         self.history.append({"step": step, **whole})
         if self.writer is not None:
             self.writer.write(step, whole)
+        if self.skipped.in_a_row >= MOST_SKIPPED_IN_A_ROW:
+            saved = "Nothing was saved" if self.saved is None else f"The last checkpoint is of step {self.saved}"
+            raise NonFiniteError(
+                f"on_nonfinite=skip: the last {self.skipped.in_a_row} steps, up to step {step}, changed nothing: their "
+                f"loss or gradient was not finite, as of {self.skipped.count} steps in all, from step "
+                f"{self.skipped.first} on. {saved}. {self._remedy()}"
+            )
         return whole
 
     def save(self, step: int, params: Params, opt_state: Any, extra: Mapping[str, Any]) -> None:
@@ -343,11 +383,24 @@ class TrainingRun:
         self.settle()
         if self.writer is not None:
             self.writer.flush()
-        whole = {"identity": self._identity, **extra}
+        whole = {"identity": self._identity, "skipped": dataclasses.asdict(self.skipped), **extra}
         if self.base is not None:
             whole["frozen"] = dict(self._frozen.digests)
         self._saving_seconds = self.checkpointer.save(step, params=params, state=opt_state, extra=whole)
         self.saved = step
+
+    def _check_trained(self) -> None:
+        """Raises `NonFiniteError`: the run is finished, and more than half of its steps changed nothing."""
+        if self.stopped is None and self.skipped.count * 2 > self.steps:
+            of = "The result" if self.saved is None else f"The checkpoint of step {self.saved}"
+            raise NonFiniteError(
+                f"on_nonfinite=skip: {self.skipped.count} of {self.steps} steps changed nothing, from step "
+                f"{self.skipped.first} on: their loss or gradient was not finite. {of} was trained by "
+                f"{self.steps - self.skipped.count} steps only. {self._remedy()}, and use another workdir"
+            )
+
+    def _remedy(self) -> str:
+        return f"Lower learning_rate (it is {self.config.learning_rate}), or see to the data of these steps"
 
     def _end_trace(self) -> None:
         if self._tracing:

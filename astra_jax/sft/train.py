@@ -66,6 +66,7 @@ class SFTResult:
         final_loss: of the last step.
         stats: the dataset's.
         history: this run's metric rows.
+        skipped: steps that changed nothing, since their loss or gradient was not finite.
     """
 
     params: Params
@@ -75,6 +76,7 @@ class SFTResult:
     final_loss: float
     stats: DataStats
     history: list[dict[str, float]]
+    skipped: int
 
 
 def train(
@@ -226,7 +228,7 @@ def train(
                 run.save(step, params, opt_state, {"batches": batches.get_state(), "loss": loss})
             if logged or sampled:
                 run.meter.start()
-    return SFTResult(params, run.base, step, run.stopped or "finished", loss, stats, run.history)
+    return SFTResult(params, run.base, step, run.stopped or "finished", loss, stats, run.history, run.skipped.count)
 
 
 def _micro_batches(batch: PackedBatch, config: SFTConfig) -> Iterator[PackedBatch]:

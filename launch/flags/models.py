@@ -277,6 +277,11 @@ def ended(stopped: Stopped) -> int:
     return int(stopped == "exhausted")
 
 
+def skipped(count: int) -> str:
+    """What the last line of a run says of steps that `on_nonfinite=skip` left out; "" where there are none."""
+    return f" ({count} of them changed nothing: not finite)" if count else ""
+
+
 def write_card(workdir: epath.Path, method: str, config: Any, datasets: Sequence[TrainedOn]) -> None:
     """Write the model card of a run that has come to its end."""
     from astra_jax.run import model_card

@@ -25,6 +25,7 @@ from astra_jax.models.llama.presets import LlamaConfig
 from astra_jax.models.qwen2.presets import Qwen2Config
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig
+from astra_jax.run import shell
 from astra_jax.run.checkpoints import Checkpointer, CheckpointError
 from astra_jax.run.gradients import accumulated
 from astra_jax.run.identity import check_same_run, model_settings, run_identity
@@ -225,10 +226,75 @@ def test_a_rate_that_is_no_number_ends_the_run_at_its_first_step(run_sft, tmp_pa
     assert saved_steps(tmp_path) == []
 
 
-def test_broken_steps_can_be_left_out_and_are_counted(run_sft, huge, tmp_path) -> None:
-    result = run_sft(dataclasses.replace(SFT, on_nonfinite="skip"), start=huge)
-    assert result.steps == 3 and [row["skipped_steps"] for row in result.history] == [1, 2, 3]
-    check_same(huge, result.params)
+SKIP = dataclasses.replace(SFT, on_nonfinite="skip")
+
+
+@pytest.fixture
+def break_steps(monkeypatch):
+    """Make the gradients of given steps infinite; `None`: of all."""
+    step = sft.train_step
+
+    def broken(*steps: int) -> None:
+        taken = iter(range(1, 1_000))
+
+        def train_step(params, opt_state, batch, **options):
+            params, opt_state, metrics = step(params, opt_state, batch, **options)
+            return params, opt_state, metrics | ({"gradient_norm": math.inf} if next(taken) in steps else {})
+
+        train_step.compile = step.compile
+        monkeypatch.setattr(sft, "train_step", train_step)
+
+    return broken
+
+
+def test_broken_steps_can_be_left_out_and_are_counted(run_sft, break_steps) -> None:
+    break_steps(2)
+    result = run_sft(SKIP)
+    assert (result.steps, result.skipped, result.stopped) == (3, 1, "finished")
+    assert [row["skipped_steps"] for row in result.history] == [0, 1, 1]
+
+
+def test_a_run_whose_steps_were_all_left_out_is_no_success(run_sft, huge, tmp_path) -> None:
+    """It exited with 0, with weights that nothing was trained on."""
+    message = "3 of 3 steps changed nothing, from step 1 on: .* step 3 was trained by 0 steps only. Lower learning_rate"
+    for _ in range(2):  # the same command again has nothing left to do, and is no success either
+        with pytest.raises(NonFiniteError, match=message):
+            run_sft(SKIP, start=huge)
+    assert [row["skipped_steps"] for row in read_metrics(tmp_path / "metrics")] == [1, 2, 3]
+    check_same(huge, load_params(tmp_path, huge))
+
+
+def load_params(workdir, like):
+    checkpointer = Checkpointer(workdir / "checkpoints", reading=True)
+    try:
+        return checkpointer.restore_params(checkpointer.params_steps()[-1], like)
+    finally:
+        checkpointer.close()
+
+
+@pytest.mark.parametrize(("broken", "is_refused"), [((1, 4), False), ((2, 3, 4), True)])
+def test_more_than_half_of_the_steps_left_out_is_no_success(run_sft, break_steps, broken, is_refused) -> None:
+    break_steps(*broken)
+    config = dataclasses.replace(SKIP, steps=4)
+    if is_refused:
+        with pytest.raises(NonFiniteError, match="3 of 4 steps changed nothing, from step 2 on"):
+            run_sft(config)
+    else:
+        assert run_sft(config).skipped == 2
+
+
+@pytest.mark.parametrize("log_every", [1, 4])
+def test_steps_left_out_in_a_row_end_a_run_also_over_starts(run_sft, break_steps, tmp_path, monkeypatch, log_every):
+    monkeypatch.setattr(shell, "MOST_SKIPPED_IN_A_ROW", 6)
+    break_steps(2, *range(4, 30))
+    config = dataclasses.replace(SKIP, steps=30, log_every=log_every, checkpoint_every=5)
+    with pytest.raises(RuntimeError, match="killed"):
+        run_sft(config, on_step=killed_at(8))
+    break_steps(*range(30))
+    message = "the last [67] steps, up to step (9|10), changed nothing: .* of [78] steps in all, from step 2 on. "
+    with pytest.raises(NonFiniteError, match=f"{message}The last checkpoint is of step 5. Lower learning_rate"):
+        run_sft(config)
+    assert saved_steps(tmp_path) == [5] and read_metrics(tmp_path / "metrics")[-1]["skipped_steps"] >= 5
 
 
 def killed_at(last: int):
@@ -241,12 +307,13 @@ def killed_at(last: int):
     return on_step
 
 
-def test_a_run_that_goes_on_counts_all_that_it_left_out_and_traces_the_rest(run_sft, huge, tmp_path) -> None:
-    config = dataclasses.replace(SFT, on_nonfinite="skip")
+def test_a_run_that_goes_on_counts_all_that_it_left_out_and_traces_the_rest(run_sft, break_steps, tmp_path) -> None:
+    break_steps(1)
     with pytest.raises(RuntimeError, match="killed"):
-        run_sft(config, start=huge, on_step=killed_at(2))
-    rows = run_sft(config, start=huge, profile=(1, 2)).history
-    assert [(row["step"], row["skipped_steps"]) for row in rows] == [(2, 2), (3, 3)]
+        run_sft(SKIP, on_step=killed_at(2))
+    break_steps()
+    rows = run_sft(SKIP, profile=(1, 2)).history
+    assert [(row["step"], row["skipped_steps"]) for row in rows] == [(2, 1), (3, 1)]
     assert list((tmp_path / "profile").rglob("*.xplane.pb")), "from step 2, as the first step was taken before"
 
 
@@ -311,9 +378,10 @@ async def test_grpo_takes_no_step_from_logprobs_that_are_no_numbers(
             await run
         assert saved_steps(tmp_path) == []
     else:
-        result = await run
-        assert result.history[0]["skipped_steps"] == 1
-        check_same(params, result.params)
+        with pytest.raises(NonFiniteError, match="1 of 1 steps changed nothing, from step 1 on"):
+            await run
+        assert read_metrics(tmp_path / "metrics")[0]["skipped_steps"] == 1
+        check_same(params, load_params(tmp_path, params))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
