@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from synthesis.core.agent_loop import Finish
+from synthesis.core.final_answers import states_answer
 from synthesis.core.records import Answer, Message, ToolEnvironment, ToolSpec, encode
 
 
@@ -69,6 +70,22 @@ class PlayedEpisode:
     def answer(self) -> str:
         """The last thing that the model said, without its thoughts; "" when a limit has ended the episode."""
         return self.messages[-1].content if self.finish == "answered" and self.messages else ""
+
+    def says(self, value: Answer | str | int | float | bool | list[str]) -> bool:
+        """Return whether the final answer states a value and commits to it (`core.final_answers`).
+
+        It is read in the `language` of the environment. Lists of guesses, negations and contradictions state nothing.
+
+        Args:
+            value: what the answer should say; an `Answer` has a unit, a tolerance or aliases beside it.
+        """
+        expected = value if isinstance(value, Answer) else Answer(value)
+        return states_answer(self.answer, expected, language_of(self.environment))
+
+
+def language_of(environment: Any) -> str:
+    """Return the ISO 639-1 code of a record's or an object's language; English where it has none."""
+    return str(getattr(environment, "language", "en"))
 
 
 class ToolAnswer(NamedTuple):

@@ -8,7 +8,7 @@
             return {"bolt": 40, "nut": 7}[item]
 
         def score(self, episode) -> float:
-            return float("40" in episode.answer)
+            return float(episode.says(40))
 
 Beside `question` it may have `system` (a system message), `id`, `answer` (what the final answer should say) and
 `language` (ISO 639-1 code of the final answer's language; English without it). Every episode plays on a deep copy of

@@ -22,10 +22,9 @@ import msgspec
 
 from sandbox.settings import SettingError
 from synthesis.core.agent_loop import Finish
-from synthesis.core.environment import AnyEnvironment, CallRecord, PlayedEpisode, ToolsUnavailable
+from synthesis.core.environment import AnyEnvironment, CallRecord, PlayedEpisode, ToolsUnavailable, language_of
 from synthesis.core.files import first_line
 from synthesis.core.locales import READ
-from synthesis.core.matching import contains
 from synthesis.core.records import Message, ToolEnvironment
 from synthesis.core.references import FORM, is_reference, referred
 from synthesis.core.refusals import InputError
@@ -36,7 +35,7 @@ BUILT_IN: Final = {
     "recall": "solved sub-tasks over all",
     "precision": "solved sub-tasks over calls",
     "score": "the environment's own: of a record of ours, F1",
-    "answer": "whether the final answer says the expected one",
+    "answer": "whether the final answer states the expected value and commits to it",
     "format": "share of the calls that could be carried out; 0 where a limit ended the episode",
 }
 _COUNTED: Final = ("f1", "recall", "precision")
@@ -125,7 +124,7 @@ class Rewards:
         """
         for name in (part.name for part in self.parts):
             if name == "answer":
-                check_language(_language_of(environment), f"reward answer: environment {environment.id}")
+                check_language(language_of(environment), f"reward answer: environment {environment.id}")
             if isinstance(environment, ToolEnvironment):
                 continue
             if name in _COUNTED:
@@ -235,9 +234,9 @@ def played(
 
 
 def answers(episode: PlayedEpisode, counted: Reward | None) -> bool:
-    """Whether the last thing that the model says, with no call in it, says the expected answer (`core.matching`).
+    """Return whether the last thing that the model says, with no call in it, states the expected answer.
 
-    An episode that a limit has ended answers nothing, whatever was said on the way; thoughts are no answer. Where what
+    It must commit to it: lists of guesses and negations state nothing (`core.final_answers`). An episode that a limit has ended answers nothing, whatever was said on the way; thoughts are no answer. Where what
     was asked for is a state, it is right when all of it was done, and the model then says something.
     """
     environment = episode.environment
@@ -245,7 +244,7 @@ def answers(episode: PlayedEpisode, counted: Reward | None) -> bool:
         return False
     if isinstance(environment, ToolEnvironment) and environment.sub_questions[-1].check is not msgspec.UNSET:
         return counted is not None and counted.solved == counted.needed
-    return episode.expected is not None and contains(episode.answer, episode.expected, _language_of(environment))
+    return episode.expected is not None and episode.says(episode.expected)
 
 
 def check_language(language: str, of: str) -> None:
@@ -262,11 +261,6 @@ def check_language(language: str, of: str) -> None:
             f"{of} has language {language!r:.20}; the languages in which answers are read are {', '.join(READ)}. Leave "
             "out those in others, or score them without the reward answer"
         )
-
-
-def _language_of(environment: Any) -> str:
-    """The language of a record or an object of one's own; English where it has none."""
-    return str(getattr(environment, "language", "en"))
 
 
 def _format(episode: PlayedEpisode) -> float:

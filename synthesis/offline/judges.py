@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from synthesis.core.final_answers import states_answer
 from synthesis.core.matching import contains
 from synthesis.core.records import Answer, Language
 from synthesis.offline.intents import Intent, ready, replay
@@ -65,7 +66,7 @@ def tool_understanding(variables: Variables, language: Language, rng: random.Ran
     if not reaction.tool_calls:
         missing = [step for step in intent.terminals() if step not in before.values]
         if not missing:
-            return _said(intent, before.values, reaction.content)
+            return _said(intent, before.values, reaction.content, language)
         if before.exhausted():
             return a.ToolUnderstandingScore("it reports the failure after several tries", "yes")
         return a.ToolUnderstandingScore("it gives up although the failure could pass", "partly")
@@ -77,10 +78,17 @@ def tool_understanding(variables: Variables, language: Language, rng: random.Ran
     return a.ToolUnderstandingScore("it uses what the results say", "yes")
 
 
-def _said(intent: Intent, values: Mapping[int, Value], content: str) -> a.ToolUnderstandingScore:
-    if all(contains(content, Answer(values[step])) for step in intent.terminals()):
+def _said(
+    intent: Intent, values: Mapping[int, Value], content: str, language: Language
+) -> a.ToolUnderstandingScore:
+    if _states(content, [values[step] for step in intent.terminals()], language):
         return a.ToolUnderstandingScore("it states what the results say", "yes")
     return a.ToolUnderstandingScore("it leaves out a result", "partly")
+
+
+def _states(content: str, values: Sequence[Value], language: Language) -> bool:
+    """Return whether a text states all of some values, and no others in their place."""
+    return states_answer(content, Answer(values[0] if len(values) == 1 else [str(one) for one in values]), language)
 
 
 def tool_planning(variables: Variables, language: Language, rng: random.Random) -> a.ToolPlanningScore:
@@ -121,7 +129,7 @@ def final_answer(variables: Variables, language: Language, rng: random.Random) -
     truth = intent.truth() or found
     terminals = intent.terminals()
     right = [step for step in terminals if step in truth and contains(content, Answer(truth[step]))]
-    if len(right) == len(terminals):
+    if len(right) == len(terminals) and _states(content, [truth[step] for step in terminals], language):
         # True, but only faithful if the results say so: a lucky guess is not.
         seen = all(found.get(step) == truth[step] for step in terminals)
         return a.FinalAnswerScore("it states every value", "yes", "yes" if seen else "no")
