@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from processor_time import slowness
 
+from synthesis.core.answer_words import words_of
 from synthesis.core.locales import READ, locale_of
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +35,7 @@ LENGTH, MOST_SECONDS = 20_000, 0.1
 ENDS = ("\0", "é", "!", "")
 MADE_AT_RUN_TIME = {
     "synthesis/astra_format/candidates.py": "words, escaped, with spaces between",
+    "synthesis/core/answer_words.py": "our own patterns",
     "synthesis/core/locales.py": "our own patterns, and the CLDR's words, escaped",
     "synthesis/core/chat_format.py": "a format's tags and a tokenizer's control tokens, escaped",
     "synthesis/core/markup.py": "tools' names, escaped",
@@ -242,12 +244,13 @@ def test_no_pattern_backtracks() -> None:
 @pytest.mark.parametrize("language", READ)
 def test_no_pattern_of_a_language_backtracks(language: str) -> None:
     locale = locale_of(language)
-    held = [*vars(locale).values(), *vars(locale.forms).values()] if locale else []
+    held: list[Any] = [*vars(words_of(language)).values()]
+    held += [*vars(locale).values(), *vars(locale.forms).values()] if locale else []
     several = [list(one.values()) if isinstance(one, dict) else one for one in held]
     listed = [part for one in several for part in (one if isinstance(one, list) else [one])]
     parts = [two for part in listed for two in (part if isinstance(part, tuple) else [part])]
     patterns = [one for one in parts if isinstance(one, re.Pattern)]
-    assert len(patterns) >= 10 or locale is None
+    assert len(patterns) >= (19 if locale else 9)
     assert not {one.pattern: text for one in patterns if (text := slow(one))}
     assert not [one.pattern for one in patterns if groups_repeated(one)]
 

@@ -51,15 +51,15 @@ class AnswerWords:
 _WORDS: Final[dict[str, AnswerWords]] = {
     "en": AnswerWords(
         negation=r"(?:not|cannot|never|neither|nor|\w{2,6}n't|without|except|excluding|rule[sd]? out|rather than|"
-        r"instead of|other than|anything but|no longer|far from|wrong that|false that|"
+        r"instead of|other than|any(?:thing|where|one) but|hardly|no longer|far from|wrong that|false that|"
         r"(?<!no )(?<!not )(?<!n't )(?<!without )doubt)\b"
         r"(?! (?:only|just|merely|until|sure|certain|more|less|fewer|later|earlier)\b)",
         negated=r"(?:is|are|was|were|'s|would be|seems?)\s?(?:n't|\snot)\s(?:(?:the|a) )?"
         r"(?:\w+ )?(?:correct|right|it|true|answer|solution|result|value|number|one|case)\b"
         r"|(?:is|was)(?:n't|\snot) the (?!only)\w+|(?:is|are|was|were|would be|seems?) (?:also |clearly |simply )?(?:wrong|incorrect|false|untrue|impossible)\b"
         r"|can(?:not|'t| not) be (?:right|correct|it|true|the)\b|does(?:n't| not) (?:fit|work|count)\b",
-        contrast=r"(?<!anything )but|rather|instead|however|whereas|yet",
-        either=r"or|and/or|versus|vs",
+        contrast=r"(?<!anything )(?<!anywhere )(?<!anyone )but|rather|instead|however|whereas|yet",
+        either=r"or(?: else)?|and/or|versus|vs|alternatively|otherwise|else",
         ranges=r"to|through|till|until|up to",
         than=r"than|compared (?:to|with)|in contrast to|(?:up|down) from|relative to|as opposed to|following|unlike",
         corrects=r"wait|hold on|correction|actually|sorry|or rather|i mean|scratch that|on second thoughts?|my mistake|"
@@ -84,7 +84,7 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"除了|除|既非|也非|并不|不认为|否认)(?!问题|错|疑问|只|仅|但)",
         negated=r"(?:是|都|也|并)?(?:不对|不正确|错误|错的|是错|不成立|不是答案|不是正确|不可能|是假的)",
         contrast=r"而是|但是|但|不过|然而|反而",
-        either=r"还是|或者|或是|或",
+        either=r"否则|不然|还是|或者|或是|或",
         ranges=r"到|至",
         than=r"(?<![同环年分对占])比(?![例率较重])|相比|相较于|高于|低于|多于|少于|超过|不同于",
         corrects=r"不对|等等|等一下|更正|抱歉|对不起|准确地说|错了|哦不|不$|其实(?:应该)?是|应该说|我错了|说错了|实际上是",
@@ -100,7 +100,7 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         negated=r"(?:ist|sind|war|stimmt|wäre)(?: es| das)? (?:nicht(?: (?:die|der|das|richtig|korrekt|wahr|\w+ antwort)|$)|"
         r"falsch|unmöglich|inkorrekt)|nicht$",
         contrast=r"sondern|aber|jedoch|vielmehr|allerdings",
-        either=r"oder|bzw\.?|beziehungsweise", ranges=r"bis",
+        either=r"oder|ansonsten|sonst|alternativ|bzw\.?|beziehungsweise", ranges=r"bis",
         than=r"als|verglichen mit|im vergleich zu|gegenüber",
         corrects=r"nein|moment|warte|korrektur|eigentlich|entschuldigung|besser gesagt|ich meine|quatsch|doch nicht",
         reports=r"(?:sagte|dachte|glaubte|zuerst|zunächst|anfangs)",
@@ -111,11 +111,11 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"entweder|auch|gibt|zwischen|wert|zahl|und|oder|bis|genau|wohl",
     ),
     "fr": AnswerWords(
-        negation=r"(?:pas|jamais|ni|aucune?|sans|sauf|excepté|plutôt que|au lieu de|n'est|ne sont)\b"
+        negation=r"(?:pas|non|jamais|ni|aucune?|sans|sauf|excepté|plutôt que|au lieu de|n'est|ne sont)\b"
         r"(?! (?:seulement|plus de|moins de|sûr))",
         negated=r"(?:est|sont|serait|était) (?:faux|fausse|incorrecte?|inexacte?)|"
         r"n'est pas (?:la|le|correcte?|exacte?|vrai|juste|bonne?|ça)",
-        contrast=r"mais|plutôt|cependant|toutefois|par contre", either=r"ou|ou bien|soit", ranges=r"à|jusqu'à",
+        contrast=r"mais|plutôt|cependant|toutefois|par contre", either=r"ou(?: bien)?|sinon|alternativement", ranges=r"à|jusqu'à",
         than=r"que|par rapport à|comparé à|contre",
         corrects=r"non|attendez|attends|correction|en fait|en réalité|pardon|désolée?|ou plutôt|je veux dire",
         reports=r"(?:disais|pensais|croyais|dit|pensé|cru|d'abord)", unsure=r"si|à supposer|supposons",
@@ -129,7 +129,7 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"(?! (?:solo|sólo|solamente|más de|menos de))",
         negated=r"(?:es|son|era|sería) (?:falso|falsa|incorrecto|incorrecta)|"
         r"no (?:es|son|era) (?:la|el|correcto|correcta|cierto|verdad|eso)",
-        contrast=r"sino|pero|más bien|sin embargo", either=r"o|u|o bien", ranges=r"a|hasta",
+        contrast=r"sino|pero|más bien|sin embargo", either=r"o(?: bien)?|u|alternativamente", ranges=r"a|hasta",
         than=r"que|comparado con|frente a|en comparación con",
         corrects=r"espera|espere|corrección|en realidad|perdón|perdona|mejor dicho|quiero decir|no(?=$|\s(?:es|son))",
         reports=r"(?:dije|pensé|pensaba|creía|creí|primero)", unsure=r"si|suponiendo|en caso",
@@ -166,7 +166,7 @@ _WORDS: Final[dict[str, AnswerWords]] = {
     "ru": AnswerWords(
         negation=r"(?:не|ни|никогда|нет|кроме|без|вместо)\b(?! (?:только|более|менее|меньше|больше))",
         negated=r"(?:—|-)?\s?(?:это )?(?:неверно|неправильно|ложно|не (?:ответ|верно|правильно|то|так)|неверный ответ)",
-        contrast=r"а|но|однако|зато", either=r"или|либо", ranges=r"до", than=r"чем|по сравнению с",
+        contrast=r"а|но|однако|зато", either=r"или|либо|иначе", ranges=r"до", than=r"чем|по сравнению с",
         corrects=r"нет|подождите|подожди|стоп|исправление|точнее|вернее|на самом деле|извините|простите|то есть",
         reports=r"(?:сказал|сказала|думал|думала|считал|считала|сначала)", unsure=r"если|ли|допустим|предположим",
         mark=r"(?:ответ|результат|решение)(?: на [^.:?!\n]{1,80}?)?(?:\s?:|\s?=|\s?[-—]| это)",
@@ -247,7 +247,7 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"있습니다|같습니다|생각합니다|저는|그래서|따라서|또한|중|하나|총|모두|사이",
     ),
     "th": AnswerWords(
-        negation=r"(?:ไม่ใช่|ไม่ได้|มิใช่|ไม่มี|ไม่|ยกเว้น|นอกจาก)", negated=r"(?:ไม่ถูกต้อง|ไม่ใช่|ผิด|ไม่ถูก)",
+        negation=r"(?:ไม่ใช่|ไม่ได้|มิใช่|ไม่มี|ไม่|ยกเว้น|นอกจาก)", negated=r"(?:ไม่ถูกต้อง|ผิด|ไม่ถูก|ไม่ใช่(?:คำตอบ|\s{0,3}$))",
         contrast=r"แต่|ทว่า|หากแต่", either=r"หรือ", ranges=r"ถึง", than=r"กว่า|เมื่อเทียบกับ",
         corrects=r"ไม่(?=$|\s)|เดี๋ยว|รอสักครู่|แก้ไข|จริงๆ แล้ว|จริง ๆ แล้ว|ขอโทษ|ที่จริง", reports=r"(?:เคยบอก|คิดว่า|ตอนแรก)",
         unsure=r"ถ้า|หาก|สมมติ", mark=r"(?:คำตอบ|ผลลัพธ์)(?:สุดท้าย|ที่ถูกต้อง)?(?:คือ|:|=|\s)",
@@ -282,12 +282,11 @@ class ReadWords:
         self.reports = pattern(r"{edge}(?:{words}){end}", edge=edge, words=words("reports"), end=end)
         self.unsure = pattern(r"\W{{0,4}}(?:{words}){end}", words=words("unsure"), end=end)
         self.mark = pattern(r"{edge}(?:{words})", edge=edge, words=words("mark"))
-        self.generic = pattern(r"{edge}(?:{words}){end}", edge=edge, words=words("generic"), end=end)
+        self.generic = pattern(r"(?=[^\W\d_]){edge}(?:{words}){end}", edge=edge, words=words("generic"), end=end)
         joins = "|".join([words("joins"), *([locale.words.joins] if locale else [])])
         # What parts clauses, each kind in a group of its own.
         self.parts = pattern(
-            r"(?P<stop>[;。।!?]|\.(?=\s|$)|\.{{3,}})|(?P<line>\n)|(?P<open>[(\[])|(?P<close>[)\]])"
-            r"|(?P<listed>{listed}\s?[|→]\s?|\s?->\s?|(?<=[\ue000-\ue0ff])\s?/\s?|\s?/\s?(?=[\ue000-\ue0ff])|\s/\s)"
+            r"(?P<stop>[;。।!?]|\.(?=\s|$)|\.{{3,}})|(?P<line>\n)|(?P<listed>{listed}\s?[|→]\s?|\s?->\s?|(?<=[\ue000-\ue0ff])\s?/\s?|\s?/\s?(?=[\ue000-\ue0ff])|\s/\s)"
             r"|(?P<comma>、|(?<!\d),|,(?!\d{{3}}(?!\d))|:\s?$)|(?P<dash>\s[-–—]{{1,2}}\s|—)"
             r"|(?P<either>{edge}(?:{either}){end})|(?P<range>{edge}(?:{ranges}){end}(?=\s?[\d\ue000-\ue0ff])|~)"
             r"|(?P<contrast>{edge}(?:{contrast}){end})|(?P<than>{edge}(?:{than}){end})|(?P<and>{joins})",

@@ -56,6 +56,11 @@ _MOST_PLACES: Final = 16
 _MOST_CANDIDATES: Final = 6
 """Other values of a text whose sentences all count; the names of one sentence may be twice as many."""
 _MOST_SENTENCES: Final = 12
+_MOST_PIECES: Final = 400
+"""Sentences, and lines, of a text that is read; an answer with more is none."""
+_NEAR: Final = 120
+"""Characters before and behind a value in which something negates it."""
+_has_digit = re.compile(r"\d").search
 _SHORT: Final = 60
 """A text that may be a hedged value and no sentence: "Perhaps Oslo."."""
 _MOST_KEYS: Final = 4
@@ -81,13 +86,23 @@ _ABBREVIATED = re.compile(
 _WORD = rf"(?:[^\W{CJK}\u0e00-\u0e7f]|[\u0300-\u036f\u064b-\u0652\u0900-\u0963])"
 _TOKEN = re.compile(rf"[{CJK}\u0e00-\u0e7f]|{_WORD}+(?:[.,:'’/-]{_WORD}+)*|\s+|.", re.DOTALL)
 _WORDS = re.compile(rf"[{CJK}\u0e00-\u0e7f]|{_WORD}+")
-_AROUND: Final = " .,:;*_\"'!?-–—()[]"
+_AROUND: Final = " .,:;*_\"'!?-–—()[]{}<>"
+_FIRST_NOTE: Final = 0xE300
+_NOTED = re.compile("[\ue300-\ue3ff]")
+_NOTE = re.compile(r"\(([^()\n]{0,400})\)|\[([^\[\]\n]{0,400})\]")
+_SIDE_BY_SIDE = re.compile(r"[)\]][^\w()\[\]]{0,3}[(\[]")
+_ADDS = re.compile(
+    r"\b(?:sum|adding|added|plus|minus|times|total|together|product|difference|average|mean|divided|multiplied)\b"
+    r"|加|减|乘|除以|之和|之差|之积|平均|合计|共",
+    re.IGNORECASE,
+)
 _TOPIC = re.compile(r"[はがをにでも]\s*$")
 _TOUCHING = re.compile(rf"[{CJK}\u0e00-\u0e7f]")
-_DIGITS = re.compile(rf"[^\s{CJK}\u0e00-\u0e7f]*\d[^\s{CJK}\u0e00-\u0e7f]*")
+_RUN_OF_LETTERS = re.compile(rf"[^\s{CJK}\u0e00-\u0e7f]+")
 _SUMS = re.compile(r"[=×*÷+≈]|\d\s?[-−/]\s?\d|\\times|\\cdot")
 _COPULA = re.compile(r"\b(?:is|are|was|were)\b|'s\b|是|为", re.IGNORECASE)
 _OPINION = re.compile(r"\b(?:think|believe|mean|say|that|true|likely|case|doubt)\b|认为", re.IGNORECASE)
+_FALSE_AT_END = re.compile(r"\s(?:is|was) (?:false|wrong|incorrect|untrue)\W{0,3}$", re.IGNORECASE)
 _WHETHER = re.compile(r"\bwhether\b|是否", re.IGNORECASE)
 _YEAR = re.compile(r"(?:\b(?:in|of|since|by|from|until|year|after|before|as of|im jahr|en|em|nel|в|año|ano)\s)(\d{4})\b|(\d{4})\s?[年년]", re.IGNORECASE)
 _JOINS = frozenset({"either", "listed", "and"})
@@ -123,7 +138,8 @@ def judge_answer(text: str, answer: Answer, language: str = "en") -> Verdict:
             wanted = [Answer(one, unit=answer.unit, tolerance=answer.tolerance) for one in answer.value]
     else:
         wanted = [answer]
-    if len(wanted) > _MOST_ELEMENTS:
+    lines = len(re.findall(r"\n|[.!?。।]\s", said))
+    if len(wanted) > _MOST_ELEMENTS or lines > _MOST_PIECES:
         return Verdict(False, "too_long")
     opened = _opened(said.replace(_MARK, ""))
     judge = _Judge(said if opened is None else opened, wanted, language)
@@ -167,7 +183,7 @@ def _opened(text: str) -> str | None:
 
 def _judge_boolean(said: str, answer: Answer, language: str) -> Verdict:
     """The explicit statements decide where there are any, and all of them; else the text as a whole."""
-    words = words_of(language)
+    words, locale = words_of(language), locale_of(language)
     text = _untangled(said)
     marked = [line[1:] for line in said.split("\n") if line.startswith(_MARK)]
     marked += [text[found.end() :].lstrip(" :=*").split("\n")[0] for found in words.mark.finditer(text)]
@@ -176,12 +192,20 @@ def _judge_boolean(said: str, answer: Answer, language: str) -> Verdict:
         if all(match(one, answer, language) for one in held):
             return _STATED
         return Verdict(False, "contradicted" if len(held) > 1 else "missing")
-    if not match(text, answer, language):
+    if not isinstance(answer.value, bool):
+        is_true = fold(str(answer.value)) in TRUE | (locale.yes if locale else frozenset())
+        answer = Answer(is_true) if match(text, answer, language) is None else answer
+    if not (match(text, answer, language) or match(_first_word(text), answer, language)):
         return Verdict(False, "missing")
     said_words = {fold(words.generic.sub(" ", one)) for one in words.parts.split(text) if one and len(one) < _SHORT}
-    locale = locale_of(language)
     both = (said_words & (TRUE | (locale.yes if locale else set())), said_words & (FALSE | {"no"} | (locale.no if locale else set())))
     return Verdict(False, "contradicted") if all(both) else _STATED
+
+
+def _first_word(text: str) -> str:
+    """The one word that is the first sentence of a text: "No. Norway is not."; but "No. 5" is a number."""
+    found = re.match(r"\W{0,3}(\w{1,12})\.\s+[^\W\d_a-zà-ÿ]", text)
+    return found[1] if found else ""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -195,6 +219,7 @@ class _Clause:
     Attributes:
         link: what parts it from the clause before it (a group of `ReadWords.parts`), or "" at the start.
         sentence: the number of its sentence.
+        end: where it ends in its sentence.
         slots: which elements of the answer it names.
         others: other values of the answer's kind in it.
         content: its words but for values, units and words that say nothing of a value.
@@ -209,6 +234,7 @@ class _Clause:
     text: str
     sentence: int
     slots: set[int] = field(default_factory=set)
+    end: int = 0
     others: list[Any] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
     name: str = ""
@@ -236,6 +262,7 @@ class _Judge:
         self._is_year = any(isinstance(one.value, int) and 1000 <= one.value <= 2100 and not one.unit for one in wanted)
         spelled = [one.value for one in wanted if isinstance(one.value, str)]
         self._is_capital = any(one[:1].isupper() for one in spelled)
+        self._has_digits = any(map(_has_digit, spelled))
         self._most_words = max((len(one.split()) for one in spelled), default=1)
         self._has_ordinals = language in ("de", "fi", "ko", "tr")
         self._is_typed = "string" not in self._kinds
@@ -339,44 +366,69 @@ class _Judge:
     def _clauses_of(self, sentence: str, number: int, link: str, *, is_asked: bool) -> list[_Clause]:
         mark = self._words.mark.search(sentence)
         marked_from = sentence.find(_MARK) if _MARK in sentence else mark.start() if mark else len(sentence)
-        found, at, depth = list[_Clause](), 0, 0
-        noted: list[_Clause] = []
+        notes: list[str] = []
+
+        def note(found: re.Match[str]) -> str:
+            notes.append(found[1] or found[2])
+            return chr(_FIRST_NOTE + min(len(notes), _MOST_ELEMENTS) - 1)
+
+        if _SIDE_BY_SIDE.search(sentence):  # a list, each element of it in brackets
+            sentence = re.sub(r"[()\[\]]", ",", sentence)
+        clauses = list[_Clause]()
+        for clause in self._parted(_NOTE.sub(note, sentence), number, link):
+            clause.is_marked = clause.end > marked_from
+            clause.is_void |= is_asked
+            noted = [notes[ord(one) - _FIRST_NOTE] for one in _NOTED.findall(clause.text)]
+            touches = re.search(r"[\ue000-\ue0ff]\W?\s*[\ue300-\ue3ff]", clause.text) is not None
+            clause.text = _NOTED.sub(" ", clause.text)
+            clauses.append(clause)
+            for text in noted:
+                clauses += self._noted(text, number, clause, touches=touches)
+        return clauses
+
+    def _noted(self, text: str, number: int, host: _Clause, *, touches: bool) -> list[_Clause]:
+        """The clauses of a note in brackets, where it holds the answer or offers another; else it explains."""
+        found = list(self._parted(text, number, "open"))
+        offers = self._words.parts.match(text.lstrip())
+        is_other = touches and any(
+            not one.content and any(not isinstance(other, Quantity) or other.unit in self._units for other in one.others)
+            for one in found
+        )
+        if not (any(one.slots for one in found) or is_other or (offers and offers.lastgroup == "either")) or host.link == "than":
+            return []
+        if is_other:
+            found[0].link = "either"
+        for one in found:
+            one.is_marked = host.is_marked
+        return found
+
+    def _parted(self, sentence: str, number: int, link: str) -> Iterator[_Clause]:
         parts = list(self._words.parts.finditer(sentence))
         dashes = sum(one.lastgroup == "dash" for one in parts)
+        at = 0
+        waiting: _Clause | None = None
         for part in [*parts, None]:
             end = part.start() if part else len(sentence)
             text = sentence[at:end]
             if text.strip(" .*_\"'"):
-                clause = _Clause(link, text, number, is_marked=end > marked_from)
-                self._fill(clause)
-                clause.is_void |= is_asked or link == "than"
-                found.append(clause)
-                if depth:
-                    noted.append(clause)
-            if not depth or part is None or part.lastgroup == "close":
-                self._void_notes(noted)
-                noted = []
+                if waiting:
+                    yield waiting
+                waiting = _Clause(link, text, number, end=end)
+                self._fill(waiting)
+                waiting.is_void |= link == "than"
             if part is None:
                 break
-            if part.lastgroup == "contrast" and found and self._words.negated.match(part[0]):
-                found[-1].is_denied = True
-                found[-1].is_void |= not found[-1].slots
             kind = "listed" if part.lastgroup == "dash" and dashes > 1 else part.lastgroup or ""
-            depth = max(0, depth + (kind == "open") - (kind == "close"))
+            if waiting and kind == "contrast" and self._words.negated.match(part[0]):
+                waiting.is_denied = True
+                waiting.is_void |= not waiting.slots
+            if waiting and kind == "than" and waiting.others and any(map(_has_digit, text.split()[-4:-1])):
+                waiting.others.pop()  # 5 more than last month
             # Of two separators in a row (", or") the one that joins counts.
             link = kind if text.strip() or kind in _JOINS | {"contrast", "range", "than"} else link
             at = part.end()
-        return found
-
-    def _void_notes(self, noted: list[_Clause]) -> None:
-        """Void what brackets explain, but not a list that holds the answer, nor another value in its place."""
-        if any(one.slots for one in noted):
-            return
-        for one in noted:
-            is_value = bool(one.others) and not one.content and all(
-                not isinstance(other, Quantity) or other.unit in self._units for other in one.others
-            )
-            one.is_void |= one.link != "either" and not is_value
+        if waiting:
+            yield waiting
 
     def _fill(self, clause: _Clause) -> None:
         text = clause.text
@@ -384,7 +436,8 @@ class _Judge:
         bare = _SLOT.sub(" ", text)
         if self._is_typed:
             clause.others = list(self._others(bare))
-        bare = _DIGITS.sub(" ", bare) if self._is_typed else bare
+        if self._is_typed:
+            bare = _RUN_OF_LETTERS.sub(lambda one: " " if _has_digit(one[0]) else one[0], bare)
         left = self._words.generic.sub(" ", bare)
         clause.is_generic = len(left) < len(bare)
         clause.content = [one.casefold() for one in _WORDS.findall(left) if not self._is_unit(one)]
@@ -442,10 +495,12 @@ class _Judge:
     def _is_name(self, text: str) -> bool:
         """Whether what is left of a clause is shaped like the answer: a name, or as many words."""
         words = text.split()
+        if _has_digit(text) and not self._has_digits:
+            return False
         if not words or len(words) > 5 or _SUMS.search(text) or self._words.generic.fullmatch(text):
             return False
         if not self._words.is_spaced:
-            return len(text) <= 12 and not re.search(r"[的在有了为被于很最]", text)
+            return len(text) <= 12 and not re.search(r"[的在有了为被于很最据询经由其此]", text)
         if self._is_capital:
             ends = words[0][:1].isupper() and words[-1][:1].isupper()
             return ends and all(one[:1].isupper() or len(one) <= 3 for one in words) and not _COPULA.search(text)
@@ -473,6 +528,10 @@ class _Judge:
             return self._of_bold(clauses)
         else:
             clauses = self._deciding(clauses)
+            if len({repr(other) for one in clauses if not one.is_void for other in one.others}) > _MOST_CANDIDATES:
+                named = [at for at, one in enumerate(clauses) if one.slots]
+                if not all(self._is_result(at, clauses) for at in named):
+                    return Verdict(False, "several")
         return self._of(clauses)
 
     def _of_bold(self, clauses: list[_Clause]) -> Verdict:
@@ -523,7 +582,7 @@ class _Judge:
         words, text = self._words, clause.text
         first = _SLOT.search(text)
         assert first is not None, "it has a slot"
-        before, after = text[: first.start()], text[first.end() :]
+        before, after = text[max(0, first.start() - _NEAR) : first.start()], text[first.end() :][:_NEAR]
         if words.unsure.match(text) or _WHETHER.search(before):
             return "supposed"
         if clause.is_denied:
@@ -533,7 +592,7 @@ class _Judge:
             is_far = len(_WORDS.findall(gap)) > (8 if _TOUCHING.search(gap) else 4)
             if not is_far and (not _COPULA.search(gap) or _OPINION.search(found[0] + gap)):
                 return "negated"
-        if words.negated.match(after) or (after.strip()[:1] and words.negated.match(" ".join(after.split()))):
+        if _FALSE_AT_END.search(after) or words.negated.match(after) or (after.strip()[:1] and words.negated.match(" ".join(after.split()))):
             return "negated"
         at = clauses.index(clause)
         following = clauses[at + 1] if at + 1 < len(clauses) else None
@@ -549,7 +608,7 @@ class _Judge:
 
     def _rivalled_by_values(self, at: int, clauses: list[_Clause]) -> Reason | None:
         own = clauses[at]
-        is_sum = _SUMS.search(own.text) is not None
+        is_sum = _SUMS.search(own.text) is not None or self._is_result(at, clauses)
         if own.others and not own.content and not is_sum:
             return "several"
         if re.search(r"\d\s+[\ue000-\ue0ff]|[\ue000-\ue0ff]\s+\d", own.text):
@@ -557,6 +616,8 @@ class _Judge:
         content = set(own.content)
         for near, other in enumerate(clauses):
             if near == at or other.is_void or not other.others:
+                continue
+            if near < at and own.sentence == other.sentence and self._is_result(at, clauses):
                 continue
             if _SUMS.search(other.text) and (is_sum or near < at) and self._is_step(other, clauses[near + 1 :]):
                 continue
@@ -570,12 +631,20 @@ class _Judge:
                     return "several"
                 if link == "range":
                     continue
-            is_same = own.sentence == other.sentence
-            if set(other.content) == content or (is_same and set(other.content) <= content):
+            if set(other.content) == content:
                 return "several"
             if not other.content:
                 return "contradicted"
         return None
+
+    def _is_result(self, at: int, clauses: list[_Clause]) -> bool:
+        """Whether a sentence adds up what it names before the answer, and names nothing behind it."""
+        own = clauses[at]
+        same = [one for one in clauses if one.sentence == own.sentence]
+        slot = _SLOT.search(own.text)
+        said = "".join(one.text for one in same)
+        behind = own.text[slot.end() :] + "".join(one.text for one in same[same.index(own) + 1 :]) if slot else said
+        return _ADDS.search(said[: len(said) - len(behind)]) is not None and not list(self._others(behind))
 
     def _is_step(self, step: _Clause, later: list[_Clause]) -> bool:
         """Whether the result of a sum is used later, so that it is a step and not an answer."""
@@ -594,7 +663,11 @@ class _Judge:
         names = len(re.findall(r"(?<!^)(?<![.!?] )\b[^\W\d_a-zà-ÿ]\w+(?: [^\W\d_a-zà-ÿ]\w+)*", own.text))
         if self._is_capital and names > 2 * _MOST_CANDIDATES:
             return "several"
-        return "contradicted" if any(self._says_same(own, one) for one in clauses if one is not own) else None
+        if any(self._says_same(own, one) for one in clauses if one is not own):
+            return "contradicted"
+        shape = _shape(_SLOT.sub("Name", own.text))
+        alike = sum(_shape(one.text) == shape for one in clauses if not one.is_void and not one.slots)
+        return "several" if self._is_capital and len(own.content) > 1 and alike > 1 else None
 
     def _is_joined(self, clauses: list[_Clause], at: int, near: int) -> bool:
         """Whether "or", "and" or a mark of lists joins the answer with another name."""
@@ -627,9 +700,10 @@ class _Judge:
         """Whether the answer is an element of a list of names that nobody asked for."""
         first = last = at
         own_bare = not clauses[at].content
+        touches = own_bare or _SLOT.search(clauses[at].text.rstrip(_AROUND)[-1:]) is not None
         while own_bare and first > 0 and clauses[first].link in _RUN and self._is_element(clauses[first - 1]):
             first -= 1
-        while last + 1 < len(clauses) and clauses[last + 1].link in _RUN and self._is_element(clauses[last + 1]):
+        while touches and last + 1 < len(clauses) and clauses[last + 1].link in _RUN and self._is_element(clauses[last + 1]):
             last += 1
         run = clauses[first : last + 1]
         extra = {one.name for one in run if one.name}
@@ -675,12 +749,18 @@ class _Judge:
             return False
         if len(text) <= len(before) + len(after):
             return False
-        filler = other.text.strip(" .,!")[len(before) : len(other.text.strip(" .,!")) - len(after)].strip()
+        filler = " ".join(re.sub(r"\d+", "#", other.text).split()).strip(" .,!")
+        filler = filler[len(before) : len(filler) - len(after)].strip()
         return self._is_name(self._words.generic.sub(" ", filler)) and not re.match(r"(?:the|a|an|in|at|on) ", filler)
 
 
+def _shape(text: str) -> str:
+    """A clause with one word for each name: of what one says of many names."""
+    return re.sub(r"\b[^\W\d_a-zà-ÿ]\w+(?: [^\W\d_a-zà-ÿ]\w+)*", "N", text).strip(_AROUND)
+
+
 def _tidy(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(" .,!")
+    return " ".join(re.sub(r"\d+", "#", text.casefold()).split()).strip(" .,!")
 
 
 def _kind(value: Any, locale: Locale | None) -> str:
