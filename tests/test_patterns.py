@@ -37,6 +37,7 @@ MADE_AT_RUN_TIME = {
     "synthesis/astra_format/candidates.py": "words, escaped, with spaces between",
     "synthesis/core/answer_words.py": "our own patterns",
     "synthesis/core/locales.py": "our own patterns, and the CLDR's words, escaped",
+    "synthesis/core/echoes.py": "arguments of reference calls, escaped",
     "synthesis/core/chat_format.py": "a format's tags and a tokenizer's control tokens, escaped",
     "synthesis/core/markup.py": "tools' names, escaped",
     "synthesis/environments/proof.py": "arguments of a wrong call, escaped",

@@ -11,10 +11,12 @@ from astra_jax.rollout.sessions import begun, in_time
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Sandbox, SandboxError
 from synthesis.core.environment import AnyEnvironment, ToolsUnavailable
+from synthesis.core.plays import paid_guesses
 from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment, World
 from synthesis.core.refusals import InputError
 from synthesis.core.reward import solved_by
 from synthesis.core.rewards import rewards_of
+from synthesis.core.stages import Transient
 from synthesis.core.worlds import EpisodeCalls
 
 _AT_ONCE = 64
@@ -60,8 +62,8 @@ async def check_environments(
     config: EpisodeConfig,
 ) -> None:
     """Render each environment's prompt, with the longest of its irrelevant tools, and make its reference calls: they
-    must solve its sub-questions, and leave the state that is asked for. One that is no record of ours is begun, the
-    first of all.
+    must solve its sub-questions, and leave the state that is asked for. Guesses of an answer (`echoes.guesses`) must
+    earn nothing. Of environments that are no records of ours, start and close the first one.
 
     Raises:
         ValueError: none are given, or names the first that cannot be used, with what to change.
@@ -94,7 +96,7 @@ async def check_environments(
             where = f"environment {environment.id}: its tool {call.tool}, called with {call.arguments},"
             if not result.ok:
                 return f"{where} fails ({result.kind.value}: {result.error})"
-            solved = solved_by(task.sub_tasks, call.tool, result.value, environment.language)
+            solved = solved_by(task.sub_tasks, call.tool, result.value, environment.language, arguments=call.arguments)
             if call.sub_question not in {*states, *solved}:
                 return f"{where} does not give the answer to its sub-question {call.sub_question}"
         if not isinstance(environment.world, World):
@@ -111,6 +113,21 @@ async def check_environments(
             )
         return ""
 
+    async def check_guesses(environment: ToolEnvironment) -> str:
+        assert sandbox is not None, "records run code"
+        async with gate:
+            try:
+                paid = await paid_guesses(environment, sandbox)
+            except Transient as error:
+                raise SandboxError(f"environment {environment.id}: {error}") from None
+        if not paid:
+            return ""
+        guess = paid[0]
+        return (
+            f"environment {environment.id}: its tool {guess.tool}, called with the guess {dict(guess.arguments)}, "
+            f"gives the answer to its sub-question {guess.step.id}, so that guesses would be rewarded"
+        )
+
     plays = []
     for task in tasks:
         environment = task.environment
@@ -126,6 +143,9 @@ async def check_environments(
         alone = [[call] for call in references]
         plays += [(task, environment, one) for one in ([references] if isinstance(environment.world, World) else alone)]
     problems = [problem for problem in await asyncio.gather(*(check(*play) for play in plays)) if problem]
+    if not problems:  # guesses are made with the reference calls
+        records = [one for one in environments if isinstance(one, ToolEnvironment)]
+        problems = [problem for problem in await asyncio.gather(*map(check_guesses, records)) if problem]
     if problems:
         more = f"; {len(problems) - 1} more calls fail" if len(problems) > 1 else ""
         raise InputError(f"{problems[0]}{more}; synthesise such environments again, or drop them")

@@ -24,9 +24,9 @@ from sandbox.settings import Bound, Count, CountOrZero, Length, Settings, Temper
 from synthesis.core.agent_loop import Finish, run_agent
 from synthesis.core.chat_format import Call
 from synthesis.core.environment import AnyEnvironment, CallRecord
-from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.core.records import CodeTool, Message, ToolEnvironment, ToolSpec
 from synthesis.core.refusals import InputError
-from synthesis.core.reward import Reward, sub_tasks_by_tool
+from synthesis.core.reward import Reward, SubTask, sub_tasks_by_tool
 from synthesis.core.rewards import Unscorable, parsed, rewards_of
 from synthesis.core.stages import rng_for
 from synthesis.core.tool_results import MAX_CHARACTERS
@@ -150,7 +150,7 @@ class EpisodeTask:
     prompt: Sequence[Message]
     prompt_ids: tuple[int, ...]
     code: Mapping[str, CodeTool] = field(default_factory=dict, repr=False)
-    sub_tasks: Mapping[str, list[SubQuestion]] = field(default_factory=dict, repr=False)
+    sub_tasks: Mapping[str, list[SubTask]] = field(default_factory=dict, repr=False)
 
     def session(self, sandbox: Sandbox | None, *, epsilon: float) -> EpisodeSession:
         """What one episode plays in, not yet open.
@@ -224,7 +224,7 @@ def longest_task(environment: AnyEnvironment, tokenizer: ChatTokenizer, config: 
 def _task(
     environment: AnyEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig, code: dict[str, CodeTool]
 ) -> EpisodeTask:
-    sub_tasks: dict[str, list[SubQuestion]] = {}
+    sub_tasks: dict[str, list[SubTask]] = {}
     prompt: Sequence[Message]
     if isinstance(environment, ToolEnvironment):
         sub_tasks = sub_tasks_by_tool(environment)

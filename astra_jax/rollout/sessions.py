@@ -12,8 +12,8 @@ from sandbox import Sandbox
 from synthesis.core.agent_loop import Finish
 from synthesis.core.environment import CallRecord, Environment, EnvironmentSession, ToolsUnavailable
 from synthesis.core.files import first_line
-from synthesis.core.records import CodeTool, Message, SubQuestion, ToolEnvironment
-from synthesis.core.reward import Reward, graded_reward, solved_by
+from synthesis.core.records import CodeTool, Message, ToolEnvironment
+from synthesis.core.reward import Reward, SubTask, graded_reward, solved_by
 from synthesis.core.rewards import MOST_SECONDS, Rewards, played
 from synthesis.core.tool_results import error_text, outcome_text, server_error_text, server_text
 from synthesis.core.worlds import EpisodeCalls
@@ -83,22 +83,29 @@ class CodeSession:
         sandbox: Sandbox,
         environment: ToolEnvironment,
         tools: Mapping[str, CodeTool],
-        sub_tasks: Mapping[str, Sequence[SubQuestion]],
+        sub_tasks: Mapping[str, Sequence[SubTask]],
         *,
         epsilon: float = 1e-6,
     ) -> None:
         self._environment, self._tools, self._sub_tasks, self._epsilon = environment, tools, sub_tasks, epsilon
         self._calls = EpisodeCalls(sandbox, environment)
         self.stateful = self._calls.stateful
+        self._earlier: list[Mapping[str, Any]] = []
 
     async def open(self) -> bool:
         """There is nothing to begin."""
         return True
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, max_chars: int) -> CallOutcome:
-        """Those to a world come one after the other."""
+        """Carry out a call; calls to a world come one after the other."""
+        earlier = list(self._earlier)
+        if self.stateful:
+            self._earlier.append(arguments)  # before it ends, since a call after it may see what it stores
         result = await self._calls.call(self._tools[name], arguments)
-        solved = solved_by(self._sub_tasks, name, result.value, self._environment.language) if result.ok else []
+        solved: list[int] = []
+        if result.ok:
+            language = self._environment.language
+            solved = solved_by(self._sub_tasks, name, result.value, language, arguments=arguments, earlier=earlier)
         shown = outcome_text(result, max_characters=max_chars)
         return CallOutcome(result.kind.value, shown, solved, result.is_infrastructure)
 

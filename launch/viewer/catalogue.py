@@ -146,8 +146,8 @@ def code_tools(environment: ToolEnvironment) -> dict[str, CodeTool]:
     return {tool.spec.name: tool for tool in (*environment.tools, *irrelevant)}
 
 
-def solved(environment: ToolEnvironment, tool: str, output: Any) -> list[Solved]:
-    """What a successful call solves, decided as the RL reward does.
+def solved(environment: ToolEnvironment, tool: str, output: Any, arguments: Mapping[str, Any]) -> list[Solved]:
+    """Return what a successful call solves, decided as the RL reward does.
 
     Raises:
         ValueError: the environment cannot be scored; the message says why.
@@ -155,7 +155,7 @@ def solved(environment: ToolEnvironment, tool: str, output: Any) -> list[Solved]
     sub_tasks = sub_tasks_by_tool(environment)
     answers = {sub.id: sub.answer for sub in environment.sub_questions}
     language = environment.language
-    ids = solved_by(sub_tasks, tool, output, language)
+    ids = solved_by(sub_tasks, tool, output, language, arguments=arguments)
     return [Solved(id, match(output, answers[id], language) or "") for id in ids]
 
 

@@ -134,7 +134,7 @@ class EnvironmentPages:
             # As text too: JavaScript would show 1.0 as 1 and round long integers.
             answer["shown"] = json.dumps(result.value, ensure_ascii=False, indent=2)
             try:
-                answer["solves"] = [asdict(one) for one in solved(environment, call.tool, result.value)]
+                answer["solves"] = [asdict(one) for one in solved(environment, call.tool, result.value, arguments)]
             except ValueError as error:
                 answer["note"] = str(error)
         return web.json_response(answer)

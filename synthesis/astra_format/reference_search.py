@@ -13,9 +13,10 @@ from sandbox import validate_call
 from sandbox.settings import Count, Settings
 from synthesis.astra_format.candidates import Sources, candidates, combinations, leaves, names_value
 from synthesis.core.matching import contains
+from synthesis.core.plays import play
 from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import Rejected
-from synthesis.environments.proof import Case, nonsense, play, prove_case, shown, without_default
+from synthesis.environments.proof import Case, nonsense, prove_case, shown, without_default
 
 if TYPE_CHECKING:
     from sandbox import Sandbox

@@ -8,16 +8,14 @@ them than that. All of it is linear in the output.
 from __future__ import annotations
 
 import datetime
-import json
-import math
 import re
-from collections.abc import Iterator
-from functools import cached_property, lru_cache
-from itertools import islice, repeat
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from itertools import islice
+from typing import Any, Final
 
-from sandbox.protocol import check_nesting
 from synthesis.core import dates
+from synthesis.core.json_leaves import MOST_CHARACTERS, NO, Code, Flag, leaves_of, names_a_code
 from synthesis.core.judgements import judgement_at_start
 from synthesis.core.locales import Locale, locale_of
 from synthesis.core.normal_text import bare, fold, with_tones
@@ -27,15 +25,11 @@ from synthesis.core.quantities import (
     each_quantity,
     is_in_longer,
     plain,
-    written_number,
 )
-from synthesis.core.units import LONGEST_UNIT, Quantity, unit_of_key
+from synthesis.core.units import LONGEST_UNIT, Quantity
 
-MOST_CHARACTERS: Final = 16_384
-"""Twice what a model is shown of a result."""
 MOST_VALUES: Final = 1_000
 """About what a model is shown of a list of short words."""
-_MOST_NODES: Final = 20_000
 _GROWING: Final = "\ufdfa"
 """The one letter of which NFKC makes eighteen; of the others it makes eight at most."""
 _MOST_GROWING: Final = 100
@@ -44,17 +38,7 @@ _SAID_WITHIN: Final = 200
 TRUE = frozenset({"true", "yes", "是", "是的", "对", "真"})
 FALSE = frozenset({"false", "否", "不是", "不", "不对", "假"})
 _EMPHASIS = re.compile(r"\*{2,3}|__")
-_NO: Final = "no"
-"""Also Norway, Norwegian, nobelium and the heading of a column of numbers."""
-_CODES = frozenset(
-    {"code", "codes", "symbol", "symbols", "abbreviation", "abbr", "language", "languages", "lang", "locale", "country"}
-    | {"countries", "nationality", "tld", "domain", "element", "alpha", "iso", "iso2", "alpha2"}
-)
-"""Words of a key, or before a colon, under which "no" is a code, a name or a heading."""
-_ASKING = frozenset({"is", "are", "was", "has", "have", "can", "does", "did"})
-"""Words that a key begins with where its value is yes or no: `is_eu_country`."""
 _ANSWER = re.compile(r"(?i:answer|result|答案|结果)\W{0,3}$")
-_KEY_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
 _CHINESE = re.compile(rf"[{CJK}]")
 # A comma before three digits is a thousands separator and parts nothing.
 _PARTS = re.compile(
@@ -71,8 +55,8 @@ _AND = re.compile(r" and | & |(?<=[\u3400-\u9fff])[和与及](?=[\u3400-\u9fff])
 _CHINESE_IS = re.compile(r"是|(?<=..)为(?=..)|(?<=..)(?:代表(?!团)|表示|名为|叫做)")
 _CHINESE_MARK = re.compile(r"[。！？，：；]")
 _VERB = re.compile(r"\b(?:is|are|was|were)\b")
-_KEY_IN_TEXT = re.compile(r"""(?:"[^"\n]{0,80}"|'[^'\n]{0,80}')\s{0,3}:""")
 _DIGITS = re.compile(r"\d[\d.,]*+")
+_WORD = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
 _HYPHEN = re.compile(r"(?<=[a-z])-(?=[a-z])")
 BRACKETS: Final = "「」『』《》【】«»*"
 _MAX_VALUE_WORDS: Final = 5
@@ -100,16 +84,18 @@ class Reading:
         self.quantities: list[Quantity] = []
         self.booleans: set[bool] = set()
         self.texts: list[ReadText] = []
+        self._flags: set[Flag] = set()
         characters = 0
-        for count, leaf in enumerate(_leaves(output, self.locale), start=1):
+        for count, leaf in enumerate(leaves_of(output, self.locale), start=1):
             if isinstance(leaf, str):
                 characters += len(leaf)
                 self.texts.append(ReadText(leaf, self.locale))
-            elif isinstance(leaf, _Code):
+            elif isinstance(leaf, Code):
                 characters += len(leaf.text)
                 self.texts.append(ReadText(leaf.text, self.locale, is_code=True))
-            elif isinstance(leaf, bool):
-                self.booleans.add(leaf)
+            elif isinstance(leaf, Flag):
+                self.booleans.add(leaf.value)
+                self._flags.add(leaf)
             elif isinstance(leaf, Quantity):
                 characters += leaf.value.bit_length() // 3 if isinstance(leaf.value, int) else 0
                 self.quantities.append(leaf)
@@ -124,7 +110,7 @@ class Reading:
         for text in self.texts:
             said |= text.said
         alone = self.texts[0] if len(self.texts) == 1 and not (said or self.quantities) else None
-        if alone and alone.is_doubtful and fold(alone.leaf) == _NO:
+        if alone and alone.is_doubtful and fold(alone.leaf) == NO:
             return {False}  # "NO", with nothing beside it that it could be the code of
         return said
 
@@ -176,6 +162,24 @@ class Reading:
             whole.texts += (ReadText(piece, self.locale) for piece in found) if len(found) <= MOST_VALUES else ()
         return whole
 
+    def without(
+        self, is_word: Callable[[str], bool], is_number: Callable[[float], bool], flags: Mapping[str, bool]
+    ) -> Reading:
+        """Return the same without the words and the numbers for which these are true, and without these flags.
+
+        Args:
+            is_word: asked for each run of letters, and each of digits, of its texts.
+            is_number: asked for its JSON numbers.
+            flags: names and values of JSON booleans.
+        """
+        rest = Reading(None, self.language)
+        rest.quantities = [one for one in self.quantities if not is_number(one.value)]
+        rest.booleans = {one.value for one in self._flags if flags.get(one.name) is not one.value}
+        for text in self.texts:
+            leaf = _WORD.sub(lambda word: "·" if is_word(word[0]) else word[0], plain(text.leaf))
+            rest.texts.append(ReadText(leaf, self.locale, is_code=text.is_code))
+        return rest
+
     @cached_property
     def is_parted(self) -> bool:
         """Whether the parts of its texts are few enough to be looked at."""
@@ -194,7 +198,7 @@ class ReadText:
         self.leaf = leaf
         self.locale = locale
         self.marks = _PARTS_OF_COMMAS if locale and locale.has_decimal_comma else _PARTS
-        self._is_code = is_code
+        self.is_code = is_code
 
     @cached_property
     def plain(self) -> str:
@@ -296,12 +300,12 @@ class ReadText:
             said.add(judged)
         if self.locale:
             said |= self._said_in_language(self.locale, head)
-        if _NO not in words or self._is_code:
+        if NO not in words or self.is_code:
             return said, False
         doubtful, start = False, 0
         for mark in [*_PARTS.finditer(head), None][: len(parts)]:
             end, behind = mark.span() if mark else (len(head), len(head))
-            if fold(head[start:end]) == _NO:
+            if fold(head[start:end]) == NO:
                 if _says_no(head, start, end, behind):
                     said.add(False)
                 else:
@@ -378,7 +382,7 @@ def _says_no(head: str, start: int, end: int, behind: int) -> bool:
     before, after = head[:start].rstrip(" \"'"), head[end : behind + 1].lstrip("\"'")
     if before.endswith((":", "=", "->", "→")):
         label = before[-LONGEST_UNIT:]
-        return not _names_a_code(label) and ("NO" not in head[start:end] or bool(_ANSWER.search(label)))
+        return not names_a_code(label) and ("NO" not in head[start:end] or bool(_ANSWER.search(label)))
     if "NO" in head[start:end]:
         return False
     # A sentence goes on after a space, a table does not; and "No" in the midst of lines is one of a list.
@@ -403,94 +407,3 @@ def _by_key(parts: list[str]) -> dict[str, list[str]]:
     for part in dict.fromkeys(parts):
         found.setdefault(_key(BULLET.sub("", part)), []).append(part)
     return found
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Leaves
-
-
-class _Code(NamedTuple):
-    """A string whose key says that it is a code."""
-
-    text: str
-
-
-def _leaves(output: Any, locale: Locale | None) -> Iterator[Quantity | str | _Code | bool | None]:
-    """Strings, booleans and numbers of a JSON value; None, and nothing after it, where it has too many values."""
-    # No recursion: an output may be nested deeper than Python calls. Iterators: most of a huge one is never looked at.
-    waiting: list[Iterator[tuple[Any, str]]] = [iter([(output, "")])]
-    nodes = 0
-    while waiting:
-        value, unit = next(waiting[-1], (_END, ""))
-        nodes += value is not _END
-        if nodes > _MOST_NODES or (isinstance(value, str) and len(value) > MOST_CHARACTERS):
-            yield None
-            return
-        if isinstance(value, str) and (opened := _opened(value)) is not None:
-            value = opened
-        if value is _END:
-            waiting.pop()
-        elif isinstance(value, dict):
-            waiting.append(_members(value))
-        elif isinstance(value, list | tuple):
-            waiting.append(zip(value, repeat(unit)))  # noqa: B905
-        elif isinstance(value, bool):
-            yield value
-        elif isinstance(value, int | float):
-            if isinstance(value, int) or math.isfinite(value):
-                yield Quantity(value, unit.lstrip(_CODE))
-        elif isinstance(value, str):
-            if unit.startswith(_CODE) and fold(value) == _NO:
-                yield _Code(value)
-            elif (unit := unit.lstrip(_CODE)) and (number := _written_number(value, locale)) is not None:
-                yield Quantity(number, unit)
-            else:
-                yield _KEY_IN_TEXT.sub(" ", value) if ":" in value else value
-
-
-def _written_number(text: str, locale: Locale | None) -> int | float | None:
-    number = written_number(text)
-    if locale is None or len(text) > LONGEST_UNIT:
-        return number
-    read = written_number(locale.numbers(locale.spelled(text)))
-    return number if read is None else read
-
-
-_END: Final = object()
-_CODE: Final = "\0"
-"""Before the unit of a key that says that its string is a code."""
-
-
-def _members(value: dict[str, Any]) -> Iterator[tuple[Any, str]]:
-    beside = next((value[key] for key in ("unit", "units", "单位") if isinstance(value.get(key), str)), "")
-    beside = beside[:LONGEST_UNIT]
-    places = ((one, _place(str(key)[-LONGEST_UNIT:])) for key, one in value.items())
-    if not beside:
-        return places
-    # It yields to a unit that the key says for sure.
-    return (
-        (one, place[: place.startswith(_CODE)] + beside if place[-1:] in ("", _CODE, "?") else place)
-        for one, place in places
-    )
-
-
-@lru_cache(maxsize=4096)
-def _place(key: str) -> str:
-    """The unit that a key says; after `_CODE` where it says that its string is a code."""
-    return (_CODE if _names_a_code(key) else "") + unit_of_key(key)
-
-
-def _names_a_code(text: str) -> bool:
-    words = [word.casefold() for word in _KEY_WORD.findall(text)]
-    return not _CODES.isdisjoint(words) and words[0] not in _ASKING
-
-
-def _opened(text: str) -> Any:
-    """The object or list that a string holds as JSON, else None."""
-    if not text.lstrip().startswith(("{", "[")):
-        return None
-    try:
-        value = check_nesting(json.loads(text))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict | list) else None

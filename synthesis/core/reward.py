@@ -2,8 +2,9 @@
 
 Decided by rules from the sandbox's outputs alone. A sub-task is solved when its typed answer, and that of no other
 sub-task, appears in the output of a successful call to its own tool; the words of the final answer are not rewarded. So
-a call solves one sub-task at most, and both parts and the reward lie in [0, 1]. Who makes a tool list what it knows has
-not found anything: to count one of the listed answers, or all, would pay for a call that needs none of the question.
+a call solves one sub-task at most, and both parts and the reward lie in [0, 1]. A call that makes a tool list all that
+it knows has found nothing: to count one of the listed answers, or all, would pay for a call that needs none of the
+question. Nor has a call whose own arguments state the answer (`synthesis.core.echoes`).
 
 A sub-task that asks for a state (`SubQuestion.check`) is solved when its check holds of the state that the episode
 leaves (`synthesis.core.worlds`). What else the episode changed is harm: a row that no reference call leaves so counts
@@ -19,9 +20,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from synthesis.core.echoes import form_of, is_evidence, values_of
 from synthesis.core.matching import contains
 from synthesis.core.readings import Reading
-from synthesis.core.records import SubQuestion, ToolEnvironment
+from synthesis.core.records import SubQuestion, ToolEnvironment, World
 from synthesis.core.refusals import InputError
 
 
@@ -47,6 +49,12 @@ class Reward(msgspec.Struct, frozen=True):
     def f1(self) -> float:
         """The F1 reward of the same counts, whatever `value` is."""
         return f1_reward(solved=self.solved, needed=self.needed, calls=self.calls, harm=self.harm).value
+
+
+class SubTask(SubQuestion, frozen=True, kw_only=True):
+    """A sub-question that needs a tool, and the arguments of its reference call."""
+
+    given: Mapping[str, Any]
 
 
 class Grade(NamedTuple):
@@ -127,24 +135,26 @@ def graded_reward(
     )
 
 
-def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubQuestion]]:
-    """tool name -> the sub-questions that its reference calls answer.
+def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubTask]]:
+    """Return, by the name of each tool, the sub-questions that its reference calls answer.
 
     Raises:
         ValueError: a sub-question needs a tool but no reference call answers it, or no sub-question needs one; such an
             environment cannot be scored.
     """
-    tool_of = {call.sub_question: call.tool for call in environment.reference_calls}
-    by_tool: dict[str, list[SubQuestion]] = {}
+    calls = {call.sub_question: call for call in environment.reference_calls}
+    by_tool: dict[str, list[SubTask]] = {}
     for sub in environment.sub_questions:
         if not sub.needs_tool:
             continue
-        if sub.id not in tool_of:
+        if sub.id not in calls:
             raise InputError(
                 f"environment {environment.id}: sub-question {sub.id} needs a tool but has no reference call; "
                 "drop the environment or synthesise it again"
             )
-        by_tool.setdefault(tool_of[sub.id], []).append(sub)
+        call = calls[sub.id]
+        task = SubTask(**msgspec.structs.asdict(sub), given=call.arguments)
+        by_tool.setdefault(call.tool, []).append(task)
     if not by_tool:
         raise InputError(f"environment {environment.id}: no sub-question needs a tool, nothing can be scored; drop it")
     return by_tool
@@ -153,45 +163,76 @@ def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubQuestio
 def answered_by(
     sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any, language: str = "en"
 ) -> list[int]:
-    """Ids of the sub-questions of the called tool whose answers its output holds; see `solved_by`."""
+    """Return the ids of the called tool's sub-questions whose answers its output holds, from wherever it has them."""
     asked = [sub for sub in sub_tasks.get(tool, ()) if not sub.asks_state]
     reading = Reading(output, language) if asked else None
     return [sub.id for sub in asked if contains(reading, sub.answer)]
 
 
 def solved_by(
-    sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any, language: str = "en"
+    sub_tasks: Mapping[str, Sequence[SubTask]],
+    tool: str,
+    output: Any,
+    language: str = "en",
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    earlier: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """The id of the sub-question that a successful call solves, or none: an output with several answers is a list.
+    """Return the id of the sub-question that a successful call solves, or none.
+
+    An output with several answers is a list and solves none, nor does one that repeats what the policy wrote.
 
     Args:
         sub_tasks: from `sub_tasks_by_tool`.
         tool: the called tool.
         output: the JSON value that the call returned, whole (not the text the model is shown, which may be truncated).
         language: of the environment; see `matching.match`.
+        arguments: of the call; None for a call that has none.
+        earlier: in a world, the arguments of the episode's earlier calls, which it may have stored.
     """
     found = answered_by(sub_tasks, tool, output, language)
-    return found if len(found) == 1 else []
+    if len(found) != 1:
+        return []
+    [task] = (one for one in sub_tasks[tool] if one.id == found[0])
+    stored: list[Any] = []
+    if earlier:
+        given = {form_of(one) for tasks in sub_tasks.values() for sub in tasks for one in values_of(sub.given)}
+        stored = [one for one in values_of(list(earlier)) if form_of(one) not in given]
+    return found if is_evidence(output, task.answer, arguments or {}, task.given, language, stored) else []
 
 
 class MadeCall(NamedTuple):
-    """A call of a policy and what came of it: its output, or the text of its error."""
+    """A call of a policy and its result: its output, or the text of its error."""
 
     tool: str
     ok: bool
     output: Any = None
+    arguments: Mapping[str, Any] = {}
 
 
 def score(
     environment: ToolEnvironment, calls: Sequence[MadeCall], grade: Grade = STATELESS, *, epsilon: float = 1e-6
 ) -> Reward:
-    """The F1 reward of an episode that made these calls and left a state of this grade.
+    """Return the F1 reward of an episode that made these calls and left a state of this grade.
 
     Raises:
         ValueError: the environment cannot be scored, see `sub_tasks_by_tool`.
     """
     sub_tasks = sub_tasks_by_tool(environment)
-    solved = {
-        id_ for call in calls if call.ok for id_ in solved_by(sub_tasks, call.tool, call.output, environment.language)
-    }
+    solved: set[int] = set()
+    earlier: list[Mapping[str, Any]] = []
+    for call in calls:
+        if not call.ok:
+            continue
+        solved.update(
+            solved_by(
+                sub_tasks,
+                call.tool,
+                call.output,
+                environment.language,
+                arguments=call.arguments,
+                earlier=earlier if isinstance(environment.world, World) else (),
+            )
+        )
+        earlier.append(call.arguments)
     return graded_reward(sub_tasks, solved, len(calls), grade, epsilon=epsilon)

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from synthesis.core.matching import contains
+from synthesis.core.plays import play
 from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import rng_for
 from synthesis.core.stored import Records
@@ -29,7 +30,7 @@ from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool
 from synthesis.environments.fact_tools import fact_tool, table_subjects
 from synthesis.environments.leaks import answers_of, leaked
-from synthesis.environments.proof import play, translations
+from synthesis.environments.proof import translations
 from synthesis.facts.catalog import LANGUAGES
 from synthesis.facts.relations import all_relations
 from synthesis.pipeline.embedding import Embedder, document_text

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from synthesis.core.matching import match
+from synthesis.core.plays import call, paid_guesses
 from synthesis.core.records import Answer, CodeTool, Language, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.refusals import InputError
 from synthesis.core.reward import score
 from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph
-from synthesis.environments.proof import call, check_arguments, short, shown
+from synthesis.environments.proof import check_arguments, guess_paid, short, shown
 from synthesis.environments.verify import solve
 
 if TYPE_CHECKING:
@@ -101,6 +102,9 @@ async def own_environment(
             difficulty=dependency_graph.difficulty_of(made),
         )
         reward = score(environment, await solve(environment, sandbox), epsilon=0.0).value
+        for guess in await paid_guesses(environment, sandbox):
+            detail = guess_paid(tools[guess.tool], guess.arguments, guess.output, guess.step.answer)
+            raise Rejected("ignores_arguments", f"step {guess.step.id}: {detail}")
     except Rejected as rejection:
         raise InputError(f"{question!r:.80}: {rejection.reason}: {rejection.detail}") from None
     if reward != 1.0:

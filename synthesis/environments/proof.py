@@ -5,24 +5,25 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sandbox import Outcome, Reason, validate_call
+from sandbox import Reason, validate_call
+from synthesis.core.echoes import guesses, is_evidence
 from synthesis.core.matching import contains, match
+from synthesis.core.plays import call, made_call, play, settled
 from synthesis.core.records import Answer, CodeTool, Language, ReferenceCall, ToolSpec
 from synthesis.core.reward import MadeCall
-from synthesis.core.stages import Rejected, Transient
+from synthesis.core.stages import Rejected
 from synthesis.core.tool_schemas import UncheckableSchema, argument_error
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.leaks import leaves, states
 
 if TYPE_CHECKING:
-    from sandbox import CallResult, Sandbox
+    from sandbox import Sandbox
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: EnvironmentConte
     another random seed and at another time, no clock, no network, no import that a tool may not make. The
     other arguments, arguments that name nothing or anything, and no arguments at all must fail or give another answer:
     a tool that ignores its arguments, or searches by a part of them, would let a policy score without solving what the
-    call depends on. Valid calls have results of one shape.
+    call depends on. So would one that finds the answer where the call states it or a part of it (`echoes.guesses`); a
+    mere repetition is allowed, since the reward does not count it. Valid calls have results of one shape.
 
     Raises:
         Rejected: `tool_failed`, `wrong_answer`, `ignores_arguments`, `answer_leaked` (by the error of wrong arguments),
@@ -60,7 +62,7 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: EnvironmentConte
 async def prove_case(tool: CodeTool, case: Case, sandbox: Sandbox) -> ReferenceCall:
     """One reference call, proven; see `prove`, whose errors it raises."""
     validation = await validate_call(sandbox, tool.code, tool.spec.name, case.arguments)
-    first, finding = _settled(validation.result), validation.finding
+    first, finding = settled(validation.result), validation.finding
     if finding is not None and finding.reason is Reason.FAILS:
         raise Rejected("tool_failed", f"{shown(tool, case.arguments)} failed: {first.kind}: {first.error}")
     if finding is not None:
@@ -73,13 +75,16 @@ async def prove_case(tool: CodeTool, case: Case, sandbox: Sandbox) -> ReferenceC
         )
     for wrong in perturbed(tool, case):
         result = await call(tool, wrong, sandbox)
-        _check_wrong(tool, case, wrong, _made(tool, result))
+        _check_wrong(tool, case, wrong, made_call(tool, result))
         if result.ok and wrong == case.other_arguments:  # nonsense may well be answered with an error message
             _check_shape(tool, first.value, wrong, result.value)
-    wide = searches(tool, case)
-    made = await play([tool], [(tool.spec.name, one) for one in wide], sandbox)
-    for wrong, one in zip(wide, made, strict=True):
+    wide, stated = searches(tool, case), guesses(tool.spec.parameters, case.arguments, case.answer)
+    made = await play([tool], [(tool.spec.name, one) for one in (*wide, *stated)], sandbox)
+    for wrong, one in zip(wide, made, strict=False):
         _check_wrong(tool, case, wrong, one)
+    for guess, one in zip(stated, made[len(wide) :], strict=True):
+        if one.ok and is_evidence(one.output, case.answer, guess, case.arguments, case.language):
+            raise Rejected("ignores_arguments", guess_paid(tool, guess, one.output, case.answer))
     return ReferenceCall(case.sub_question, tool.spec.name, dict(case.arguments), first.value, rule)
 
 
@@ -100,6 +105,14 @@ def _check_wrong(tool: CodeTool, case: Case, wrong: Mapping[str, Any], made: Mad
                 f"{shown(tool, wrong)} failed with {short(made.output)}, which states the answer {case.answer.value!r} "
                 f"of another call, {shown(tool, case.arguments)}; say in errors what is wrong, and nothing of the data",
             )
+
+
+def guess_paid(tool: CodeTool, guess: Mapping[str, Any], output: Any, answer: Answer) -> str:
+    """Return why a tool that answers a guess is refused."""
+    return (
+        f"{shown(tool, guess)} returned {short(output)}, which holds the answer {answer.value!r} that the call only "
+        "guesses; look up exact values, suggest none, and raise an error for all others"
+    )
 
 
 def _check_shape(tool: CodeTool, known: Any, arguments: Mapping[str, Any], output: Any) -> None:
@@ -229,66 +242,10 @@ def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
         raise Rejected("bad_call", f"{spec.name}: {problem}")
 
 
-_MOST_TIMEOUTS = 2
 _MOST_TRANSLATIONS = 8
 """Of one call for another tool: each is executed."""
 _MOST_WAYS = 120
 """To give five arguments."""
-_PLAY = "play"
-# The tools come as arguments, so that this one module serves all of them: to open a process of the sandbox for a module
-# costs several times a call.
-# Each runs as it would alone, as the module "tool", which what it defines may look itself up as. One that does not load
-# fails for all, and is called alone: that it fails is only known from there.
-_PLAY_CODE = """
-import sys
-import types
-
-def play(sources, calls):
-    modules, results = {}, []
-    for name, arguments in calls:
-        if name not in modules:
-            modules[name] = sys.modules["tool"] = types.ModuleType("tool")
-            modules[name].__file__ = "<tool>"
-            exec(sources[name], modules[name].__dict__)
-        sys.modules["tool"] = modules[name]
-        try:
-            results.append([True, getattr(modules[name], name)(**arguments)])
-        except Exception as error:
-            results.append([False, f"{type(error).__name__}: {error}"])
-    return results
-"""
-
-
-async def play(
-    tools: Sequence[CodeTool], calls: Sequence[tuple[str, Mapping[str, Any]]], sandbox: Sandbox
-) -> list[MadeCall]:
-    """Calls of several tools, given as (name, arguments), in one process of the sandbox, or in one each where that
-    fails.
-
-    What is found this way is not proven yet. A tool that twice ran out of CPU time is not called again: it has failed.
-
-    Raises:
-        Transient: the sandbox itself failed.
-    """
-    if not calls:
-        return []
-    sources = {tool.spec.name: tool.code for tool in tools}
-    together = await sandbox.call(_PLAY_CODE, _PLAY, {"sources": sources, "calls": [list(one) for one in calls]})
-    if together.ok and isinstance(together.value, list) and len(together.value) == len(calls):
-        pairs = zip(calls, together.value, strict=True)
-        return [MadeCall(name, *made) for (name, _), made in pairs]
-    # One call that crashes, runs out of time or returns no JSON would hide the others.
-    by_name = {tool.spec.name: tool for tool in tools}
-    made: list[MadeCall] = []
-    timeouts: Counter[str] = Counter()
-    for name, arguments in calls:
-        if timeouts[name] >= _MOST_TIMEOUTS:
-            made.append(MadeCall(name, False))
-            continue
-        result = await call(by_name[name], arguments, sandbox)
-        timeouts[name] += result.kind is Outcome.CPU_TIMEOUT
-        made.append(_made(by_name[name], result))
-    return made
 
 
 def translations(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) -> list[dict[str, Any]]:
@@ -316,21 +273,6 @@ def translations(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) 
 def translated(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) -> dict[str, Any] | None:
     """The first of `translations` that says anything, or None."""
     return next(filter(None, translations(arguments, spec, other)), None)
-
-
-async def call(tool: CodeTool, arguments: Mapping[str, Any], sandbox: Sandbox) -> CallResult:
-    """One call in the sandbox. Raises `Transient` where the sandbox itself failed."""
-    return _settled(await sandbox.call(tool.code, tool.spec.name, arguments))
-
-
-def _made(tool: CodeTool, result: CallResult) -> MadeCall:
-    return MadeCall(tool.spec.name, result.ok, result.value if result.ok else result.error)
-
-
-def _settled(result: CallResult) -> CallResult:
-    if result.is_infrastructure:
-        raise Transient(f"sandbox: {result.kind}: {result.error}")
-    return result
 
 
 def shown(tool: CodeTool, arguments: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from synthesis.core.matching import contains, match
+from synthesis.core.plays import call, play
 from synthesis.core.readings import Reading
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
 from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_tool
@@ -21,7 +22,7 @@ from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built
-from synthesis.environments.proof import Case, call, check_arguments, perturbed, play, short, shown, translated
+from synthesis.environments.proof import Case, check_arguments, perturbed, short, shown, translated
 from synthesis.environments.world_proof import verify_world
 from synthesis.facts.relations import LICENCE
 from synthesis.pipeline.teacher import description
@@ -135,7 +136,7 @@ async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall
         _check_dependencies(environment, step, reference, found)
         output = await _replayed(environment, step, reference, tools[reference.tool], sandbox)
         found[step.id] = output
-        calls.append(MadeCall(reference.tool, True, output))
+        calls.append(MadeCall(reference.tool, True, output, reference.arguments))
         if len(answered := answered_by(sub_tasks, reference.tool, output, environment.language)) > 1:
             raise Rejected(
                 "shared_call", f"{environment.id}: one call of {reference.tool} answers sub-questions {answered}"
@@ -195,7 +196,8 @@ async def _everything(
     calls = {made.tool: others[made.sub_question] for made in environment.reference_calls}
     for tool in irrelevant:
         calls[tool.spec.name] = next(_fitting(environment, environment.reference_calls, tool), {})
-    return await play([*environment.tools, *irrelevant], list(calls.items()), sandbox)
+    made = await play([*environment.tools, *irrelevant], list(calls.items()), sandbox)
+    return [one._replace(arguments=calls[one.tool]) for one in made]
 
 
 async def _shuffled(
@@ -220,9 +222,10 @@ async def _shuffled(
         calls += [(reference.tool, arguments) for arguments in wrong]
         whose += [id_] * len(wrong)
     chosen: dict[int, MadeCall] = {}
-    for id_, made in zip(whose, await play(environment.tools, calls, sandbox), strict=True):
+    every = await play(environment.tools, calls, sandbox)
+    for id_, (_, given), made in zip(whose, calls, every, strict=True):
         if id_ not in chosen or score(environment, [chosen[id_]]).value:
-            chosen[id_] = made
+            chosen[id_] = made._replace(arguments=given)
     return list(chosen.values())
 
 

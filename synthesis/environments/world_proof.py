@@ -15,6 +15,7 @@ import msgspec
 
 from sandbox import Reason, validate_call
 from sandbox.validation import ANOTHER_TIME
+from synthesis.core.echoes import guesses, is_evidence
 from synthesis.core.matching import contains, match
 from synthesis.core.records import CodeTool, ReferenceCall, StateChange, SubQuestion, ToolEnvironment, World
 from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_tool
@@ -22,7 +23,7 @@ from synthesis.core.stages import Rejected, Transient, rng_for
 from synthesis.core.tool_schemas import argument_error
 from synthesis.core.typed import convert_to
 from synthesis.core.worlds import PLAYS, EpisodeCalls, FoundPlay, checks_of, forms_of, graded, module_of
-from synthesis.environments.proof import Case, perturbed, searches, short, shown, translated
+from synthesis.environments.proof import Case, guess_paid, perturbed, searches, short, shown, translated
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -156,6 +157,8 @@ class _Proof:
                 case = Case(step.id, made.arguments, others[step.id], step.answer, environment.language)
                 tried = [*perturbed(tool, case), *searches(tool, case)]
                 wrong += [("other", place, [*before, (made.tool, one)]) for one in tried]
+                stated = guesses(tool.spec.parameters, made.arguments, step.answer)
+                wrong += [("guess", place, [*before, (made.tool, one)]) for one in stated]
         plays = await self._played([play for _, _, play in wrong])
         harmful = 0
         whole = plays[0]
@@ -166,7 +169,7 @@ class _Proof:
             if play.broken:
                 raise Rejected("broken_invariant", f"{text} break what must hold: {play.broken}")
             outputs = zip(calls, play.outputs, strict=True)
-            calls_made = [MadeCall(name, not output.error, output.value) for (name, _), output in outputs]
+            calls_made = [MadeCall(name, not output.error, output.value, given) for (name, given), output in outputs]
             grade = graded(play.grades[-1], environment.world)
             reward = score(environment, calls_made, grade, epsilon=0.0).value
             if kind == "same":
@@ -183,6 +186,13 @@ class _Proof:
                     raise Rejected(
                         "ignores_arguments", f"{self._shown(*calls[place])} returned {step.answer.value!r} as well"
                     )
+            if kind == "guess" and place + 1 == len(calls):
+                found, guess = play.outputs[place], calls[place][1]
+                if not found.error and is_evidence(
+                    found.value, step.answer, guess, made.arguments, environment.language
+                ):
+                    answered = guess_paid(self._tools[made.tool], guess, found.value, step.answer)
+                    raise Rejected("ignores_arguments", answered)
             if kind in ("without", "other") and step.asks_state and step.id in grade.met:
                 reason = "reached_without" if kind == "without" else "ignores_arguments"
                 raise Rejected(reason, f"the check of sub-question {step.id} holds after {text}")
@@ -332,7 +342,7 @@ async def _call(run: EpisodeCalls, environment: ToolEnvironment, name: str, argu
     result = await run.call(next(tool for tool in every if tool.spec.name == name), arguments)
     if result.is_infrastructure:
         raise Transient(f"sandbox: {result.kind}: {result.error}")
-    return MadeCall(name, result.ok, result.value)
+    return MadeCall(name, result.ok, result.value, arguments)
 
 
 async def _grade(run: EpisodeCalls) -> Any:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
 from sft_world import starting
-from state_world import CALLS, PAID, bank
+from state_world import CALLS, CODE, PAID, bank
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments
@@ -42,6 +42,25 @@ async def test_an_episode_is_scored_by_the_state_it_leaves(pool, chat_tokenizer)
     stats = episode_stats([good, reading, harm])
     assert stats["harm"] == pytest.approx(1 / 3) and stats["unevaluated_checks"] == 0
     assert harm.score.f1 == pytest.approx(harm.reward, abs=1e-5)
+
+
+async def test_guesses_that_are_stored_and_read_back_earn_nothing(pool, chat_tokenizer):
+    """`STATE` keeps the text of a failed payment's memo, which a look-up then lists."""
+    code = CODE.replace(
+        '    for one in (source, target):\n',
+        '    if amount == 0:\n        STATE["transfers"][source] = {"source": source, "target": "", "amount": 0}\n'
+        "        return {}\n    for one in (source, target):\n",
+    ).replace('    raise ValueError(f"nobody', '    if owner == "memos":\n        return list(STATE["transfers"])\n'
+              '    raise ValueError(f"nobody')  # fmt: skip
+    asked = bank(code=code)
+    store = call("transfer", source="A70, A71, A72", target="", amount=0)
+    read = call("find_account", owner="memos")
+    for turns in ((store, read), (store + read,)):
+        made = await episode(pool, chat_tokenizer, *turns, environment=asked)
+        assert "A70, A71, A72" in made.calls[1].output and [one.solved for one in made.calls] == [[], []]
+    # A look-up after honest calls counts.
+    made = await episode(pool, chat_tokenizer, RIGHT[2], RIGHT[0] + RIGHT[1], environment=asked)
+    assert [one.solved for one in made.calls] == [[], [1], [2]]
 
 
 async def test_calls_of_one_turn_come_in_their_order(pool, chat_tokenizer):

@@ -19,7 +19,7 @@ from astra_jax.rollout.policy import RequestFailed
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Outcome
 from synthesis.core.chatml import QWEN3
-from synthesis.core.records import CodeTool, ToolEnvironment
+from synthesis.core.records import Answer, CodeTool, ToolEnvironment
 from synthesis.core.refusals import InputError
 
 CONFIG = EpisodeConfig(max_turns=4, max_prompt_tokens=4_000, max_response_tokens=2_000)
@@ -106,6 +106,53 @@ async def test_wrong_calls_become_observations_and_count(pool, environment, chat
 async def test_an_irrelevant_tool_runs_but_solves_nothing(pool, environment, chat_tokenizer):
     episode = await play([call("mayor_of", city="Paris"), "Anne."], pool, environment, chat_tokenizer)
     assert episode.calls[0].ok and episode.reward == 0 and episode.score.calls == 1
+
+
+def echoing(environment: ToolEnvironment) -> ToolEnvironment:
+    """The same with tools that repeat their argument, and raise no error for one that they do not know."""
+    tools = []
+    for tool in environment.tools:
+        name, (parameter,) = tool.spec.name, tool.spec.parameters["properties"]
+        code = tool.code.replace("raise ValueError('unknown ", f"return {{'{parameter}': {parameter}}} #")
+        code = code.replace("return {'" + name, f"return {{'{parameter}': {parameter}, '{name}")
+        tools.append(msgspec.structs.replace(tool, code=code))
+    return msgspec.structs.replace(environment, tools=tools)
+
+
+async def test_a_policy_that_passes_lists_of_guesses_earns_nothing(pool, environment, chat_tokenizer):
+    asked = echoing(environment)
+    await check_environments([asked], chat_tokenizer, pool, CONFIG)
+    right = call("capital_of", country="France") + call("population_of", city="Paris")
+    honest = await play([right, "Done."], pool, asked, chat_tokenizer)
+    assert honest.reward == pytest.approx(1, abs=1e-5) and '"city":"Paris"' in honest.calls[1].output
+    cities, people = "London, Rome, Paris, Oslo", ", ".join(str(2_102_000 + 50 * n) for n in range(40))
+    listed = call("capital_of", country=cities) + call("population_of", city=people)
+    for guesses in (listed, call("capital_of", country="Paris") + call("population_of", city="2102650")):
+        guessed = await play([guesses, "2102650"], pool, asked, chat_tokenizer)
+        assert [one.ok for one in guessed.calls] == [True, True] and [one.solved for one in guessed.calls] == [[], []]
+        assert (guessed.reward, guessed.score.recall, guessed.score.precision) == (0, 0, 0)
+
+
+SUGGESTS = """import difflib
+ROWS = {'France': 'Paris', 'Iceland': 'Reykjavik'}
+def capital_of(country):
+    if country in ROWS:
+        return {'capital': ROWS[country], 'meant': []}
+    return {'capital': None, 'meant': difflib.get_close_matches(country, ROWS.values())}
+"""
+
+
+async def test_a_tool_that_suggests_the_rest_of_a_guess_is_refused_at_the_start(pool, environment, chat_tokenizer):
+    step = msgspec.structs.replace(environment.sub_questions[0], answer=Answer("Reykjavik"))
+    made = msgspec.structs.replace(environment.reference_calls[0], arguments={"country": "Iceland"})
+    asked = msgspec.structs.replace(
+        environment,
+        sub_questions=[step],
+        reference_calls=[made],
+        tools=[msgspec.structs.replace(environment.tools[0], code=SUGGESTS)],
+    )
+    with pytest.raises(InputError, match=r"environment france: .* called with the guess {'country': 'Reykj'}, gives"):
+        await check_environments([asked], chat_tokenizer, pool, CONFIG)
 
 
 async def test_ends(pool, environment, chat_tokenizer):

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from processor_time import MOST_SECONDS, loop_seconds
 
 from sandbox.limits import Limits
+from synthesis.core.json_leaves import MOST_CHARACTERS
 from synthesis.core.locales import READ, locale_of
 from synthesis.core.matching import contains, match
 from synthesis.core.normal_text import fold, normalized
 from synthesis.core.quantities import quantities, written_number
-from synthesis.core.readings import MOST_CHARACTERS, MOST_VALUES, Reading
+from synthesis.core.readings import MOST_VALUES, Reading
 from synthesis.core.records import Answer
 from synthesis.core.units import unit_of_key
 

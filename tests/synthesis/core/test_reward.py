@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
+from state_world import PAID, bank
 
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.reward import MadeCall, answered_by, f1_reward, score, solved_by, sub_tasks_by_tool
@@ -91,6 +93,27 @@ def test_an_output_with_several_answers_solves_none():
     assert answered_by(subs, "tool0", listed) == [0, 2] and solved_by(subs, "tool0", listed) == []
 
 
+def test_a_call_that_states_the_answer_solves_nothing():
+    asked = environment(needs=[True, True, True], references=[0, 1, 2])
+    subs, people = sub_tasks_by_tool(asked), {"city": "2102600, 2102650", "population": None}
+    assert solved_by(subs, "tool1", people, arguments={"city": "2102600, 2102650"}) == []
+    assert solved_by(subs, "tool1", {"population": 2_102_650}, arguments={"city": "Paris"}) == [1]
+    guessed = MadeCall("tool1", True, people, {"city": "2102600, 2102650"})
+    assert score(asked, [guessed]).value == 0 and score(asked, [guessed._replace(arguments={})]).solved == 1
+
+
+def test_what_a_world_has_stored_is_no_evidence():
+    """The same calls of an environment without a world share nothing."""
+    asked = bank()
+    noted = MadeCall("transfer", True, {}, {"source": "A70, A71, A72"})
+    read = MadeCall("find_account", True, {"notes": ["A70", "A71", "A72"]})
+    assert score(asked, [read]).solved == 1 and score(asked, [noted, read]).solved == 0
+    assert score(asked, [noted._replace(ok=False), read]).solved == 1
+    # What the reference calls give, any episode may write.
+    assert score(asked, [noted._replace(arguments=PAID), read]).solved == 1
+    assert score(replace(asked, world=UNSET), [noted, read]).solved == 1
+
+
 VALUES = ["Paris", "Oslo", "Rome", 5, 7, 2.5, True, False, "2026-01-05", "14:30", ["Paris", "Oslo"]]
 found = st.sampled_from(VALUES)
 outputs = st.recursive(
@@ -99,7 +122,8 @@ outputs = st.recursive(
     max_leaves=12,
 )
 called = st.sampled_from(["tool0", "tool1", "other"])
-made_calls = st.lists(st.builds(MadeCall, called, st.booleans(), outputs), max_size=8)
+given_arguments = st.dictionaries(st.sampled_from("abc"), found, max_size=2)
+made_calls = st.lists(st.builds(MadeCall, called, st.booleans(), outputs, given_arguments), max_size=8)
 
 
 @settings(max_examples=300)

@@ -84,3 +84,24 @@ async def test_one_step_is_enough(pool) -> None:
     one = await own_environment("Twice 4?", 8, [OwnStep("Twice 4?", 8, "double", {"n": 4})], code=CODE, sandbox=pool)
     assert one.structure == "single_hop" and [tool.spec.name for tool in one.tools] == ["double"]
     assert one.tools[0].spec.parameters["required"] == ["n"]
+
+
+ECHO = """
+ROWS = {"France": "Paris", "Iceland": "Reykjavik"}
+
+def capital_of(country: str):
+    return {"country": country, "capital": ROWS.get(country)MORE}
+"""
+
+
+async def test_a_tool_that_repeats_its_argument_earns_nothing_by_it(pool) -> None:
+    steps = [OwnStep("What is the capital of Iceland?", "Reykjavik", "capital_of", {"country": "Iceland"})]
+    given: dict[str, Any] = {"question": "What is the capital of Iceland?", "answer": "Reykjavik", "steps": steps}
+    one = await own_environment(code=ECHO.replace("MORE", ""), sandbox=pool, **given)
+    cities = "Oslo, Rome, Reykjavik"
+    guessed = MadeCall("capital_of", True, {"country": cities, "capital": None}, {"country": cities})
+    assert score(one, [guessed]).value == 0.0
+    suggests = ", 'near': [one for one in ROWS.values() if one.startswith(country)]"
+    refused = r"ignores_arguments: step 1: capital_of\(country='Reykj'\) returned .*guesses"
+    with pytest.raises(InputError, match=refused):
+        await own_environment(code=ECHO.replace("MORE", suggests), sandbox=pool, **given)

@@ -11,12 +11,13 @@ import pytest_asyncio
 from environments_world import CASE, HONEST, SPEC, Rules
 
 from sandbox import SandboxConfig, SandboxPool
+from synthesis.core.plays import play
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.reward import MadeCall, score
 from synthesis.core.stages import Rejected
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.proof import Case, anything, play, prove, searches, translated, translations
+from synthesis.environments.proof import Case, anything, prove, searches, translated, translations
 from synthesis.environments.verify import solve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,6 +41,9 @@ FAIL = "def fail(text):\n    raise ValueError(text)\n"
     [
         (HONEST, ""),
         (HONEST.replace("T[c]", "T.get(c, 'unknown')"), ""),
+        # The reward counts no repetition of an argument.
+        (HONEST.replace("T[c]", "T.get(c, c)"), ""),
+        (HONEST.replace("T[c]", "T.get(c, f'unknown: {c.upper()}')"), ""),
         (HONEST.replace("T[c]", "T[c] + 'ite'"), "wrong_answer"),
         (HONEST.replace("T[c]", "'Rome'"), "wrong_answer"),
         (HONEST.replace("T[c]", "T[c.lower()]"), "tool_failed"),

@@ -92,6 +92,19 @@ async def test_bad_worlds_are_refused(name: str, pool: SandboxPool) -> None:
     assert refused.value.reason == reason, refused.value.detail
 
 
+async def test_a_look_up_that_completes_a_part_of_its_answer_is_refused(pool: SandboxPool) -> None:
+    completes = CODE.replace('row["owner"] == owner', 'owner in (row["owner"], id[:5])')
+    for code, reason in ((CODE, ""), (completes, "find_account(owner='Accou') returned")):
+        stored = msgspec.json.encode([unproven(bank(code=code)), OTHERS]).replace(b"A71", b"Account 7")
+        environment, others = msgspec.json.decode(stored, type=tuple[ToolEnvironment, dict[int, dict[str, Any]]])
+        if not reason:
+            assert await prove_world(environment, others, pool)
+            continue
+        with pytest.raises(Rejected) as refused:
+            await prove_world(environment, others, pool)
+        assert refused.value.reason == "ignores_arguments" and reason in refused.value.detail
+
+
 async def test_harm_that_nobody_would_see_is_refused(pool: SandboxPool) -> None:
     """Where all that a wrong write changes is left open."""
     environment = unproven(bank())
