@@ -56,7 +56,7 @@ class Sampling:
     """How one completion is drawn. Penalties come first, then the constraint, temperature, min_p, top_k and top_p.
 
     Attributes:
-        max_tokens: at most this many new tokens, from 1 to `MAX_TOKEN_ID`.
+        max_tokens: at most this many new tokens, from 1 to `MAX_TOKEN_ID`; see `prompt_logprobs`.
         stop_ids: sampling ends after any of these, from 0 to `MAX_TOKEN_ID`; the stop token is part of the completion.
         seed: the draw at sequence position p depends on (seed, p) and the distribution alone, never on the batch.
         temperature: divides the logits, from `MIN_TEMPERATURE` to `MAX_TEMPERATURE`; 0 is greedy.
@@ -69,6 +69,8 @@ class Sampling:
             negative ones multiplied, from `MIN_REPETITION` to `MAX_REPETITION`; 1 is none.
         alternatives: show so many of the likeliest tokens at each place, up to `MAX_ALTERNATIVES`.
         constraint: which tokens may follow, or None; of this completion alone.
+        prompt_logprobs: return the logprobs of the prompt's tokens too, with `alternatives` for each. They are the
+            model's own: no option above changes them. `max_tokens` may then be 0.
 
     Raises:
         ValueError: a number is out of its range, or none.
@@ -86,6 +88,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     alternatives: int = 0
     constraint: Constraint | None = field(default=None, compare=False)
+    prompt_logprobs: bool = False
 
     @property
     def shaped(self) -> bool:
@@ -94,8 +97,9 @@ class Sampling:
         return any(given) or self.repetition_penalty != 1 or self.constraint is not None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_tokens <= MAX_TOKEN_ID:
-            raise ValueError(f"Sampling.max_tokens is {self.max_tokens}; use a number from 1 to {MAX_TOKEN_ID}")
+        fewest = 0 if self.prompt_logprobs else 1
+        if not fewest <= self.max_tokens <= MAX_TOKEN_ID:
+            raise ValueError(f"Sampling.max_tokens is {self.max_tokens}; use a number from {fewest} to {MAX_TOKEN_ID}")
         for stop_id in self.stop_ids:
             if not 0 <= stop_id <= MAX_TOKEN_ID:
                 raise ValueError(f"Sampling.stop_ids has {stop_id}; token ids are from 0 to {MAX_TOKEN_ID}")
@@ -153,6 +157,9 @@ class Drawn:
         finish: None while more tokens follow.
         alternatives: of each token, the likeliest ones at its place with their logprobs, the likeliest first: as many
             as `Sampling.alternatives` asks for, fewer where no more could be drawn. Empty when none are asked for.
+        cached: prompt tokens whose keys and values were taken over from an earlier sequence; with the first part.
+        prompt_logprobs: of the prompt's tokens from the second on, when asked for; with the first part.
+        prompt_alternatives: likewise; as `alternatives`.
     """
 
     token_ids: list[int]
@@ -160,6 +167,9 @@ class Drawn:
     versions: list[int]
     finish: Literal["stop", "length"] | None
     alternatives: list[Alternatives] = field(default_factory=list)
+    cached: int = 0
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_alternatives: list[Alternatives] = field(default_factory=list)
 
 
 class Policy(Protocol):

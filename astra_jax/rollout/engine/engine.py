@@ -133,9 +133,13 @@ class Engine:
                 if request.failure is not None:
                     raise request.failure
                 part = slice(shown, request.delivered)
-                shown, finish = part.stop, request.finish
+                is_first, shown, finish = finish is None and not shown, part.stop, request.finish
                 drawn = request.tokens[part], request.logprobs[part], request.versions[part], finish
-                yield Drawn(*drawn, request.alternatives[part])
+                of_prompt: dict[str, Any] = {"cached": request.reused} if is_first else {}
+                if is_first and (scores := request.scores) is not None:
+                    of_prompt["prompt_logprobs"] = scores.logps.tolist()
+                    of_prompt["prompt_alternatives"] = scores.alternatives()
+                yield Drawn(*drawn, request.alternatives[part], **of_prompt)
         finally:
             request.dropped = True
             self._wake.set()
@@ -286,7 +290,7 @@ class Engine:
         active = self._active()
         for i, slot in enumerate(active):  # what a group's episodes share is computed once for all of them
             donor, shared = self._best_donor(slot, slot.ids[: slot.length], active[:i])
-            slot.donor = donor if shared >= MIN_SHARED else None
+            slot.donor = donor if shared >= MIN_SHARED and slot.scores is None else None
         if not done.done():
             done.set_result(None)
 
@@ -319,10 +323,12 @@ class Engine:
                 waiting.append(request)
                 continue
             n = len(request.prompt)
-            own = min(common_prefix(slot.ids[: slot.cached], request.prompt), n - 1)
-            donor, shared = self._best_donor(slot, request.prompt, self._slots)
+            own, donor, shared = 0, None, 0
+            if request.scores is None:  # otherwise each of its tokens is computed
+                own = min(common_prefix(slot.ids[: slot.cached], request.prompt), n - 1)
+                donor, shared = self._best_donor(slot, request.prompt, self._slots)
             slot.cached, slot.length, slot.ids[:n] = own, n, request.prompt
-            slot.session, slot.request = request.session, request
+            slot.session, slot.request, request.reused = request.session, request, own
             slot.donor = donor if shared - own >= MIN_SHARED else None
             self.stats.requests += 1
             self.stats.prompt_tokens += n
@@ -364,7 +370,10 @@ class Engine:
     def _deliver(self) -> None:
         for slot in self._slots:
             request = slot.request
-            if request is None or len(request.tokens) == request.delivered:
+            if request is None:
+                continue
+            scored = not request.sampling.max_tokens and not slot.prefilling
+            if len(request.tokens) == request.delivered and not scored:
                 continue
             request.versions += [self.version] * (len(request.tokens) - request.delivered)
             request.delivered = len(request.tokens)

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -168,6 +168,33 @@ class EngineStats:
         return EngineStats(**vars(self))
 
 
+class PromptScores:
+    """Logprobs of a prompt's tokens from the second on, which prefilling fills in.
+
+    Attributes:
+        logps: [n - 1] float32.
+        likeliest: ids and logprobs of the likeliest tokens at each place, both [n - 1, k]; k is 0 when none are asked
+            for.
+    """
+
+    def __init__(self, prompt_length: int, alternatives: int) -> None:
+        self.logps = np.zeros(prompt_length - 1, np.float32)
+        shape = (prompt_length - 1, alternatives)
+        self.likeliest = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+
+    def put(self, start: int, logps: np.ndarray, likeliest: Any) -> None:
+        """Keep what follows the positions from `start` on, as far as it is the prompt's."""
+        n = max(0, min(len(logps), len(self.logps) - start))
+        self.logps[start : start + n] = logps[:n]
+        for kept, new in zip(self.likeliest, likeliest or (), strict=False):
+            kept[start : start + n] = new[:n, : kept.shape[1]]
+
+    def alternatives(self) -> list[Alternatives]:
+        """As in `Drawn`; empty when none are asked for."""
+        ids, values = (one.tolist() for one in self.likeliest)
+        return [tuple(zip(*one, strict=True)) for one in zip(ids, values, strict=True) if one[0]]
+
+
 @dataclass(eq=False)
 class Request:
     """One completion under way. A device step's thread appends to `tokens` and `logprobs`; the first `delivered` of
@@ -175,6 +202,8 @@ class Request:
 
     Attributes:
         alternatives: of each token, when some are asked for.
+        scores: of the prompt, when asked for.
+        reused: prompt tokens whose keys and values were taken over.
         versions: of the weights that drew each token that is delivered.
         finish: set with the last delivery.
         failure: why no more will come.
@@ -187,12 +216,18 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     alternatives: list[Alternatives] = field(default_factory=list)
+    scores: PromptScores | None = None
+    reused: int = 0
     delivered: int = 0
     versions: list[int] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     failure: Exception | None = None
     dropped: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        if self.sampling.prompt_logprobs:
+            self.scores = PromptScores(len(self.prompt), self.sampling.alternatives)
 
     @property
     def stopped(self) -> bool:
@@ -222,6 +257,11 @@ class CacheSlot:
     @property
     def prefilling(self) -> bool:
         return self.request is not None and self.cached < self.length - 1
+
+    @property
+    def scores(self) -> PromptScores | None:
+        """Those of its request: then all of the prompt is prefilled, and nothing taken over."""
+        return None if self.request is None else self.request.scores
 
 
 def padded(values: Sequence[int], length: int, fill: int) -> np.ndarray:

@@ -103,7 +103,7 @@ class Worker:
             self._prefill(pending)
         lost: Lost = []
         for kind in (_plain, _shaped, _constrained):
-            if some := [slot for slot in ready if slot.request is not None and kind(slot.request.sampling)]:
+            if some := [slot for slot in ready if (asked := slot.request) and not asked.ended and kind(asked.sampling)]:
                 lost += self._decode_constrained(some) if kind is _constrained else self._decode(some)
         return lost
 
@@ -136,6 +136,8 @@ class Worker:
             for rows in shapes.prefill_rows:
                 for chunk in shapes.prefill_chunks:
                     yield partial(self._run_prefill, [], rows, chunk, window)
+                    for alternatives in (0, MAX_ALTERNATIVES) if options else ():
+                        yield partial(self._run_prefill, [], rows, chunk, window, alternatives=alternatives)
             yield partial(self._run_copy, [], [], shapes.prefill_rows[-1], window)
             for count in shapes.decode_rows:
                 for nucleus in (False, True):
@@ -171,6 +173,8 @@ class Worker:
             if shared > slot.cached:
                 self.stats.copied_tokens += shared - slot.cached
                 slot.cached = shared
+                if slot.request is not None and not slot.request.tokens:
+                    slot.request.reused = shared
                 takers.append(slot)
                 donors.append(donor)
         rows = self.shapes.prefill_rows[-1]
@@ -186,23 +190,42 @@ class Worker:
 
     def _prefill(self, pending: list[CacheSlot]) -> None:
         started = time.perf_counter()
+        scored = pending[0].scores is not None
+        pending = [slot for slot in pending if (slot.scores is not None) == scored]
         rows, chunk = self.shapes.prefill_shape_for([slot.length - 1 - slot.cached for slot in pending])
         pending = pending[:rows]
-        self._run_prefill(pending, rows, chunk, self.shapes.window_for(max(slot.cached for slot in pending)))
+        alternatives = _alternatives([slot.request.sampling for slot in pending if slot.request]) if scored else None
+        window = self.shapes.window_for(max(slot.cached for slot in pending))
+        self._run_prefill(pending, rows, chunk, window, alternatives=alternatives)
         self.stats.prefill_seconds += time.perf_counter() - started
 
-    def _run_prefill(self, pending: Sequence[CacheSlot], rows: int, chunk: int, window: int) -> None:
-        tokens = np.zeros((rows, chunk), np.int32)
+    def _run_prefill(
+        self, pending: Sequence[CacheSlot], rows: int, chunk: int, window: int, *, alternatives: int | None = None
+    ) -> None:
+        """`alternatives`: of rows whose prompts are scored; None: no row's is."""
+        tokens, following = np.zeros((2, rows, chunk), np.int32)
         positions = np.full((rows, chunk), -1, np.int32)
         for row, slot in enumerate(pending):
             n = min(chunk, slot.length - 1 - slot.cached)
             tokens[row, :n] = slot.ids[slot.cached : slot.cached + n]
+            following[row, :n] = slot.ids[slot.cached + 1 : slot.cached + n + 1]
             positions[row, :n] = np.arange(slot.cached, slot.cached + n)
             slot.cached += n
             self.stats.prefilled_tokens += n
         index = padded([slot.index for slot in pending], rows, self.shapes.slots)
         given = (self._params, self.cache, index, tokens, positions)
-        self.cache = device_steps.prefill(*given, window=window, **self._compiled_for)
+        how = {"window": window, **self._compiled_for}
+        if alternatives is None:
+            self.cache = device_steps.prefill(*given, **how)
+        else:
+            self.cache, *found = device_steps.prefill_scored(*given, following, alternatives=alternatives, **how)
+            logps, others = np.asarray(found[0]), _on_host(found[1])
+            for row, slot in enumerate(pending):
+                n = int((positions[row] >= 0).sum())
+                if not np.isfinite(logps[row, :n]).all():
+                    raise _not_finite()
+                if slot.scores is not None:
+                    slot.scores.put(int(positions[row, 0]), logps[row, :n], _of_row(others, row))
         jax.block_until_ready(self.cache)
 
     # ------------------------------------------------------------------------------------------------------- decoding

@@ -130,7 +130,7 @@ class CompletionsRoute:
 def _parameters(
     route: GenerateRoute | CompletionsRoute, token_ids: Sequence[int], sampling: Sampling
 ) -> dict[str, Any]:
-    if sampling.shaped:
+    if sampling.shaped or sampling.prompt_logprobs:
         raise ValueError(
             f"{sampling} asks for more than a temperature and a nucleus, which no trainer's logprobs follow"
         )

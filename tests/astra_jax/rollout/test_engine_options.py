@@ -225,3 +225,57 @@ def test_after_a_warm_up_nothing_is_compiled(params):
             return count
 
     assert asyncio.run(main()) == 4  # prefill, copy, decode with a nucleus and without
+
+
+def prompt_logps(params, prompt: Sequence[int]) -> np.ndarray:
+    """[n - 1, vocabulary]: what the model expects after each token but the last, by the trainer's forward pass."""
+    tokens_bt = jnp.asarray([prompt])
+    x_btd, _ = MODEL.forward(params, tokens_bt, jnp.arange(len(prompt))[None], jnp.ones_like(tokens_bt))
+    return np.asarray(jax.nn.log_softmax((x_btd @ MODEL.head_kernel(params))[0, :-1]))
+
+
+def test_prompts_are_scored_alone_in_a_batch_and_after_their_like(params):
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, 61, n).tolist() for n in (1, 2, 17, 40, 63)]
+    scored = sampling(max_tokens=0, prompt_logprobs=True, alternatives=3, temperature=0.3, top_p=0.5)
+    shapes = EngineConfig(slots=4, max_length=64, prefill_chunk=16, decode_chunk=4, min_window=16)
+
+    async def first_part(engine: Engine, prompt: Sequence[int], asked: Sampling) -> Drawn:
+        return [one async for one in engine.stream(prompt, asked)][0]
+
+    async def main() -> list[list[Drawn]]:
+        async with Engine(params, MODEL, shapes) as engine:
+            await asyncio.gather(*(parts(engine, sampling(max_tokens=1), prompt) for prompt in prompts))
+            together = await asyncio.gather(
+                *(first_part(engine, prompt, scored) for prompt in prompts),
+                *(parts(engine, sampling(seed), PROMPT) for seed in range(3)),
+            )
+            going_on = sampling(max_tokens=3, prompt_logprobs=True, alternatives=3)
+            alone = [await first_part(engine, prompt, going_on) for prompt in prompts]
+            return [together[: len(prompts)], alone]
+
+    for answers in asyncio.run(main()):
+        for prompt, answer in zip(prompts, answers, strict=True):
+            expected = prompt_logps(params, prompt)
+            places = np.arange(len(prompt) - 1)
+            np.testing.assert_allclose(answer.prompt_logprobs, expected[places, prompt[1:]], atol=1e-5)
+            assert answer.cached == 0 and len(answer.prompt_alternatives) == len(prompt) - 1
+            for i, best in enumerate(answer.prompt_alternatives):
+                assert [token for token, _ in best] == np.argsort(-expected[i])[:3].tolist()
+                assert dict(best).get(prompt[i + 1], answer.prompt_logprobs[i]) == answer.prompt_logprobs[i]
+            if not answer.token_ids:
+                assert answer.finish == "length"
+    with pytest.raises(ValueError, match=r"Sampling\.max_tokens is 0; use a number from 1"):
+        sampling(max_tokens=0)
+
+
+def test_what_a_prompt_took_over_is_counted(params):
+    async def main() -> list[int]:
+        async with Engine(params, MODEL, SHAPES) as engine:
+            prompt = list(range(40))
+            found = []
+            for prompt in (prompt, prompt, [*prompt[:30], 50, 51], [60]):
+                found.append([one async for one in engine.stream(prompt, sampling(max_tokens=1))][0].cached)
+            return found
+
+    assert asyncio.run(main()) == [0, 39, 30, 0]
