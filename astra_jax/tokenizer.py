@@ -42,6 +42,15 @@ _SHRINKING = 3
 """Unicode's composition makes at most so many bytes one: of U+212A's three a K, of nine for U+0DDD three."""
 
 
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+"""Names of tokens that are a byte, in vocabularies of characters."""
+_VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {
+    chr(0x100 + i): byte for i, byte in enumerate(sorted({*range(0x100)} - {*_VISIBLE}))
+}
+"""The byte that each character of a token's name is, in byte-level BPE."""
+
+
 class TokenizerError(Refusal):
     """A folder holds no usable tokenizer; the message says what is missing."""
 
@@ -287,6 +296,16 @@ class ChatTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text, special tokens included; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; those of a part of a character are no UTF-8."""
+        text = self.decode([token_id])
+        token = self._tokenizer.id_to_token(token_id)
+        if "\N{REPLACEMENT CHARACTER}" not in text or token is None:
+            return text.encode()
+        if byte := _FALLBACK.fullmatch(token):
+            return bytes([int(byte.group(1), 16)])
+        return bytes(map(_BYTES.__getitem__, token)) if _BYTES.keys() >= set(token) else text.encode()
 
     def encode_segments(self, segments: Sequence[Segment], *, most: int | None = None) -> tuple[list[int], list[int]]:
         """Token ids of the segments, each encoded on its own as in a rollout, and the loss mask (1: trainable).

@@ -60,6 +60,12 @@ class Grammars:
         strict = any(function.get("strict") for function in tools)
         if answer is None and not forced and not strict:
             return None
+        if asked.continue_final_message:
+            raise InvalidRequest(
+                "continue_final_message is true, but response_format, tool_choice or a strict function asks for a form "
+                "of the whole turn; leave one of them out",
+                param="continue_final_message",
+            )
         if asked.ignore_eos:
             raise InvalidRequest(
                 "ignore_eos is true, but an answer of a given form ends with the turn; leave it out", param="ignore_eos"
@@ -109,7 +115,7 @@ class Grammars:
             ]
             bodies.append("call | TEXT")
         thought = ""
-        if self._format.thought_start and asked.chat_template_kwargs.enable_thinking:
+        if self._format.thought_start and asked.thinking:
             start, end = self._format.thought_start, self._format.thought_end
             rules.append(f'thought: {_text(start)} thinking "\\n\\n"\nthinking[suffix={_text(end)}]: /(?s:.*)/')
             thought = "thought? "

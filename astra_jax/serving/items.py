@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from astra_jax.serving.messages import TurnDeltas, offers_tools
+from astra_jax.serving.messages import TurnDeltas, offers_tools, text_of
 from astra_jax.serving.protocol import ChatRequest, InvalidRequest, parse, shown
 from astra_jax.serving.responses import Choice, Response
 from astra_jax.serving.sampled import Part
@@ -22,29 +22,58 @@ from astra_jax.tokenizer import ChatTokenizer
 MOST_ITEMS = 10_000
 """Of an input: more is no conversation."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
     "background": (False,),
-    "truncation": ("disabled",),
-    "store": (False, True),
+    "background_options": (),
     "conversation": (),
+    "image": (),
     "previous_response_id": (),
     "prompt": (),
+    "store": (False, True),
+    "truncation": ("disabled", "auto"),
 }
-"""Fields that are not offered, and the values that ask for nothing."""
-_HARMLESS = {"include", "max_tool_calls", "stream_options", "context_management", "prompt_cache_options", "text"}
+"""Fields that are not supported, and the values that ask for nothing. An input that is too long is refused, where
+`truncation` might drop a part of it."""
+_KEPT = ("conversation", "previous_response_id", "prompt")
+"""Fields that name what an earlier request left on a server."""
+_IGNORED = ("context_management", "max_tool_calls", "store", "stream_options")
 _LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = (
+    _LOGPROBS,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""Values of `include`. But for logprobs they ask for parts of items that this server never sends: thoughts are there as
+text, in place of encrypted content."""
 _PARTS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "text": {"verbosity": ("medium",)},
-    "reasoning": {"effort": ("none", "minimal", "medium"), "summary": ("auto",), "generate_summary": ("auto",)},
+    "text": {},
+    "reasoning": {
+        "context": ("auto", "current_turn"),
+        "generate_summary": ("auto", "concise", "detailed"),
+        "mode": ("standard",),
+        "summary": ("auto", "concise", "detailed"),
+    },
 }
-"""Of fields that are objects: what they may have beside what is carried out, with the values that ask for nothing.
-Thoughts are there whole, in place of a summary."""
-_OWN = ("input", "instructions", "max_output_tokens", "reasoning", "top_logprobs")
-_NOT_HERE = ("messages", "n", "max_tokens", "max_completion_tokens", "logprobs", "response_format", "return_token_ids")
+"""Of fields that are objects: names beside those that are carried out, with the values that change nothing. Thoughts
+are there whole, in place of a summary."""
+_CARRIED_OUT = {"text": ("format", "verbosity"), "reasoning": ("effort",)}
+_OWN = ("include", "input", "instructions", "max_output_tokens", "reasoning", "text", "top_logprobs")
+_NOT_HERE = (
+    *("messages", "n", "max_tokens", "max_completion_tokens", "logprobs", "response_format", "return_token_ids"),
+    *("add_generation_prompt", "continue_final_message", "reasoning_effort", "verbosity"),
+)
 """Fields of chats alone."""
 _SAID_SO = (
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
     ("max_completion_tokens", "max_output_tokens"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("verbosity", "text.verbosity"),
     (".function", ""),
     ("messages", "input"),
 )
@@ -55,10 +84,14 @@ class ItemsRequest(ChatRequest, kw_only=True):
     """`/v1/responses`: the chat that it is.
 
     Attributes:
-        told: what is said of it again in the answer.
+        told: fields of the request that the answer repeats.
     """
 
     told: dict[str, Any] = {}
+
+    @property
+    def thinking_fields(self) -> tuple[str, ...]:
+        return tuple(map(_in_items_name, super().thinking_fields))
 
 
 def items_request_of(fields: dict[str, Any]) -> ItemsRequest:
@@ -68,47 +101,66 @@ def items_request_of(fields: dict[str, Any]) -> ItemsRequest:
         InvalidRequest: as `protocol.parse`, or an item that is none, or not of text.
     """
     fields = {name: value for name, value in fields.items() if value is not None}
+    ignored = [name for name in fields if name in _IGNORED]
     for name in sorted(set(fields) & set(_NEUTRAL)):
         value = fields.pop(name)
         if not any(value == one and type(value) is type(one) for one in _NEUTRAL[name]):
-            kept = "; nothing is kept here, send all items instead" if not _NEUTRAL[name] else "; leave it out"
-            raise InvalidRequest(f"{name} is {shown(value)}, which is not offered here{kept}", param=name)
+            remedy = "; nothing is kept here, send all items instead" if name in _KEPT else "; leave it out"
+            raise InvalidRequest(f"{name} is {shown(value)}, which is not supported here{remedy}", param=name)
+        if value == "auto":
+            ignored.append(name)
     for name in set(fields) & set(_NOT_HERE):
         raise InvalidRequest(f"{name} is a field of chats; leave it out, or ask /v1/chat/completions", param=name)
+    metadata = fields.pop("metadata", {})
+    if not isinstance(metadata, dict) or not all(isinstance(one, str) for one in metadata.values()):
+        raise InvalidRequest(f"metadata is {shown(metadata)}; send an object of strings", param="metadata")
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(_list(fields.get("tools", []), "tools"))]
+    reasoning, text = _part(fields, "reasoning"), _part(fields, "text")
+    ignored += [f"reasoning.{name}" for name in reasoning if name not in _CARRIED_OUT["reasoning"]]
     told = {name: fields.get(name) for name in ("instructions", "max_output_tokens")}
-    told |= {"tools": _list(fields.get("tools", []), "tools"), "text": fields.get("text", {"format": {"type": "text"}})}
-    told |= {"tool_choice": fields.get("tool_choice", "auto"), "metadata": fields.get("metadata", {})}
-    chat = {name: value for name, value in fields.items() if name not in _HARMLESS and name not in _OWN}
+    told |= {"tools": [_told(tool) for tool in tools], "text": {"format": {"type": "text"}, **text}}
+    told |= {"tool_choice": fields.get("tool_choice", "auto"), "metadata": metadata}
+    chat = {name: value for name, value in fields.items() if name not in _IGNORED and name not in _OWN}
     chat["messages"] = _messages(fields.get("input"), fields.get("instructions"))
     if "tools" in fields:
-        chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields["tools"])]
+        chat["tools"] = tools
     choice = fields.get("tool_choice")
     if isinstance(choice, dict):
         chat["tool_choice"] = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
     if "max_output_tokens" in fields:
         chat["max_completion_tokens"] = fields["max_output_tokens"]
     if "text" in fields:
-        chat["response_format"] = _format(fields)
-    if _LOGPROBS in _list(fields.get("include", []), "include"):
+        chat["response_format"] = _format(text)
+    include = _list(fields.get("include", []), "include")
+    for name in include:
+        if name not in _INCLUDES:
+            raise InvalidRequest(f"include has {shown(name)}; use some of {', '.join(_INCLUDES)}", param="include")
+    ignored += [f"include.{name}" for name in include if name != _LOGPROBS]
+    if _LOGPROBS in include:
         chat |= {"logprobs": True, "top_logprobs": fields.get("top_logprobs", 0)}
     elif fields.get("top_logprobs", 0) != 0:
         raise InvalidRequest(f"top_logprobs is given without {_LOGPROBS} in include; add it", param="top_logprobs")
-    if _part(fields, "reasoning").get("effort") in ("none", "minimal"):
-        chat.setdefault("chat_template_kwargs", {"enable_thinking": False})
+    chat |= {"reasoning_effort": reasoning.get("effort"), "verbosity": text.get("verbosity")}
     try:
         asked = parse(chat, ChatRequest)
     except InvalidRequest as refused:
         raise in_items_words(refused) from None
+    asked.ignored = (*map(_in_items_name, asked.ignored), *ignored)
     return ItemsRequest(**{name: getattr(asked, name) for name in asked.__struct_fields__}, told=told)
 
 
 def in_items_words(refused: InvalidRequest) -> InvalidRequest:
     """A refusal of the chat, with the fields' names of the Responses API."""
-    param = refused.param
-    for chat, here in _SAID_SO:
-        param = param if param is None else param.replace(chat, here)
+    param = None if refused.param is None else _in_items_name(refused.param)
     text = refused.text if not refused.param or param is None else refused.text.replace(refused.param, param)
     return InvalidRequest(text, status=refused.status, param=param, code=refused.code, headers=refused.headers)
+
+
+def _in_items_name(param: str) -> str:
+    """The name of a chat's field in the Responses API."""
+    for chat, here in _SAID_SO:
+        param = param.replace(chat, here)
+    return param
 
 
 def _list(value: Any, where: str) -> list[Any]:
@@ -117,25 +169,25 @@ def _list(value: Any, where: str) -> list[Any]:
     return value
 
 
-def _part(fields: Mapping[str, Any], name: str, taken: str = "") -> dict[str, Any]:
-    """A field that is an object, without nulls; `taken`: what of it is carried out, whatever its value.
+def _part(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A field that is an object, without nulls.
 
     Raises:
-        InvalidRequest: it is none, or asks for what is not offered.
+        InvalidRequest: it is no object, or asks for something that is not supported.
     """
     given = fields.get(name, {})
     if not isinstance(given, dict):
         raise InvalidRequest(f"{name} is {shown(given)}; send an object", param=name)
     given = {key: value for key, value in given.items() if value is not None}
     for key, value in given.items():
-        if key != taken and value not in _PARTS[name].get(key, ()):
+        if key not in _CARRIED_OUT[name] and value not in _PARTS[name].get(key, ()):
             where = f"{name}.{key}"
-            raise InvalidRequest(f"{where:.100} is {shown(value)}; it is not offered here, leave it out", param=where)
+            raise InvalidRequest(f"{where:.100} is {shown(value)}; it is not supported here, leave it out", param=where)
     return given
 
 
-def _format(fields: Mapping[str, Any]) -> Any:
-    format = _part(fields, "text", "format").get("format", {"type": "text"})
+def _format(text: Mapping[str, Any]) -> Any:
+    format = text.get("format", {"type": "text"})
     if not isinstance(format, dict):
         raise InvalidRequest(f"text.format is {shown(format)}; send an object with a type", param="text.format")
     if format.get("type") != "json_schema":
@@ -150,6 +202,18 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": named}
 
 
+def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as the answer repeats it, with all fields of OpenAI's schema."""
+    function = tool["function"]
+    return {
+        "type": "function",
+        "name": function.get("name"),
+        "description": function.get("description"),
+        "parameters": function.get("parameters"),
+        "strict": bool(function.get("strict")),
+    }
+
+
 def _messages(given: Any, instructions: Any) -> list[dict[str, Any]]:
     """A chat's messages. What the assistant thought, said and called one after the other is one of them."""
     messages: list[dict[str, Any]] = []
@@ -162,17 +226,18 @@ def _messages(given: Any, instructions: Any) -> list[dict[str, Any]]:
         where = f"input[{i}]"
         kind = item.get("type", "message") if isinstance(item, dict) else None
         if kind == "message" and item.get("role") != "assistant":
-            messages.append({"role": item.get("role"), "content": _text(item.get("content"), f"{where}.content")})
+            content = item.get("content")
+            messages.append({"role": item.get("role"), "content": content and text_of(content, f"{where}.content")})
         elif kind == "function_call_output":
-            content = _text(item.get("output"), f"{where}.output")
+            content = text_of(item.get("output"), f"{where}.output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         elif kind in ("message", "reasoning", "function_call"):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": []})
             if kind == "message":
-                messages[-1]["content"] += _text(item.get("content"), f"{where}.content")
+                messages[-1]["content"] += text_of(item.get("content"), f"{where}.content")
             elif kind == "reasoning":
-                messages[-1]["reasoning_content"] += _text(item.get("content") or "", f"{where}.content")
+                messages[-1]["reasoning_content"] += _thought(item, where)
             else:
                 function = {"name": item.get("name"), "arguments": item.get("arguments")}
                 messages[-1]["tool_calls"].append({"id": item.get("call_id"), "function": function})
@@ -183,13 +248,12 @@ def _messages(given: Any, instructions: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def _text(content: Any, where: str) -> str:
-    parts = content if isinstance(content, list) else [{"type": "input_text", "text": content}]
-    kinds = ("input_text", "output_text", "reasoning_text", "text")
-    for part in parts:
-        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{where} has {shown(part)}; send a text, or parts of text", param=where)
-    return "".join(part["text"] for part in parts)
+def _thought(item: Mapping[str, Any], where: str) -> str:
+    text = text_of(item.get("content"), f"{where}.content") or text_of(item.get("summary"), f"{where}.summary")
+    if not text and item.get("encrypted_content"):
+        where = f"{where}.encrypted_content"
+        raise InvalidRequest(f"{where} cannot be read here; leave the item out", param=where)
+    return text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -206,8 +270,8 @@ class ItemsResponse(Response[ItemsRequest]):
         self, request: ItemsRequest, model: str, tokenizer: ChatTokenizer, prompts: Sequence[list[int]]
     ) -> None:
         super().__init__(request, model, tokenizer, prompts)
-        form = request.response_format != {"type": "text"}
-        self._deltas = TurnDeltas(tokenizer.format, offers_tools(request), form)
+        self._form = request.response_format != {"type": "text"}
+        self._deltas = TurnDeltas(tokenizer.format, offers_tools(request), self._form)
         self._output: list[dict[str, Any]] = []
         self._open = False  # whether the last item still grows
         self._count = 0
@@ -247,7 +311,7 @@ class ItemsResponse(Response[ItemsRequest]):
     def _body(self, status: str) -> dict[str, Any]:
         asked = self.request
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        effort = None if asked.chat_template_kwargs.enable_thinking else "none"
+        effort = asked.reasoning_effort or (None if asked.thinking else "none")
         return {
             "id": self._head["id"],
             "object": self.kind,
@@ -266,20 +330,19 @@ class ItemsResponse(Response[ItemsRequest]):
             "reasoning": {"effort": effort, "summary": None},
             "previous_response_id": None,
             "background": False,
-            "store": False,
             "truncation": "disabled",
             **asked.told,
         }
 
     def usage(self) -> dict[str, Any]:
         of_chat = super().usage()
-        thoughts = [part["text"] for item in self._output if item["type"] == "reasoning" for part in item["content"]]
-        thought = sum(len(self._tokenizer.encode(text)) for text in thoughts)
+        (choice,) = self.choices
+        thought = choice.thought_tokens(self._tokenizer.format, form=self._form)
         return {
             "input_tokens": of_chat["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {**of_chat["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": of_chat["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": min(thought, of_chat["completion_tokens"])},
+            "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": of_chat["total_tokens"],
         }
 
@@ -303,6 +366,8 @@ class ItemsResponse(Response[ItemsRequest]):
                 yield self._said("output_text", more, logprobs=self._logprobs(choice))
             for call in delta.get("tool_calls", ()):
                 yield from self._called(call)
+        if last and not self._output:  # an empty answer is a turn, too
+            yield from self._opened("message")
         if last:
             yield from self._closed("completed" if choice.parts[-1].finish == "stop" else "incomplete")
 
@@ -335,7 +400,9 @@ class ItemsResponse(Response[ItemsRequest]):
         if logprobs is None:
             return self._event(f"response.{kind}.delta", **self._place(), delta=more)
         part["logprobs"] += logprobs
-        return self._event(f"response.{kind}.delta", **self._place(), delta=more, logprobs=logprobs)
+        return self._event(
+            f"response.{kind}.delta", **self._place(), delta=more, logprobs=[_without_bytes(one) for one in logprobs]
+        )
 
     def _closed(self, status: str) -> Iterator[dict[str, Any]]:
         """The last item grows no more."""
@@ -345,7 +412,7 @@ class ItemsResponse(Response[ItemsRequest]):
         item = self._output[-1]
         item["status"] = status
         part = item["content"][0]
-        logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+        logprobs = {"logprobs": [_without_bytes(one) for one in part["logprobs"]]} if "logprobs" in part else {}
         yield self._event(f"response.{part['type']}.done", **self._place(), text=part["text"], **logprobs)
         yield self._event("response.content_part.done", **self._place(), part=_copy(part))
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=_copy(item))
@@ -379,6 +446,12 @@ class ItemsResponse(Response[ItemsRequest]):
 
 def _new(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def _without_bytes(logprob: Mapping[str, Any]) -> dict[str, Any]:
+    """A token's logprob as events have it; only parts have bytes."""
+    best = [{"token": one["token"], "logprob": one["logprob"]} for one in logprob["top_logprobs"]]
+    return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": best}
 
 
 def _copy(value: Any) -> Any:

@@ -19,19 +19,34 @@ from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.tool_schemas import UncheckableSchema, check_size
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # OpenAI's, and `ToolSpec`'s
+_TEXTS = {
+    **dict.fromkeys(("text", "input_text", "output_text", "reasoning_text", "summary_text"), "text"),
+    "refusal": "refusal",
+}
+"""Parts of a content that are text, and the field that holds it: of chats, and of the Responses API."""
+_UNSUPPORTED = {
+    "audio": "only text is offered here",
+    "function_call": "it is no longer used, send tool_calls",
+    "partial": "send continue_final_message, outside of the message, instead",
+    "prefix": "send continue_final_message, outside of the message, instead",
+}
+"""Fields of a message that would change its meaning, unless they are null or false, and what to do instead."""
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # In
 
 
-def conversation_of(request: ChatRequest) -> tuple[list[Message], list[ToolSpec]]:
+def conversation_of(request: ChatRequest, chat_format: ChatFormat) -> tuple[list[Message], list[ToolSpec]]:
     """The messages, and the tools that the model is shown.
+
+    Args:
+        chat_format: of the model; calls in the history that cannot be executed become text of it.
 
     Raises:
         InvalidRequest: a message or a tool that is not in OpenAI's form, or has something else than text.
     """
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
+    messages = [_message(message, f"messages[{i}]", chat_format) for i, message in enumerate(request.messages)]
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
     return messages, tools if offers_tools(request) else []
 
@@ -41,7 +56,7 @@ def offers_tools(request: ChatRequest) -> bool:
     return bool(request.tools) and request.tool_choice != "none"
 
 
-def _message(message: Mapping[str, Any], where: str) -> Message:
+def _message(message: Mapping[str, Any], where: str, chat_format: ChatFormat) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequest(f"{where}.role is {shown(role)}; use one of {', '.join(_ROLES)}", param=f"{where}.role")
@@ -50,47 +65,61 @@ def _message(message: Mapping[str, Any], where: str) -> Message:
         raise InvalidRequest(
             f"{where}.tool_calls must be a list, in a message of the assistant", param=f"{where}.tool_calls"
         )
-    if message.get("function_call"):
-        raise InvalidRequest(
-            f"{where}.function_call is no longer used; send tool_calls", param=f"{where}.function_call"
-        )
-    if message.get("content") is None and role != "assistant":
+    for name, remedy in _UNSUPPORTED.items():
+        if message.get(name):
+            param = f"{where}.{name}"
+            raise InvalidRequest(f"{param} is {shown(message[name])}; {remedy}", param=param)
+    if message.get("content") is None and role not in ("assistant", "tool"):
         raise InvalidRequest(f"{where}.content is missing; send a string", param=f"{where}.content")
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    content = text_of(message.get("content"), f"{where}.content") or text_of(message.get("refusal"), f"{where}.refusal")
+    read = [_call(call, f"{where}.tool_calls[{i}]", chat_format) for i, call in enumerate(calls)]
     return Message(
         role=_ROLES[role],  # type: ignore[arg-type]
-        content=_text(message.get("content"), f"{where}.content"),
-        reasoning=_text(reasoning, f"{where}.reasoning_content"),
-        tool_calls=[_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)],
-        tool_call_id=_text(message.get("tool_call_id"), f"{where}.tool_call_id"),
-        name=_text(message.get("name"), f"{where}.name"),
+        content="\n".join(part for part in (content, *(one for one in read if isinstance(one, str))) if part),
+        reasoning=text_of(reasoning, f"{where}.reasoning_content"),
+        tool_calls=[one for one in read if isinstance(one, ToolCall)],
+        tool_call_id=text_of(message.get("tool_call_id"), f"{where}.tool_call_id"),
+        name=text_of(message.get("name"), f"{where}.name"),
     )
 
 
-def _text(content: Any, where: str) -> str:
-    """A string, or the texts of a list of parts."""
+def text_of(content: Any, where: str) -> str:
+    """A string, or the texts of a list of parts, of a chat or of the Responses API; null is an empty one.
+
+    Raises:
+        InvalidRequest: a part is no text.
+    """
     if content is None or isinstance(content, str):
         return content or ""
-    parts = content if isinstance(content, list) else [content]
-    for part in parts:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else part
+        if not isinstance(text, str):
             raise InvalidRequest(f"{where} has {shown(part)}; send a string, or parts of type text", param=where)
-    return "".join(part["text"] for part in parts)
+        texts.append(text)
+    return "".join(texts)
 
 
-def _call(call: Any, where: str) -> ToolCall:
+def _call(call: Any, where: str, chat_format: ChatFormat) -> ToolCall | str:
+    """A call of the history; one whose arguments are no JSON object is the text that the model wrote, as in answers."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where} has no function with a name; send calls as they were answered", param=where)
-    arguments = function.get("arguments")
-    try:
-        value = parse_arguments(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        value = None
-    if not isinstance(value, dict) or nests_too_deeply(value):
+    arguments, name = function.get("arguments"), function["name"]
+    if arguments is None or isinstance(arguments, str):
+        written = (arguments or "").strip()
+        if written in ("", "null"):  # clients' ways of having none
+            written = "{}"
+        try:
+            arguments = parse_arguments(written)
+        except ValueError:
+            return chat_format.call_frame.text(name, written)
+    if not isinstance(arguments, dict) or nests_too_deeply(arguments):
         where = f"{where}.function.arguments"
         raise InvalidRequest(f"{where} is {shown(arguments)}; send a JSON object as a string", param=where)
-    return ToolCall(id=_text(call.get("id"), f"{where}.id"), name=function["name"], arguments=value)
+    return ToolCall(id=text_of(call.get("id"), f"{where}.id"), name=name, arguments=arguments)
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
@@ -117,7 +146,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
     except UncheckableSchema as error:
         where = f"{where}.function.parameters"
         raise InvalidRequest(f"{where}: {error}", param=where) from None
-    description = _text(function.get("description"), f"{where}.function.description")
+    description = text_of(function.get("description"), f"{where}.function.description")
     return ToolSpec(function["name"], description, parameters)
 
 
@@ -134,7 +163,8 @@ def message_of(text: str, chat_format: ChatFormat, *, tools: bool, form: bool = 
         form: whether it is JSON, or calls; what looks like a tag in a string of JSON is none then.
     """
     turn = _parse(text, chat_format, tools=tools, form=form)
-    message: dict[str, Any] = {"role": "assistant", "content": turn.content or (None if turn.calls else "")}
+    content = turn.content or (None if turn.calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
     if turn.calls:
@@ -149,6 +179,11 @@ def _parse(text: str, chat_format: ChatFormat, *, tools: bool, form: bool) -> As
         return AssistantTurn(*chat_format.split_reasoning(text))
 
     return chat_format.parse_assistant(text, keep_malformed=True, check=_problem)
+
+
+def thought_length(text: str, chat_format: ChatFormat, *, form: bool = False) -> int:
+    """Characters of a turn's thought, its tags included; `form`: see `message_of`."""
+    return 0 if _is_json(text, chat_format, form=form) else len(text) - len(chat_format.split_reasoning(text)[1])
 
 
 def _is_json(text: str, chat_format: ChatFormat, *, form: bool) -> bool:

@@ -12,13 +12,14 @@ from astra_jax.rollout.policy import PolicyLimits
 from astra_jax.serving.messages import conversation_of
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest
 from astra_jax.tokenizer import ChatTokenizer, TooManyTokens
-from synthesis.core.chat_format import NotInFormat, Segment
+from synthesis.core.chat_format import ChatFormat, NotInFormat, Segment
+from synthesis.core.records import Message
 
 
 def prompts_of(
     asked: CompletionRequest | ChatRequest, tokenizer: ChatTokenizer, limits: PolicyLimits
 ) -> list[list[int]]:
-    """Token ids of each prompt; a conversation is one, with the assistant's turn opened.
+    """Token ids of each prompt; a conversation is one, with the assistant's turn opened, or its last one left open.
 
     Raises:
         InvalidRequest: there is no room for an answer, nothing to answer, an id that the model has no row for; a
@@ -33,19 +34,43 @@ def prompts_of(
             prompts.append(one)
             _check_ids(one, limits, "prompt")
         return prompts
-    messages, tools = conversation_of(asked)
+    messages, tools = conversation_of(asked, tokenizer.format)
+    if asked.continue_final_message:
+        _check_continued(messages[-1], tokenizer.format)
     # Of what the assistant said, thoughts of earlier turns are not shown again; all that others said is shown whole.
     others = [message.content for message in messages if message.role != "assistant"]
     _check_characters(others, tokenizer, limits, "messages")
-    thinking = asked.chat_template_kwargs.enable_thinking
+    opens = not asked.continue_final_message
     try:
-        segments = tokenizer.format.render(messages, tools, add_generation_prompt=True, thinking=thinking)
+        segments = tokenizer.format.render(messages, tools, add_generation_prompt=opens, thinking=asked.thinking)
     except NotInFormat as error:
         raise InvalidRequest(str(error), param="messages") from None
+    if asked.continue_final_message:
+        segments = _left_open(segments, tokenizer.format)
     _check_characters([segment.text for segment in segments], tokenizer, limits, "messages")
     prompt = _encoded(segments, tokenizer, limits, "messages")
     _check_ids(prompt, limits, "messages")
     return [prompt]
+
+
+def _check_continued(last: Message, chat_format: ChatFormat) -> None:
+    """Raises `InvalidRequest`: the last message cannot be continued exactly as it is."""
+    where = "continue_final_message is true, but the last message"
+    if last.role != "assistant":
+        raise InvalidRequest(f"{where} has the role {last.role}; end messages with the assistant's", param="messages")
+    if last.tool_calls:
+        raise InvalidRequest(f"{where} has tool_calls, which end a turn; leave them out", param="messages")
+    text = last.content.rpartition(chat_format.thought_end)[2] if chat_format.thought_end else last.content
+    if chat_format.escape(text) != text:
+        raise InvalidRequest(
+            f"{where} has a tag of the chat format, which would be escaped; leave the tag out", param="messages"
+        )
+
+
+def _left_open(segments: list[Segment], chat_format: ChatFormat) -> list[Segment]:
+    """A rendered conversation without the end of its last turn, which is the assistant's."""
+    last = max(i for i, segment in enumerate(segments) if segment.trainable)
+    return [*segments[:last], Segment(segments[last].text.removesuffix(chat_format.turn_end), trainable=True)]
 
 
 def _check_characters(texts: Sequence[str], tokenizer: ChatTokenizer, limits: PolicyLimits, param: str) -> None:

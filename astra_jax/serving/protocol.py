@@ -1,15 +1,16 @@
-"""What a request may say: OpenAI's fields with those of vLLM's that our clients use, each of its type.
+"""Fields of a request: OpenAI's, and those of vLLM's that our clients use, each of its type.
 
-A field that would change the output and is not offered is refused by name, unless its value asks for nothing
-(`min_tokens: 0`). Fields that change nothing here (`user`, `metadata`) are taken. A null is an absent field.
-Every number and every list has bounds: what is taken here, the policy can carry out.
+A field that would change the answer and is not supported is refused by name, unless its value asks for nothing
+(`min_tokens: 0`). A field that cannot change the answer (`user`, `verbosity`) is accepted and ignored, and the response
+header `IGNORED_HEADER` names it. A null is an absent field. Every number and every list has bounds: the policy can
+carry out each request that is accepted here.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -32,6 +33,8 @@ MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
 """Each is compared with every token's text, wherever it may begin."""
 _SEEDS = (-(2**63), 2**63 - 1)  # as OpenAI has them
 _LONGEST_TEXT, _LONGEST_NAME = 1_000, 100
+IGNORED_HEADER = "Astra-Ignored-Fields"
+"""Names the request's fields that did not change the answer, separated by commas."""
 
 
 class InvalidRequest(http_service.HttpRefusal):
@@ -63,11 +66,25 @@ class InvalidRequest(http_service.HttpRefusal):
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`stream_options`.
+
+    Attributes:
+        include_usage: end the stream with a chunk of the usage.
+        continuous_usage_stats: with `include_usage`, each chunk has the usage so far (vLLM's).
+        include_obfuscation: pad chunks with random characters; ignored, none are sent.
+    """
+
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool | None = None
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both endpoints take."""
+    """Fields of both endpoints.
+
+    Attributes:
+        ignored: names of the given fields that cannot change the answer; set by `parse`.
+    """
 
     model: str | None = None
     n: int = 1
@@ -87,6 +104,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     skip_special_tokens: bool = True
+    ignored: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raises `InvalidRequest` for a value out of range."""
@@ -105,7 +123,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
             ("repetition_penalty", MIN_REPETITION, MAX_REPETITION),
             ("seed", *_SEEDS),
-            ("max_tokens", 1, MAX_TOKEN_ID),
+            ("max_tokens", self.fewest_tokens, MAX_TOKEN_ID),
             ("max_completion_tokens", 1, MAX_TOKEN_ID),
             ("top_logprobs", 0, MAX_ALTERNATIVES),
         ):
@@ -128,6 +146,16 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def fewest_tokens(self) -> int:
+        """The smallest `max_tokens`."""
+        return 1
+
+    @property
+    def thinking_fields(self) -> tuple[str, ...]:
+        """Names of the given fields that switch thinking on or off; models that cannot think ignore them."""
+        return ()
 
     @property
     def choices(self) -> int:
@@ -155,7 +183,11 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionRequest(_Request, kw_only=True):
-    """`/v1/completions`. A prompt is text or token ids; several give `n` choices each, prompt by prompt."""
+    """`/v1/completions`. A prompt is text or token ids; several give `n` choices each, prompt by prompt.
+
+    Attributes:
+        echo: put the prompt before the text, and the logprobs of the prompt's tokens before those of the text.
+    """
 
     prompt: str | list[str | int | list[int]]
     max_tokens: int = 16
@@ -164,8 +196,6 @@ class CompletionRequest(_Request, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        if self.echo:
-            raise InvalidRequest("echo is true; the prompt is not repeated here, put it before the text", param="echo")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_ALTERNATIVES:
             raise InvalidRequest(
                 f"logprobs is {self.logprobs}; use a number from 0 to {MAX_ALTERNATIVES}", param="logprobs"
@@ -187,6 +217,10 @@ class CompletionRequest(_Request, kw_only=True):
         return several
 
     @property
+    def fewest_tokens(self) -> int:
+        return 0 if self.echo else 1
+
+    @property
     def choices(self) -> int:
         return len(self.prompts) * self.n
 
@@ -204,7 +238,13 @@ class CompletionRequest(_Request, kw_only=True):
 
 
 class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
-    enable_thinking: bool = True
+    """`chat_template_kwargs`, of vLLM."""
+
+    enable_thinking: bool | None = None
+
+
+UNTHINKING_EFFORTS = ("none", "minimal")
+"""Values of `reasoning_effort` that switch thinking off."""
 
 
 class ChatRequest(_Request, kw_only=True):
@@ -221,9 +261,30 @@ class ChatRequest(_Request, kw_only=True):
     logprobs: bool = False
     top_logprobs: int = 0
     chat_template_kwargs: TemplateOptions = msgspec.field(default_factory=TemplateOptions)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     def check(self) -> None:
         super().check()
+        enabled = self.chat_template_kwargs.enable_thinking
+        if None not in (enabled, self.reasoning_effort) and enabled != self.thinking:
+            raise InvalidRequest(
+                f"reasoning_effort is {self.reasoning_effort}, but chat_template_kwargs.enable_thinking is "
+                f"{json.dumps(enabled)}; leave one of them out",
+                param="reasoning_effort",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt are both true; set one of them to false",
+                param="continue_final_message",
+            )
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise InvalidRequest(
+                "add_generation_prompt is false, which leaves nothing to answer; set continue_final_message to true, "
+                "or leave it out",
+                param="add_generation_prompt",
+            )
         if not self.messages:
             raise InvalidRequest("messages is empty; send at least one", param="messages")
         if self.top_logprobs and not self.logprobs:
@@ -246,40 +307,84 @@ class ChatRequest(_Request, kw_only=True):
         return self.top_logprobs
 
     @property
+    def thinking(self) -> bool:
+        """Whether the model may think before it answers."""
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort not in UNTHINKING_EFFORTS
+        return self.chat_template_kwargs.enable_thinking is not False
+
+    @property
+    def thinking_fields(self) -> tuple[str, ...]:
+        effort = () if self.reasoning_effort is None else ("reasoning_effort",)
+        enabled = self.chat_template_kwargs.enable_thinking
+        return effort if enabled is None else (*effort, "chat_template_kwargs.enable_thinking")
+
+    @property
     def one_call(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none" and not self.parallel_tool_calls
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "logit_bias": ({},),
+    "logits_processors": ([],),
     "min_tokens": (0,),
-    "best_of": (1,),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
-    "spaces_between_special_tokens": (True,),
-    "response_format": ({"type": "text"},),
-    "parallel_tool_calls": (True,),
     "modalities": (["text"],),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "functions": ([],),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
 }
-"""Fields that are not offered, and the values with which they ask for nothing."""
+"""Fields that are not supported, and the values with which they ask for nothing."""
 
-_HARMLESS = {
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "priority",
-    "request_id",
-    "add_special_tokens",  # Qwen3 has none to add
+_INSTEAD = {
+    "function_call": "send tool_choice instead",
+    "functions": "send tools instead",
+    "prompt_logprobs": "send echo and logprobs to /v1/completions instead",
+    **dict.fromkeys(("guided_choice", "guided_json", "structured_outputs"), "send response_format instead"),
 }
+"""Remedies, where there is a better one than to leave the field out."""
+
+_IGNORED = {
+    "add_special_tokens",  # Qwen3 has none to add
+    "cache_salt",
+    "metadata",
+    "prediction",
+    "priority",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+    "verbosity",
+}
+"""Fields that cannot change the answer: who asks, how it is billed, kept or cached, and hints to other models."""
 
 Request = TypeVar("Request", CompletionRequest, ChatRequest)
 
@@ -288,14 +393,23 @@ def parse(fields: dict[str, Any], kind: type[Request]) -> Request:
     """The request that a body's fields make, checked.
 
     Raises:
-        InvalidRequest: a field is unknown, of another type, out of range or not offered.
+        InvalidRequest: a field is unknown, of another type, out of range or not supported.
     """
-    fields = {name: value for name, value in fields.items() if value is not None and name not in _HARMLESS}
-    for name in sorted(set(fields) & set(_NEUTRAL) - set(kind.__struct_fields__)):
+    fields = {name: value for name, value in fields.items() if value is not None}
+    ignored = [name for name in fields if name in _IGNORED]
+    fields = {name: value for name, value in fields.items() if name not in _IGNORED}
+    if "best_of" in fields and (best_of := fields.pop("best_of")) != fields.get("n", 1):
+        raise InvalidRequest(
+            f"best_of is {shown(best_of)}; all completions are returned here, leave it out, or set it to n",
+            param="best_of",
+        )
+    known = set(kind.__struct_fields__) - {"ignored"}
+    for name in sorted(set(fields) & set(_NEUTRAL) - known):
         value = fields.pop(name)
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL[name]):
-            raise InvalidRequest(f"{name} is {shown(value)}; it is not offered here, leave it out", param=name)
-    if unknown := sorted(set(fields) - set(kind.__struct_fields__)):
+            remedy = _INSTEAD.get(name, "leave it out")
+            raise InvalidRequest(f"{name} is {shown(value)}; it is not supported here, {remedy}", param=name)
+    if unknown := sorted(set(fields) - known):
         raise InvalidRequest(f"unknown field {unknown[0]!r:.100}; leave it out", param=unknown[0])
     try:
         request = convert_to(fields, kind)
@@ -305,6 +419,10 @@ def parse(fields: dict[str, Any], kind: type[Request]) -> Request:
         name = f"{param} is {shown(fields[param])}: " if param in fields else ""
         raise InvalidRequest(f"{name}{error}", param=param) from None
     request.check()
+    options = request.stream_options
+    if options is not None and options.include_obfuscation is not None:
+        ignored.append("stream_options.include_obfuscation")
+    request.ignored = tuple(ignored)
     return request
 
 

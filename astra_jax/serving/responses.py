@@ -10,10 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from astra_jax.serving.messages import TurnDeltas, message_of, offers_tools
+from astra_jax.rollout.policy import Alternatives
+from astra_jax.serving.messages import TurnDeltas, message_of, offers_tools, thought_length
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest
-from astra_jax.serving.sampled import Part
+from astra_jax.serving.sampled import Detokenizer, Part
 from astra_jax.tokenizer import ChatTokenizer
+from synthesis.core.chat_format import ChatFormat
 
 Request = TypeVar("Request", bound=CompletionRequest | ChatRequest)
 
@@ -34,6 +36,16 @@ class Choice:
     def tokens(self) -> int:
         return sum(len(part.token_ids) for part in self.parts)
 
+    def thought_tokens(self, chat_format: ChatFormat, *, form: bool) -> int:
+        """Tokens of its thought, the tags' included; `form`: see `message_of`."""
+        end = thought_length(self.text, chat_format, form=form)
+        return sum(offset < end for part in self.parts for offset in part.offsets)
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that were taken over from an earlier sequence."""
+        return self.parts[0].cached if self.parts else 0
+
 
 class Response(Generic[Request]):
     """What both endpoints' answers share."""
@@ -43,6 +55,8 @@ class Response(Generic[Request]):
     chunk_kind: str
     end = b"data: [DONE]\n\n"
     """Of a stream."""
+    bytes_prefix = ""
+    """Of tokens that are shown as bytes."""
 
     def __init__(self, request: Request, model: str, tokenizer: ChatTokenizer, prompts: Sequence[list[int]]) -> None:
         """
@@ -54,6 +68,12 @@ class Response(Generic[Request]):
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the request's fields that did not change the answer."""
+        thinks = bool(self._tokenizer.format.thought_start)
+        return self.request.ignored if thinks else (*self.request.ignored, *self.request.thinking_fields)
 
     def whole(self) -> dict[str, Any]:
         """The body, once all choices have finished."""
@@ -82,8 +102,7 @@ class Response(Generic[Request]):
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """Chunks after the last token."""
-        options = self.request.stream_options
-        if options is not None and options.include_usage:
+        if self._includes_usage:
             yield {**self._head, "object": self.chunk_kind, "choices": [], "usage": self.usage()}
 
     def prompt_ids(self) -> dict[str, Any]:
@@ -91,16 +110,36 @@ class Response(Generic[Request]):
 
     def usage(self) -> dict[str, Any]:
         """A prompt counts once, however many choices it has."""
+        # Of a prompt's choices all but the first take over what that one has computed.
+        n = self.request.n
+        cached = sum(min(one.cached for one in self.choices[i : i + n]) for i in range(0, len(self.choices), n))
+        return {**self._counts(), "prompt_tokens_details": {"cached_tokens": cached}}
+
+    def _counts(self) -> dict[str, int]:
         prompt, completion = sum(map(len, self._prompts)), sum(choice.tokens for choice in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
+    @property
+    def _includes_usage(self) -> bool:
+        return self.request.stream_options is not None and self.request.stream_options.include_usage
+
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head, "object": self.chunk_kind, "choices": [choice]}
+        chunk: dict[str, Any] = {**self._head, "object": self.chunk_kind, "choices": [choice]}
+        options = self.request.stream_options
+        if options is not None and options.include_usage:
+            chunk["usage"] = self._counts() if options.continuous_usage_stats else None
+        return chunk
 
     def _token(self, token_id: int) -> str:
+        """A token's text; of one that is a part of a character, its bytes, which tell it from others, as OpenAI has
+        them."""
         if self.request.return_tokens_as_token_ids:
             return f"token_id:{token_id}"
-        return self._tokenizer.decode([token_id])
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return self.bytes_prefix + "".join(f"\\x{byte:02x}" for byte in data)
 
     def logprobs_of(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
         """As chats have them: each token with its logprob, its bytes and the likeliest tokens at its place."""
@@ -113,17 +152,41 @@ class Response(Generic[Request]):
         return content
 
     def _logprob(self, token_id: int, value: float) -> dict[str, Any]:
-        token = self._token(token_id)
-        return {"token": token, "logprob": value, "bytes": list(token.encode())}
+        data = list(self._tokenizer.token_bytes(token_id))
+        return {"token": self._token(token_id), "logprob": value, "bytes": data}
 
     def _ids(self, parts: Sequence[Part]) -> dict[str, Any]:
         return {"token_ids": [i for part in parts for i in part.token_ids]} if self.request.return_token_ids else {}
+
+
+class Echo:
+    """A prompt as text.
+
+    Attributes:
+        text: special tokens included.
+        offsets: where each token's text begins in it.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, prompt: Sequence[int]) -> None:
+        text, pieces = Detokenizer(tokenizer, skip_special=False), list[str]()
+        self.offsets = []
+        for token_id in prompt:
+            self.offsets.append(text.length)
+            pieces.append(text.push(token_id))
+        self.text = "".join([*pieces, text.finish()])
 
 
 class CompletionResponse(Response[CompletionRequest]):
     """Of `/v1/completions`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    bytes_prefix = "bytes:"
+
+    def __init__(
+        self, request: CompletionRequest, model: str, tokenizer: ChatTokenizer, prompts: Sequence[list[int]]
+    ) -> None:
+        super().__init__(request, model, tokenizer, prompts)
+        self._echoes = [Echo(tokenizer, prompt) for prompt in prompts] if request.echo else []
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         return self._body(choice, choice.parts, choice.text, first=True)
@@ -132,25 +195,39 @@ class CompletionResponse(Response[CompletionRequest]):
         yield self._chunk(self._body(choice, [part], part.text, first=len(choice.parts) == 1))
 
     def _body(self, choice: Choice, parts: Sequence[Part], text: str, *, first: bool) -> dict[str, Any]:
+        echo = self._echoes[choice.index // self.request.n] if self._echoes else None
         body: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": None}
+        if echo is not None and first:
+            body["text"] = echo.text + text
         if self.request.wants_logprobs:
+            start = 0 if echo is None else len(echo.text)
+            ids = [i for part in parts for i in part.token_ids]
+            logprobs: list[float | None] = [value for part in parts for value in part.logprobs]
+            offsets = [start + offset for part in parts for offset in part.offsets]
+            best: list[Any] = [one for part in parts for one in part.alternatives]
+            if echo is not None and first:  # nothing precedes the first token, so it has no logprob
+                ids = [*choice.prompt, *ids]
+                logprobs = [None, *parts[0].prompt_logprobs, *logprobs]
+                offsets = [*echo.offsets, *offsets]
+                best = [None, *parts[0].prompt_alternatives, *best]
             body["logprobs"] = {
-                "tokens": [self._token(i) for part in parts for i in part.token_ids],
-                "token_logprobs": [value for part in parts for value in part.logprobs],
-                "text_offset": [offset for part in parts for offset in part.offsets],
-                "top_logprobs": self._likeliest(parts) if self.request.alternatives else None,
+                "tokens": [self._token(i) for i in ids],
+                "token_logprobs": logprobs,
+                "text_offset": offsets,
+                "top_logprobs": self._likeliest(ids, logprobs, best) if self.request.alternatives else None,
             }
         body |= self._ids(parts)
         if self.request.return_token_ids and first:
             body["prompt_token_ids"] = list(choice.prompt)
         return body | {"finish_reason": parts[-1].finish, "stop_reason": parts[-1].stop_reason}
 
-    def _likeliest(self, parts: Sequence[Part]) -> list[dict[str, float]]:
-        """The drawn token is among them, likely or not."""
+    def _likeliest(
+        self, ids: Sequence[int], logprobs: Sequence[float | None], best: Sequence[Alternatives | None]
+    ) -> list[dict[str, float] | None]:
+        """The likeliest tokens at each place, and the one that is there, likely or not."""
         return [
-            {self._token(i): value for i, value in (*best, (token_id, drawn))}
-            for part in parts
-            for token_id, drawn, best in zip(part.token_ids, part.logprobs, part.alternatives, strict=True)
+            None if likely is None else {self._token(i): value for i, value in (*likely, (token_id, logprob))}
+            for token_id, logprob, likely in zip(ids, logprobs, best, strict=True)
         ]
 
 
@@ -194,6 +271,10 @@ class ChatResponse(Response[ChatRequest]):
         if part.finish is not None:
             finish = {"finish_reason": self._finish(part, called=deltas.called), "stop_reason": part.stop_reason}
             yield self._chunk({"index": choice.index, "delta": {}, **finish})
+
+    def usage(self) -> dict[str, Any]:
+        thought = sum(choice.thought_tokens(self._format, form=self._form) for choice in self.choices)
+        return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def prompt_ids(self) -> dict[str, Any]:
         return {"prompt_token_ids": list(self._prompts[0])} if self.request.return_token_ids else {}

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from astra_jax.rollout.policy import Alternatives, PolicyLimits, Sampling, StreamingPolicy
 from astra_jax.serving.messages import FirstCall
@@ -30,7 +30,7 @@ class Part:
         offsets: where each token's text begins in the choice's.
         finish: with the last part.
         stop_reason: the stop string or the requested stop id that ended it; None for the end of a turn.
-        alternatives: as in `Drawn`.
+        alternatives, cached, prompt_logprobs, prompt_alternatives: as in `Drawn`.
     """
 
     text: str
@@ -40,6 +40,9 @@ class Part:
     finish: Literal["stop", "length"] | None = None
     stop_reason: str | int | None = None
     alternatives: list[Alternatives] = field(default_factory=list)
+    cached: int = 0
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_alternatives: list[Alternatives] = field(default_factory=list)
 
 
 class Detokenizer:
@@ -131,6 +134,8 @@ def samplings_of(
             raise InvalidRequest(
                 f"stop_token_ids has {wrong}; ids are from 0 to {limits.vocab_size - 1}", param="stop_token_ids"
             )
+    # Where no token is to be drawn, scoring the prompt is what the policy does.
+    scores = isinstance(asked, CompletionRequest) and asked.echo and (asked.wants_logprobs or not asked.max_tokens)
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
     most = limits.max_length if asked.token_limit is None else asked.token_limit
     return [
@@ -146,6 +151,7 @@ def samplings_of(
             frequency_penalty=asked.frequency_penalty,
             repetition_penalty=asked.repetition_penalty,
             alternatives=asked.alternatives,
+            prompt_logprobs=scores,
         )
         for i in range(choices)
     ]
@@ -173,6 +179,11 @@ async def sample(
     async with contextlib.aclosing(policy.stream(prompt, sampling)) as stream:
         async for drawn in stream:
             new, offsets = "", []
+            of_prompt: dict[str, Any] = {
+                "cached": drawn.cached,
+                "prompt_logprobs": drawn.prompt_logprobs,
+                "prompt_alternatives": drawn.prompt_alternatives,
+            }
             stopped_by = drawn.token_ids[-1] if drawn.finish == "stop" else None
             for i, token_id in enumerate(drawn.token_ids):
                 offsets.append(text.length)
@@ -180,18 +191,20 @@ async def sample(
                 new += more
                 if text.stop is not None:
                     so_far = drawn.token_ids[: i + 1], drawn.logprobs[: i + 1], offsets
-                    yield Part(new, *so_far, "stop", text.stop, drawn.alternatives[: i + 1])
+                    yield Part(new, *so_far, "stop", text.stop, drawn.alternatives[: i + 1], **of_prompt)
                     return
                 if first_call is not None and first_call.push(more):
                     so_far = drawn.token_ids[: i + 1], drawn.logprobs[: i + 1], offsets
-                    yield Part(new, *so_far, "stop", None, drawn.alternatives[: i + 1])
+                    yield Part(new, *so_far, "stop", None, drawn.alternatives[: i + 1], **of_prompt)
                     return
             if drawn.finish is None:
-                yield Part(new, drawn.token_ids, drawn.logprobs, offsets, alternatives=drawn.alternatives)
+                so_far = drawn.token_ids, drawn.logprobs, offsets
+                yield Part(new, *so_far, alternatives=drawn.alternatives, **of_prompt)
                 continue
             new += text.finish()
             reason: str | int | None = None if stopped_by in turn_ends else stopped_by
             finish: Literal["stop", "length"] = drawn.finish
             if text.stop is not None:  # it was complete only with a character that never ended
                 finish, reason = "stop", text.stop
-            yield Part(new, drawn.token_ids, drawn.logprobs, offsets, finish, reason, drawn.alternatives)
+            so_far = drawn.token_ids, drawn.logprobs, offsets
+            yield Part(new, *so_far, finish, reason, drawn.alternatives, **of_prompt)

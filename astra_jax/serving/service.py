@@ -40,7 +40,7 @@ from astra_jax.serving.items import ItemsResponse, in_items_words, items_request
 from astra_jax.serving.messages import FirstCall
 from astra_jax.serving.metrics import Metrics
 from astra_jax.serving.prompts import prompts_of
-from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest, parse
+from astra_jax.serving.protocol import IGNORED_HEADER, ChatRequest, CompletionRequest, InvalidRequest, parse
 from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse, Request, Response
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
@@ -189,8 +189,7 @@ class OpenAIService(HttpService):
             limits = self._policy.limits
             samplings = samplings_of(asked, asked.choices, limits, self._turn_ends)
             with self._admitted(asked.choices):
-                prompts, grammar = await _aside(threads, lambda: self._read(asked, limits))
-                answer = response(asked, self.config.model, self._tokenizer, prompts)
+                answer, grammar = await _aside(threads, lambda: self._read(asked, limits, response))
                 if grammar is not None:
                     samplings = [dataclasses.replace(one, constraint=grammar.constraint()) for one in samplings]
                 return await self._answer(request, answer, samplings)
@@ -200,10 +199,14 @@ class OpenAIService(HttpService):
             raise self._failed(error) from error
 
     def _read(
-        self, asked: CompletionRequest | ChatRequest, limits: PolicyLimits
-    ) -> tuple[list[list[int]], Grammar | None]:
+        self,
+        asked: Request,
+        limits: PolicyLimits,
+        response: Callable[[Request, str, ChatTokenizer, Sequence[list[int]]], Response[Request]],
+    ) -> tuple[Response[Request], Grammar | None]:
         prompts = prompts_of(asked, self._tokenizer, limits)
-        return prompts, self._grammars.of(asked) if isinstance(asked, ChatRequest) else None
+        answer = response(asked, self.config.model, self._tokenizer, prompts)
+        return answer, self._grammars.of(asked) if isinstance(asked, ChatRequest) else None
 
     def _failed(self, error: Exception) -> InvalidRequest:
         """What is said of something that is not the client's fault, or shows only while tokens are drawn that it is.
@@ -233,12 +236,13 @@ class OpenAIService(HttpService):
             async for choice, part in parts:
                 choice.parts.append(part)
         whole = await _aside(self._short, lambda: msgspec.json.encode(answer.whole()))
-        return web.Response(body=whole, content_type="application/json")
+        return web.Response(body=whole, content_type="application/json", headers=_ignored(answer))
 
     async def _streamed(
         self, request: web.Request, answer: Response[Any], parts: AsyncGenerator[tuple[Choice, Part], None]
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **_ignored(answer)}
+        response = web.StreamResponse(headers=headers)
 
         async def send(chunk: dict[str, Any]) -> None:
             await response.write(answer.framed(chunk))
@@ -333,6 +337,10 @@ class OpenAIService(HttpService):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _ignored(answer: Response[Any]) -> dict[str, str]:
+    return {IGNORED_HEADER: ", ".join(answer.ignored)} if answer.ignored else {}
 
 
 async def _aside(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:

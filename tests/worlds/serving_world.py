@@ -157,7 +157,8 @@ class Scripted(Drip):
                 so_far = self._tokenizer.decode(wanted[:i])
                 assert words[token // 32] >> token % 32 & 1, (so_far, self._tokenizer.decode([token]))
             last = i + 1 == len(wanted)
-            yield Drawn([token], [-1.0], [0], "stop" if last else None)
+            best = [((token, -1.0),)] if sampling.alternatives else []
+            yield Drawn([token], [-1.0], [0], "stop" if last else None, best)
 
 
 class Server:

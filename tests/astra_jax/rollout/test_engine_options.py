@@ -272,9 +272,9 @@ def test_prompts_are_scored_alone_in_a_batch_and_after_their_like(params):
 def test_what_a_prompt_took_over_is_counted(params):
     async def main() -> list[int]:
         async with Engine(params, MODEL, SHAPES) as engine:
-            prompt = list(range(40))
+            known = list(range(40))
             found = []
-            for prompt in (prompt, prompt, [*prompt[:30], 50, 51], [60]):
+            for prompt in (known, known, [*known[:30], 50, 51], [60]):
                 found.append([one async for one in engine.stream(prompt, sampling(max_tokens=1))][0].cached)
             return found
 

@@ -321,9 +321,12 @@ COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
         (COMPLETE, {"prompt": "x", "max_tokens": 0}, "max_tokens", "max_tokens is 0; use a number from 1"),
         (COMPLETE, {"prompt": "x", "top_q": 1}, "top_q", "unknown field 'top_q'"),
         (COMPLETE, {"prompt": "x", "presence_penalty": 2.5}, "presence_penalty", "use a number from -2.0 to 2.0"),
-        (COMPLETE, {"prompt": "x", "logit_bias": {"3": 5}}, "logit_bias", "is not offered here"),
+        (COMPLETE, {"prompt": "x", "logit_bias": {"3": 5}}, "logit_bias", "is not supported here"),
         (COMPLETE, {"prompt": "x", "top_k": -2}, "top_k", "top_k is -2"),
-        (COMPLETE, {"prompt": "x", "echo": True}, "echo", "echo is true"),
+        (COMPLETE, {"prompt": "x", "best_of": 3}, "best_of", "best_of is 3"),
+        (COMPLETE, {"prompt": "x", "ignored": ["user"]}, "ignored", "unknown field 'ignored'"),
+        (CHAT, {**HELLO, "prompt_logprobs": 1}, "prompt_logprobs", "send echo and logprobs to /v1/completions"),
+        (CHAT, {**HELLO, "guided_json": {}}, "guided_json", "send response_format instead"),
         (COMPLETE, {"prompt": "x", "logprobs": 21}, "logprobs", "use a number from 0 to 20"),
         (COMPLETE, {"prompt": "x", "stop": ["", "a"]}, "stop", "empty string"),
         (COMPLETE, {"prompt": "x", "stop_token_ids": [11, 12, 13]}, "stop_token_ids", "at most 4 are watched for"),
@@ -349,7 +352,7 @@ COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
             CHAT,
             {
                 "messages": [
-                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
                 ]
             },
             "messages[0].tool_calls[0].function.arguments",
@@ -376,8 +379,9 @@ def test_what_cannot_be_done_is_refused_by_name(server, path, body, param, messa
 def test_fields_that_change_nothing_are_taken(server):
     harmless = {"user": "me", "metadata": {"a": "b"}, "store": False, "presence_penalty": 0, "top_k": -1, "stop": None}
     harmless |= {"response_format": {"type": "text"}, "parallel_tool_calls": True, "max_completion_tokens": 2}
-    status, _, answer = post(server, CHAT, {**HELLO, **harmless})
+    status, headers, answer = post(server, CHAT, {**HELLO, **harmless})
     assert status == 200 and answer["usage"]["completion_tokens"] <= 2
+    assert headers["Astra-Ignored-Fields"] == "user, metadata, store"
 
 
 def test_errors_reach_the_client_as_its_own(server):

@@ -56,6 +56,7 @@ _MESSAGES = st.fixed_dictionaries(
         "name": _SCALARS,
         "tool_call_id": _SCALARS,
         "function_call": _VALUES,
+        "refusal": _SCALARS,
     },
 )
 _SCHEMAS = st.fixed_dictionaries(
@@ -83,7 +84,10 @@ _BOTH = {
     "stop_token_ids": st.lists(_NUMBERS, max_size=6) | _VALUES,
     "max_tokens": st.integers(1, 2) | _VALUES,
     "stream": st.just(True) | _VALUES,
-    "stream_options": st.just({"include_usage": True}) | _VALUES,
+    "stream_options": st.sampled_from(
+        [{"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}]
+    )
+    | _VALUES,
     "logprobs": st.sampled_from([0, 2, True]) | _VALUES,
     **{
         name: st.booleans() | _VALUES
@@ -97,7 +101,7 @@ _BOTH = {
 }
 _COMPLETION = _BOTH | {
     "prompt": _TEXTS | st.lists(_NUMBERS | _TEXTS, max_size=4) | st.lists(st.lists(_NUMBERS), max_size=2) | _VALUES,
-    "echo": _VALUES,
+    "echo": st.just(True) | _VALUES,
 }
 _CHAT = _BOTH | {
     "messages": st.lists(_MESSAGES, max_size=3) | st.lists(_VALUES, max_size=2) | _VALUES,
@@ -118,6 +122,8 @@ _CHAT = _BOTH | {
     "parallel_tool_calls": st.booleans() | _VALUES,
     "max_completion_tokens": st.integers(1, 2) | _VALUES,
     "top_logprobs": st.integers(0, 3) | _VALUES,
+    "reasoning_effort": st.sampled_from(["none", "high"]) | _VALUES,
+    "continue_final_message": st.just(True) | _VALUES,
     "chat_template_kwargs": st.fixed_dictionaries({"enable_thinking": st.booleans() | _VALUES}) | _VALUES,
 }
 _ITEMS = {name: strategy for name, strategy in _BOTH.items() if name not in ("n", "stop", "max_tokens", "logprobs")} | {

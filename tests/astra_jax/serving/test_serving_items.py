@@ -117,7 +117,7 @@ def test_answers_of_a_form_logprobs_and_options(server):
         ({}, "input", "input is missing"),
         ({"input": 3}, "input", "send a list"),
         ({"input": [{"type": "image_generation_call"}]}, "input[0]", "send messages, function calls"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content", "parts of text"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content", "parts of type text"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id", "send all items instead"),
         ({"input": "x", "background": True}, "background", "leave it out"),
         ({"input": "x", "n": 2}, "n", "a field of chats"),
@@ -125,14 +125,22 @@ def test_answers_of_a_form_logprobs_and_options(server):
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
         ({"input": "x", "sauce": 1}, "sauce", "unknown field 'sauce'"),
         ({"input": "x", "top_p": 2}, "top_p", "top_p is 2"),
-        ({"input": "x", "text": {"verbosity": "low"}}, "text.verbosity", 'text.verbosity is "low"'),
+        ({"input": "x", "include": ["sauce"]}, "include", 'include has "sauce"'),
+        ({"input": "x", "metadata": {"a": 1}}, "metadata", "send an object of strings"),
         ({"input": "x", "text": {"format": 3}}, "text.format", "text.format is 3"),
         ({"input": "x", "text": "short"}, "text", "send an object"),
         ({"input": "x", "reasoning": 7}, "reasoning", "reasoning is 7"),
-        ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning.effort", "not offered here"),
-        ({"input": "x", "reasoning": {"effort": []}}, "reasoning.effort", "not offered here"),
-        ({"input": "x", "reasoning": {"max_tokens": 5}}, "reasoning.max_tokens", "not offered here"),
-        ({"input": "x", "reasoning": {"summary": "detailed"}}, "reasoning.summary", "not offered here"),
+        ({"input": "x", "reasoning": {"effort": "huge"}}, "reasoning.effort", 'reasoning.effort is "huge"'),
+        ({"input": "x", "reasoning": {"effort": []}}, "reasoning.effort", "reasoning.effort is []"),
+        ({"input": "x", "reasoning": {"max_tokens": 5}}, "reasoning.max_tokens", "not supported here"),
+        ({"input": "x", "reasoning": {"context": "all_turns"}}, "reasoning.context", "not supported here"),
+        ({"input": "x", "reasoning_effort": "low"}, "reasoning_effort", "a field of chats"),
+        (
+            {"input": "x", "reasoning": {"effort": "low"}, "chat_template_kwargs": {"enable_thinking": False}},
+            "reasoning.effort",
+            "leave one of them out",
+        ),
+        ({"input": [{"type": "reasoning", "encrypted_content": "gA"}]}, "input[0].encrypted_content", "cannot be read"),
         ({"input": "x", "top_logprobs": 5}, "top_logprobs", "without message.output_text.logprobs in include"),
     ],
 )
@@ -148,12 +156,13 @@ def test_what_cannot_be_done_is_refused_by_the_names_of_this_interface(fields, p
         {"text": {"verbosity": "medium", "format": None}},
         {"reasoning": {"effort": None, "summary": "auto"}, "top_logprobs": 0},
         {"reasoning": {"effort": "medium"}},
+        {"truncation": "auto", "include": ["reasoning.encrypted_content"], "max_tool_calls": 3},
     ],
 )
 def test_what_asks_for_nothing_is_taken(fields):
     plain = items_request_of({"input": "x"})
     asked = items_request_of({"input": "x", **fields})
-    assert asked.response_format == plain.response_format and asked.chat_template_kwargs == plain.chat_template_kwargs
+    assert asked.response_format == plain.response_format and asked.thinking == plain.thinking
 
 
 def test_refusals_of_the_prompt_and_the_grammar_have_those_names_too(server):
