@@ -96,18 +96,8 @@ def test_what_cannot_be_continued_is_refused(tokenizer):
             ([*QUESTION, {**said, "tool_calls": [call]}], {}, "messages", "has tool_calls"),
             ([*QUESTION, {**said, "content": "<think>\nLet"}], {}, "messages", "would be escaped"),
             ([*QUESTION, said], {"response_format": {"type": "json_object"}}, "continue_final_message", "a form"),
-            (
-                [*QUESTION, said],
-                {"extra": {**CONTINUE, "add_generation_prompt": True}},
-                "continue_final_message",
-                "both",
-            ),
-            (
-                [*QUESTION, said],
-                {"extra": {"add_generation_prompt": False}},
-                "add_generation_prompt",
-                "or leave it out",
-            ),
+            ([*QUESTION, said], {"extra": both}, "continue_final_message", "both"),
+            ([*QUESTION, said], {"extra": neither}, "add_generation_prompt", "or leave it out"),
         ):
             with pytest.raises(openai.BadRequestError, match=why) as refused:
                 ask(server, messages, **options)
