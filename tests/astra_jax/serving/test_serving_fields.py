@@ -304,6 +304,7 @@ def test_an_answer_is_accepted_as_history_however_a_client_keeps_it(server, turn
         assert f"assistant\n{turn}<|im_end|>" in server.policy.prompts[-1]
 
 
+DEEP = '{"a": ' + "[" * 300 + "]" * 300 + "}"
 NOTHING: dict[str, Any] = {"function_call": None, "audio": None, "annotations": [], "refusal": None, "name": None}
 
 
@@ -320,6 +321,9 @@ NOTHING: dict[str, Any] = {"function_call": None, "audio": None, "annotations": 
         ({"content": None, "tool_calls": [("f", " "), ("f", None), ("f", "null")]}, "", [{}, {}, {}]),
         ({"content": None, "tool_calls": [("f", {"a": 1})]}, "", [{"a": 1}]),
         ({"content": "x", "tool_calls": [("f", "{bad")]}, "x\n" + QWEN3.call_frame.text("f", "{bad"), []),
+        ({"tool_calls": [("f", DEEP)]}, QWEN3.call_frame.text("f", DEEP), []),
+        ({"tool_calls": [("f", '{"a": NaN}')]}, QWEN3.call_frame.text("f", '{"a": NaN}'), []),
+        ({"tool_calls": [("f", '{"a": "\\ud800"}')]}, QWEN3.call_frame.text("f", '{"a": "\\ud800"}'), []),
         ({"content": None, "tool_calls": [("f", "[1]"), ("f", "{}")]}, QWEN3.call_frame.text("f", "[1]"), [{}]),
     ],
 )
