@@ -11,6 +11,7 @@ from astra_jax.rollout.sessions import begun, in_time
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Sandbox, SandboxError
 from synthesis.core.environment import AnyEnvironment, ToolsUnavailable
+from synthesis.core.own_workers import OwnCodeError
 from synthesis.core.plays import paid_guesses
 from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment, World
 from synthesis.core.refusals import InputError
@@ -169,6 +170,9 @@ async def _check_begun(environments: Sequence[AnyEnvironment]) -> None:
         return
     try:
         session = await begun(foreign)
-        await in_time(session.close(), "close")
     except ToolsUnavailable as error:
         raise InputError(f"environment {foreign.id} cannot be begun: {error}") from error
+    try:
+        await in_time(session.close)
+    except (ToolsUnavailable, OwnCodeError) as error:
+        raise InputError(f"environment {foreign.id} cannot be closed: close {error}") from error

@@ -16,7 +16,7 @@ import msgspec
 from absl import logging
 
 from astra_jax.rollout.policy import Completion, Policy, RequestFailed, Sampling
-from astra_jax.rollout.sessions import CodeSession, EpisodeSession, ForeignSession
+from astra_jax.rollout.sessions import ENVIRONMENT_DIED, CodeSession, EpisodeSession, ForeignSession
 from astra_jax.rollout.tool_calls import EpisodeTools, NotTakenOver, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
@@ -443,6 +443,10 @@ def episode_stats(episodes: list[Episode]) -> dict[str, Any]:
         "sampled_tokens": sum(sum(episode.loss_mask) for episode, _ in scored) / n,
         "total_tokens": sum(len(episode.token_ids) for episode, _ in scored) / n,
         "failed_calls": sum(not call.ok for episode, _ in scored for call in episode.calls) / n,
+        "dead_environments": sum(
+            any(call.outcome == ENVIRONMENT_DIED for call in episode.calls) for episode, _ in scored
+        )
+        / n,
     }
     for finish in ("answered", "turn_limit", "token_limit"):
         values[f"finish_{finish}"] = sum(episode.finish == finish for episode, _ in scored) / n

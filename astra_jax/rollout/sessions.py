@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+import copy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from absl import logging
 
 from sandbox import Sandbox
 from synthesis.core.agent_loop import Finish
-from synthesis.core.environment import CallRecord, Environment, EnvironmentSession, ToolsUnavailable
+from synthesis.core.environment import (
+    CallRecord,
+    Environment,
+    EnvironmentDied,
+    EnvironmentSession,
+    ToolsUnavailable,
+)
 from synthesis.core.files import first_line
+from synthesis.core.own_process import named
+from synthesis.core.own_workers import OwnCodeError, workers_of
 from synthesis.core.records import CodeTool, Message, ToolEnvironment
 from synthesis.core.reward import Reward, SubTask, graded_reward, solved_by
 from synthesis.core.rewards import MOST_SECONDS, Rewards, played
@@ -22,6 +32,10 @@ T = TypeVar("T")
 
 _PATIENCE = 24
 """Times `MOST_SECONDS` that an episode may take to begin: behind a server's gate it waits for episodes before it."""
+
+
+ENVIRONMENT_DIED = "environment_died"
+"""Outcome of a call that has ended its environment, and of all after it."""
 
 
 class CallOutcome(NamedTuple):
@@ -141,25 +155,37 @@ class ForeignSession:
         self._environment = environment
         self._session: EnvironmentSession | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._death = ""  # why the environment takes no more calls
         self.stateful = True
 
     async def open(self) -> bool:
         """See `EpisodeSession`."""
         try:
             self._session = await begun(self._environment)
-        except Exception as error:  # a foreign environment fails in as many ways as there are
+        except ToolsUnavailable as error:
             logging.warning("%s", masked(self._environment, error))
             return False
         return True
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, max_chars: int) -> CallOutcome:
-        """One after the other, in the order in which they were begun."""
+        """Carry out one after the other, in the order in which they come.
+
+        After one that did not answer in time, or that ended the environment's process, none reaches the environment.
+        """
         assert self._session is not None, "open it first"
         async with self._one_at_a_time:
             try:
-                answer = await in_time(self._session.call(name, arguments), name)
-            except Exception as error:  # see `open`
-                logging.warning("%s", masked(self._environment, error))
+                if self._death:
+                    raise EnvironmentDied(self._death)
+                # A copy: what foreign code does to its arguments is not what the policy wrote.
+                answer = await in_time(partial(self._session.call, name, copy.deepcopy(dict(arguments))))
+            except (EnvironmentDied, Late) as error:
+                if not self._death:
+                    self._death = f"{name} {error}" if isinstance(error, Late) else first_line(error)
+                    logging.warning("an episode of %s scores 0: %s", self._environment.id, self._death)
+                return CallOutcome(ENVIRONMENT_DIED, error_text(self._death, max_characters=max_chars), [])
+            except (ToolsUnavailable, OwnCodeError) as error:
+                logging.warning("%s", masked(self._environment, error, name))
                 return CallOutcome("unavailable", error_text(first_line(error), max_characters=max_chars), [], True)
         if answer.ok:
             return CallOutcome("ok", server_text(answer.text, max_characters=max_chars), [])
@@ -170,9 +196,17 @@ class ForeignSession:
     ) -> Reward | None:
         """See `EpisodeSession`."""
         assert self._session is not None, "open it first"
-        episode, session = played(self._environment, messages, calls, finish), self._session
+        session = self._session
+
+        async def own() -> float:
+            if self._death:
+                raise EnvironmentDied(self._death)
+            shown = played(self._environment, copy.deepcopy(list(messages)), copy.deepcopy(list(calls)), finish)
+            return await in_time(partial(session.score, shown))
+
         try:
-            return await rewards.score(episode, None, lambda: in_time(session.score(episode), "score"))
+            episode = played(self._environment, messages, calls, finish)
+            return await rewards.score(episode, None, own, workers_of(self._environment))
         except ToolsUnavailable as error:
             logging.warning("%s", masked(self._environment, error))
             return None
@@ -181,9 +215,9 @@ class ForeignSession:
         """Nothing that the environment does then keeps an episode from ending."""
         try:
             if self._session is not None:
-                await in_time(self._session.close(), "close")
-        except Exception as error:
-            logging.warning("environment %s: an episode was not closed: %s", self._environment.id, first_line(error))
+                await in_time(self._session.close)
+        except (ToolsUnavailable, OwnCodeError) as error:
+            logging.warning("environment %s: an episode was not closed: close %s", self._environment.id, error)
 
 
 async def begun(environment: Environment) -> EnvironmentSession:
@@ -203,24 +237,53 @@ async def begun(environment: Environment) -> EnvironmentSession:
     warning = asyncio.get_running_loop().call_later(MOST_SECONDS, warn)
     try:
         # In this task, in which it is closed too: what a session opens may belong to the task.
-        return await in_time(environment.begin(), "begin", _PATIENCE)
+        return await in_time(environment.begin, _PATIENCE)
+    except OwnCodeError as error:
+        raise ToolsUnavailable(f"begin {error}") from error
     finally:
         warning.cancel()
 
 
-async def in_time(work: Awaitable[T], what: str, times: int = 1) -> T:
-    """Raises `ToolsUnavailable`: it took longer than anything of an environment may, or so many times as long."""
+class Late(OwnCodeError):
+    """Foreign code took longer than it may."""
+
+
+async def in_time(work: Callable[[], Awaitable[T]], times: int = 1) -> T:
+    """Await foreign code, for `MOST_SECONDS` or so many times as long.
+
+    Raises:
+        Late: it took longer.
+        OwnCodeError: it raised, whatever that was: SystemExit, StopIteration and a cancellation of its own too.
+        ToolsUnavailable, EnvironmentDied: as it raised them.
+    """
     seconds = times * MOST_SECONDS
     try:
         async with asyncio.timeout(seconds) as limit:
-            return await work
-    except TimeoutError as error:
-        if not limit.expired():  # one of its own
-            raise ToolsUnavailable(f"{what}: TimeoutError: {first_line(error)}") from error
-        raise ToolsUnavailable(f"{what} did not end in {seconds:g} s") from None
+            return await work()
+    except (ToolsUnavailable, EnvironmentDied, OwnCodeError):
+        raise
+    except BaseException as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            raise Late(f"did not end in {seconds:g} s") from None
+        if _is_of_the_loop(error):
+            raise
+        raise OwnCodeError(f"raised {named(error)}") from error
 
 
-def masked(environment: Environment, error: Exception) -> str:
-    """That an episode is masked, and why."""
-    kind = "" if isinstance(error, ToolsUnavailable) else f"{type(error).__name__}: "
-    return f"an episode of {environment.id} is masked: {kind}{first_line(error)}"
+def _is_of_the_loop(error: BaseException) -> bool:
+    """Whether it ends our task, and was not raised by the code that the task has called."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # the loop has ended
+        return True
+    return task is None or (isinstance(error, asyncio.CancelledError) and task.cancelling() > 0)
+
+
+def masked(environment: Environment, error: Exception, what: str = "") -> str:
+    """Return the line of the log about an episode that is masked.
+
+    Args:
+        what: which code of the environment's raised or was late.
+    """
+    of = f"{what} " if isinstance(error, OwnCodeError) else ""
+    return f"an episode of {environment.id} is masked: {of}{first_line(error)}"

@@ -24,6 +24,14 @@ class ToolsUnavailable(Exception):
     """An environment did not do what it was asked, for nothing that the policy did: the episode is masked."""
 
 
+class EnvironmentDied(Exception):
+    """A call has ended its environment: it did not answer in time, or its process died. The episode is scored.
+
+    The arguments may have been chosen for that. So the environment's own score is the worst there is, and nothing is
+    masked.
+    """
+
+
 class CallRecord(msgspec.Struct, frozen=True):
     """What one call did.
 

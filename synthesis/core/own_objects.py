@@ -10,104 +10,152 @@
         def score(self, episode) -> float:
             return float(episode.says(40))
 
-Beside `question` it may have `system` (a system message), `id`, `answer` (what the final answer should say) and
-`language` (ISO 639-1 code of the final answer's language; English without it). Every episode plays on a deep copy of
-its own, so a method may keep state in `self`. The methods run in the trainer's process, with its rights: they are the
-operator's code. Their arguments are whatever a model wrote, checked against the annotations and nothing else.
+Beside `question` it may have `system` (a system message), `id`, `answer` (what the final answer should say), `language`
+(ISO 639-1 code of the final answer's language; English without it) and `call_seconds` (for a call). Every episode plays
+in a process of its own, which holds a copy of the object (`own_workers.py`), so a method may keep state anywhere, and a
+call that hangs is killed. The methods have the rights of the user who started the run. Their arguments are whatever a
+model wrote, checked against the annotations, converted to them, and nothing else.
 """
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import hashlib
-import inspect
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-import msgspec
-
-from synthesis.core.environment import Environment, EnvironmentSession, PlayedEpisode, ToolAnswer, ToolsUnavailable
-from synthesis.core.files import first_line
+from synthesis.core.environment import Environment, EnvironmentDied, EnvironmentSession, PlayedEpisode, ToolAnswer
+from synthesis.core.object_tools import ObjectTools, object_tools
+from synthesis.core.own_process import Known, listed, named
+from synthesis.core.own_workers import OwnCodeError, OwnWorkers, Worker, WorkerDied, share_of
 from synthesis.core.records import Answer, Message, ToolSpec
+from synthesis.core.references import is_reference
 from synthesis.core.refusals import InputError
-from synthesis.core.rewards import called
 
-_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
-_RESERVED: Final = ("score", "close")
-"""Public methods that are no tools."""
+CALL_SECONDS: Final = 60.0
+"""For a call of an object's method. A model may write arguments that never come to an end."""
+_log = logging.getLogger(__name__)
 
 
 class OwnEnvironment:
     """An object as an `Environment`.
 
+    Args:
+        workers: the processes of the list that it is in; None: it has them for itself.
+        position: in that list.
+
+    Attributes:
+        left_out: public callables that are not offered as tools, with the reason.
+        call_seconds: for a call.
+
     Raises:
-        InputError: it is none: says what is missing, or which method cannot be a tool, and why.
+        InputError: it is not one: says what is missing, or which method cannot be a tool, and why.
     """
 
-    def __init__(self, subject: Any) -> None:
+    def __init__(self, subject: Any, workers: OwnWorkers | None = None, position: int = 0) -> None:
         kind = type(subject).__name__
-        question = getattr(subject, "question", None)
+        question = _attribute(subject, "question", None)
         if not (isinstance(question, str) and question.strip()):
             raise InputError(f"environment {kind}: give it `question`, the text that an episode begins with")
-        if not callable(getattr(subject, "score", None)):
+        if not callable(_attribute(subject, "score", None)):
             raise InputError(f"environment {kind}: give it `score(self, episode)`, which returns a number from 0 to 1")
-        system, answer = getattr(subject, "system", ""), getattr(subject, "answer", None)
+        system, answer = _attribute(subject, "system", ""), _attribute(subject, "answer", None)
         self.subject = subject
         self.prompt: Sequence[Message] = [
             *([Message("system", str(system))] if system else []),
             Message("user", question),
         ]
         name = hashlib.sha256(f"{system}\0{question}".encode()).hexdigest()[:12]
-        self.id = str(getattr(subject, "id", "") or f"{kind}-{name}")
-        self.language = str(getattr(subject, "language", "en"))
+        self.id = str(_attribute(subject, "id", "") or f"{kind}-{name}")
+        self.language = str(_attribute(subject, "language", "en"))
         self.answer = answer if answer is None or isinstance(answer, Answer) else Answer(answer)
-        self._methods = _methods(type(subject))
-        self.tools: Sequence[ToolSpec] = [_tool(kind, name, method) for name, method in self._methods.items()]
-        try:
-            copy.deepcopy(subject)
-        except Exception as error:  # whatever __deepcopy__ and __reduce__ raise
-            raise InputError(
-                f"environment {self.id}: it cannot be copied, and each episode plays on a copy of its own "
-                f"({type(error).__name__}: {first_line(error)}); give it a __deepcopy__, or open what it holds later"
-            ) from error
+        self.call_seconds = _attribute(subject, "call_seconds", CALL_SECONDS)
+        if not (isinstance(self.call_seconds, int | float) and 0 < self.call_seconds < float("inf")):
+            raise InputError(f"environment {kind}: call_seconds is {self.call_seconds!r:.80}; give seconds above 0")
+        found = _tools(subject)
+        self.tools: Sequence[ToolSpec] = found.specs
+        self.left_out = found.left_out
+        self._has_close = callable(_attribute(subject, "close", None))
+        self.workers, self._position = workers or OwnWorkers([subject]), position
 
     async def begin(self) -> EnvironmentSession:
-        """An episode on a copy of the object."""
-        return _OwnSession(self.id, copy.deepcopy(self.subject))
+        """Start an episode, in a process with a copy of the object."""
+        worker = await self.workers.open()
+        return _OwnSession(worker, self._position, self.call_seconds, has_close=self._has_close)
 
 
 class _OwnSession:
-    def __init__(self, id: str, subject: Any) -> None:
-        self._id, self._subject = id, subject
+    def __init__(self, worker: Worker, position: int, call_seconds: float, *, has_close: bool) -> None:
+        self._worker, self._position = worker, position
+        self._call_seconds, self._has_close = call_seconds, has_close
+        self._death = ""
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolAnswer:
-        """What a method returned, as JSON; what it raised is the policy's to see."""
+        """Return what a method returned, as JSON, or what it raised, for the policy to see.
+
+        Raises:
+            EnvironmentDied: it did not answer in time, or ended its process; or an earlier call did.
+        """
+        if self._death:
+            raise EnvironmentDied(self._death)
         try:
-            value = await called(getattr(self._subject, tool), **arguments)
-        except Exception as error:
-            return ToolAnswer(f"{type(error).__name__}: {first_line(error)}", ok=False)
-        try:
-            return ToolAnswer(msgspec.json.encode(value).decode())
-        except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise ToolsUnavailable(
-                f"environment {self._id}: {tool} returned a {type(value).__name__}, which is no JSON value ({error})"
-            ) from error
+            given = tool, dict(arguments)
+            kind, text = await self._worker.ask("call", self._position, given, seconds=self._call_seconds)
+        except WorkerDied as error:
+            self._death = f"{tool} {error}; the environment is gone"
+            raise EnvironmentDied(self._death) from None
+        return ToolAnswer(text, ok=kind == "ok")
 
     async def score(self, episode: PlayedEpisode) -> float:
-        """What the object says; it sees its own state as the episode left it."""
-        found: float = await called(self._subject.score, episode)
-        return found
+        """Return what the object gives; it sees its own state as the episode left it.
+
+        Raises:
+            EnvironmentDied: a call has ended its process.
+            OwnCodeError: it raised, gave no number, or ended its process.
+        """
+        if self._death:
+            raise EnvironmentDied(self._death)
+        shown = dataclasses.replace(episode, environment=Known(self._position))
+        return share_of(await self._worker.ask("score", self._position, shown))
 
     async def close(self) -> None:
-        """The copy goes by itself; an object that holds more has a `close`."""
-        if callable(close := getattr(self._subject, "close", None)):
-            await called(close)
+        """Call the object's `close`, where it has one, and end the process."""
+        try:
+            if self._has_close and self._worker.is_alive:
+                kind, text = await self._worker.ask("close", self._position, None)
+                if kind == "error":
+                    raise OwnCodeError(f"raised {text}")
+        finally:
+            self._worker.kill()
+
+
+def _attribute(subject: Any, name: str, otherwise: Any) -> Any:
+    """An attribute of an object of the user's, which may be a property. Raises `InputError`: that raised."""
+    try:
+        return getattr(subject, name, otherwise)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise InputError(f"environment {type(subject).__name__}: {name} raised {named(error)}") from error
+
+
+def _tools(subject: Any) -> ObjectTools:
+    try:
+        return object_tools(subject)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # of a descriptor, or of an annotation's own code
+        raise InputError(
+            f"environment {type(subject).__name__}: its methods cannot be read ({named(error)})"
+        ) from error
 
 
 def own_environments(found: Any, name: str) -> list[Environment]:
-    """The environments that a name of one's own stands for: one or several, or a function that makes them.
+    """Return the environments that a name of the user's stands for: one or several, or a function that makes them.
+
+    Public callables that are not offered as tools are logged, each once.
 
     Args:
         found: what the name refers to. What has `begin` is an `Environment` already; anything else becomes one.
@@ -115,13 +163,21 @@ def own_environments(found: Any, name: str) -> list[Environment]:
     Raises:
         InputError: it holds none, or one that cannot be used; or two have one id.
     """
-    made: Any = found() if inspect.isfunction(found) or inspect.isclass(found) else found
-    several = isinstance(made, Iterable) and not (hasattr(made, "question") or hasattr(made, "begin"))
-    listed: Sequence[Any] = list(made) if several else [made]
-    environments: list[Environment] = [one if hasattr(one, "begin") else OwnEnvironment(one) for one in listed]
-    if not environments:
+    try:
+        subjects = listed(found)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # whatever a function or a generator of the user's raises
+        raise InputError(f"{name} raised {named(error)}") from error
+    if not subjects:
         raise InputError(f"{name} holds no environments")
+    objects = [one for one in subjects if not hasattr(one, "begin")]
+    workers, positions = OwnWorkers(objects, name if is_reference(name) else ""), itertools.count()
+    environments: list[Environment] = [
+        one if hasattr(one, "begin") else OwnEnvironment(one, workers, next(positions)) for one in subjects
+    ]
     check_ids(environments, name)
+    _log_what_is_left_out(environments)
     return environments
 
 
@@ -134,54 +190,16 @@ def check_ids(environments: Sequence[Environment], name: str) -> None:
         seen.add(one.id)
 
 
-def _methods(kind: type) -> dict[str, Callable[..., Any]]:
-    """The public ones, those of base classes first, each in the order in which they are written."""
-    found: dict[str, Callable[..., Any]] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        found |= {name: value for name, value in vars(base).items() if inspect.isfunction(value)}
-    return {name: value for name, value in found.items() if not name.startswith("_") and name not in _RESERVED}
-
-
-def _tool(kind: str, name: str, method: Callable[..., Any]) -> ToolSpec:
-    """A method as a tool. Raises `InputError`: it has no docstring, or a parameter that no schema can be written of."""
-    where = f"environment {kind}: {name}"
-    document = inspect.getdoc(method)
-    if not document:
-        raise InputError(f"{where} has no docstring, which is what the model reads of it; write one")
-    try:
-        hints = typing.get_type_hints(method)
-    except Exception as error:  # an annotation of something that is not there
-        raise InputError(f"{where}: its annotations cannot be read ({first_line(error)})") from error
-    properties: dict[str, Any] = {}
-    required: list[str] = []
-    for one in list(inspect.signature(method).parameters.values())[1:]:
-        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-            raise InputError(f"{where}: a tool's parameters have names; leave out *, ** and /")
-        properties[one.name] = _schema(hints.get(one.name), f"{where}: {one.name}")
-        if one.default is one.empty:
-            required.append(one.name)
-    return ToolSpec(name, document, {"type": "object", "properties": properties, "required": required})
-
-
-def _schema(annotation: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of what an annotation allows."""
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        kinds = {type(one) for one in parts}
-        if len(kinds) == 1 and (kind := _TYPES.get(kinds.pop())):
-            return {"type": kind, "enum": list(parts)}
-    elif origin in (typing.Union, types.UnionType):
-        wanted = [_schema(one, where) for one in parts if one is not types.NoneType]
-        wanted += [{"type": "null"}] if types.NoneType in parts else []
-        return {"anyOf": wanted}
-    elif origin is list:
-        return {"type": "array", "items": _schema(parts[0], where)}
-    elif origin is dict:
-        return {"type": "object", "additionalProperties": _schema(parts[1], where)}
-    elif annotation in _TYPES:
-        return {"type": _TYPES[annotation]}
-    said = "nothing" if annotation is None else getattr(annotation, "__name__", str(annotation))
-    raise InputError(
-        f"{where} is annotated with {said}; use {', '.join(one.__name__ for one in _TYPES)}, list[…], dict[str, …], "
-        "Literal[…] or a union of them"
-    )
+def _log_what_is_left_out(environments: Sequence[Environment]) -> None:
+    said: set[str] = set()
+    for one in environments:
+        if not isinstance(one, OwnEnvironment):
+            continue
+        kind = type(one.subject).__name__
+        lines = [f"{kind}.{name} is not offered as a tool: {reason}" for name, reason in one.left_out.items()]
+        if not one.tools:
+            lines.append(f"{kind} offers no tools; write public methods")
+        for line in lines:
+            if line not in said:
+                said.add(line)
+                _log.warning("%s", line)

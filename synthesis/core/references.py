@@ -16,6 +16,7 @@ from synthesis.core.refusals import InputError
 
 OWN_FOLDER: Final = "ASTRA_OWN_FOLDER"
 """The environment variable with the folder that the run was started in, for processes that start elsewhere."""
+_loaded: list[str] = []
 FORM: Final = "my_module:my_name or FILE.py:my_name"
 
 
@@ -36,8 +37,10 @@ def referred(text: str) -> Any:
         raise InputError(f"{text!r:.200} names nothing; write {FORM}")
     place, _, name = text.rpartition(":")
     try:
-        module = _of_file(str(Path(place).resolve())) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # whatever a module of one's own raises
+        module = load_file(str(Path(place).resolve())) if place.endswith(".py") else importlib.import_module(place)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a module of one's own raises, SystemExit among it
         raise InputError(f"{text}: {place} cannot be imported ({type(error).__name__}: {first_line(error)})") from error
     if not hasattr(module, name):
         raise InputError(f"{text}: {place} has no {name}; it has {', '.join(_public(module)) or 'nothing public'}")
@@ -45,19 +48,35 @@ def referred(text: str) -> Any:
 
 
 @cache
-def _of_file(path: str) -> ModuleType:
+def load_file(path: str) -> ModuleType:
+    """Return the module of a file; it is loaded once.
+
+    Args:
+        path: absolute.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BaseException: whatever the module raises.
+    """
     name = f"_own_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     module = importlib.util.module_from_spec(spec)
+    _loaded.append(path)
     sys.modules[name] = module  # as for any module: annotations are looked up there
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        _loaded.remove(path)
         del sys.modules[name]
         raise
     return module
+
+
+def loaded_files() -> list[str]:
+    """Return the files that `load_file` has loaded, in that order: another process needs them for what is in them."""
+    return list(_loaded)
 
 
 def _public(module: ModuleType) -> list[str]:

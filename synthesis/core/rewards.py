@@ -4,27 +4,33 @@
     reward = await rewards.score(episode, counted, own)
 
 Each function gives a share, from 0 to 1; a weight is 1 where none is written, and may be negative. One that raises, or
-gives what is no share, has judged nothing: its episode is masked, never counted as good or bad.
+gives what is no share, has judged nothing: its episode is masked, never counted as good or bad. Functions of the user's
+run in processes of their own (`own_workers.py`), where one that hangs is killed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import msgspec
 
 from sandbox.settings import SettingError
 from synthesis.core.agent_loop import Finish
-from synthesis.core.environment import AnyEnvironment, CallRecord, PlayedEpisode, ToolsUnavailable, language_of
-from synthesis.core.files import first_line
+from synthesis.core.environment import (
+    AnyEnvironment,
+    CallRecord,
+    EnvironmentDied,
+    PlayedEpisode,
+    ToolsUnavailable,
+    language_of,
+)
 from synthesis.core.locales import READ
+from synthesis.core.own_process import named
+from synthesis.core.own_workers import OwnCodeError, OwnWorkers, workers_of
 from synthesis.core.records import Message, ToolEnvironment
 from synthesis.core.references import FORM, is_reference, referred
 from synthesis.core.refusals import InputError
@@ -43,8 +49,6 @@ _COUNTED: Final = ("f1", "recall", "precision")
 _HEAVIEST: Final = 1_000.0
 MOST_SECONDS: Final = 600.0
 """For a function of somebody else's, which has no deadline of its own: a judge that is a model may take a while."""
-_THREADS: Final = 64
-"""That such functions run in, beside those of everybody else: one that hangs keeps its own."""
 _UNREADABLE: Final = ("malformed", "unknown_tool", "invalid_arguments")
 
 
@@ -111,10 +115,12 @@ class Rewards:
     def __init__(self, text: str) -> None:
         self.parts = parsed(text)
         self._own: dict[str, Callable[[PlayedEpisode], Any]] = {}
+        self._workers = OwnWorkers([])  # for episodes whose environment has none
         for name in (part.name for part in self.parts if part.name not in BUILT_IN):
             if not callable(function := referred(name)):
                 raise InputError(f"reward {name} is {function!r:.80}; write a function of an episode")
             self._own[name] = function
+            self._position(name, self._workers)
 
     def check(self, environment: AnyEnvironment) -> None:
         """Whether they can judge an environment's episodes.
@@ -147,20 +153,31 @@ class Rewards:
             else list(environment.prompt)
         )
         silent = played(environment, [*shown, Message("assistant", "")], [], "answered")
+        workers = workers_of(environment)
+        for name in self._own if workers else ():
+            self._position(name, workers)  # all of them, so that they are loaded once
         for name in self._own:
             try:
-                await self._asked(name, silent)
+                await self._asked(name, silent, workers)
             except Unscorable as error:
-                raise InputError(f"{error}, of an episode without calls whose answer is empty; mend it") from error
+                raise InputError(f"{error}, of an episode without calls whose answer is empty; fix it") from error
 
     async def score(
-        self, episode: PlayedEpisode, counted: Reward | None, own: Callable[[], Awaitable[float]]
+        self,
+        episode: PlayedEpisode,
+        counted: Reward | None,
+        own: Callable[[], Awaitable[float]],
+        workers: OwnWorkers | None = None,
     ) -> Reward:
-        """The reward of an episode, with its parts.
+        """Return the reward of an episode, with its parts.
+
+        The reward `score` of an environment that a call has ended is the worst there is: 0, or 1 where its weight is
+        negative.
 
         Args:
             counted: what is known of its sub-tasks; None where the environment has none.
             own: asks the environment for its own score.
+            workers: the processes that have the environment's object already, where there are such.
 
         Raises:
             Unscorable: a function raised, or gave what is no share from 0 to 1.
@@ -168,24 +185,34 @@ class Rewards:
         """
         value, parts = 0.0, dict[str, float]()
         for part in self.parts:
-            share = await self._share(part.name, episode, counted, own)
+            try:
+                share = await self._share(part.name, episode, counted, own, workers)
+            except EnvironmentDied:
+                share = float(part.weight < 0)
             parts[part.metric] = share
             value += part.weight * share
         base = counted or Reward(0.0, 0.0, 0.0, solved=0, needed=0, calls=len(episode.calls))
         return msgspec.structs.replace(base, value=value, parts=parts)
 
     async def _share(
-        self, name: str, episode: PlayedEpisode, counted: Reward | None, own: Callable[[], Awaitable[float]]
+        self,
+        name: str,
+        episode: PlayedEpisode,
+        counted: Reward | None,
+        own: Callable[[], Awaitable[float]],
+        workers: OwnWorkers | None,
     ) -> float:
         if name in self._own:
-            return await self._asked(name, episode)
+            return await self._asked(name, episode, workers)
         if name == "score":
             try:
                 return _checked(name, await own())
-            except (Unscorable, ToolsUnavailable):
+            except (Unscorable, ToolsUnavailable, EnvironmentDied):
                 raise
+            except OwnCodeError as error:
+                raise Unscorable(f"reward {name} {error}") from error
             except Exception as error:  # a foreign environment fails in as many ways as there are
-                raise Unscorable(f"reward {name} raised {type(error).__name__}: {first_line(error)}") from error
+                raise Unscorable(f"reward {name} raised {named(error)}") from error
         if name == "answer":
             return float(answers(episode, counted))
         if name == "format":
@@ -193,36 +220,27 @@ class Rewards:
         assert counted is not None, "checked by `check`"
         return {"f1": counted.value, "recall": counted.recall, "precision": counted.precision}[name]
 
-    async def _asked(self, name: str, episode: PlayedEpisode) -> float:
+    async def _asked(self, name: str, episode: PlayedEpisode, workers: OwnWorkers | None) -> float:
+        workers = workers or self._workers
         try:
-            async with asyncio.timeout(MOST_SECONDS):
-                return _checked(name, await called(self._own[name], episode))
-        except Unscorable:
-            raise
-        except TimeoutError:
-            raise Unscorable(f"reward {name} gave nothing in {MOST_SECONDS:g} s") from None
-        except Exception as error:  # whatever a function of one's own raises
-            raise Unscorable(f"reward {name} raised {type(error).__name__}: {first_line(error)}") from error
+            return _checked(name, await workers.reward(self._position(name, workers), episode, seconds=MOST_SECONDS))
+        except OwnCodeError as error:
+            raise Unscorable(f"reward {name} {error}") from error
+        except ToolsUnavailable as error:
+            raise Unscorable(f"reward {name} could not be asked: {error}") from error
+
+    def _position(self, name: str, workers: OwnWorkers) -> int:
+        """Where a function of the user's is in those processes. Raises `InputError`: it cannot be sent there."""
+        try:
+            return workers.add(self._own[name])
+        except InputError as error:
+            raise InputError(f"reward {name}: {error}") from error
 
 
 @cache
 def rewards_of(text: str) -> Rewards:
     """See `Rewards`; made once for each text."""
     return Rewards(text)
-
-
-async def called(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """What a function of somebody else's gives: a coroutine's is awaited, any other runs in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **named)
-    work = partial(function, *args, **named)
-    found = await asyncio.get_running_loop().run_in_executor(_threads(), work)
-    return await found if inspect.isawaitable(found) else found
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="own")
 
 
 def played(

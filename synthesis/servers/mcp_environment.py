@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,11 @@ import msgspec
 from synthesis.core.environment import Environment, EnvironmentSession, PlayedEpisode, ToolAnswer, ToolsUnavailable
 from synthesis.core.files import read_unpacked
 from synthesis.core.own_objects import check_ids
+from synthesis.core.own_workers import OwnWorkers
 from synthesis.core.records import Answer, McpExecution, Message, ToolSpec
 from synthesis.core.references import referred
 from synthesis.core.refusals import InputError
-from synthesis.core.rewards import answers, called, check_language
+from synthesis.core.rewards import MOST_SECONDS, answers, check_language
 from synthesis.core.typed import decode_json
 from synthesis.servers.configured import read_sources
 from synthesis.servers.mcp_answers import ListedTool
@@ -117,7 +118,7 @@ async def served_tools(connections: Mapping[str, McpConnection], *, prefixed: bo
 class McpEnvironment:
     """A question over MCP servers. See `Environment`."""
 
-    def __init__(self, task: _Task, system: str, servers: _Servers, judge: Callable[..., Any] | None) -> None:
+    def __init__(self, task: _Task, system: str, servers: _Servers, judge: OwnWorkers | None) -> None:
         self.id, self.subject = task.id, task
         self.language = task.language
         self.answer = None if task.answer is None else Answer(task.answer)
@@ -141,7 +142,7 @@ class _Servers:
         self._executions, self._shared = executions, shared
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def session(self, judge: Callable[..., Any] | None) -> _McpSession:
+    async def session(self, judge: OwnWorkers | None) -> _McpSession:
         async with AsyncExitStack() as stack:
             connections = dict(self._shared)
             own = [name for name in self._executions if name not in connections]
@@ -160,7 +161,7 @@ class _McpSession:
         tools: ServedTools,
         connections: Mapping[str, McpConnection],
         stack: AsyncExitStack,
-        judge: Callable[..., Any] | None,
+        judge: OwnWorkers | None,
     ) -> None:
         self._tools, self._connections, self._stack, self._judge = tools, connections, stack, judge
 
@@ -171,7 +172,7 @@ class _McpSession:
     async def score(self, episode: PlayedEpisode) -> float:
         """What the file's function says; else whether the final answer says the task's."""
         if self._judge is not None:
-            return float(await called(self._judge, episode))
+            return await self._judge.reward(0, episode, seconds=MOST_SECONDS)
         return float(answers(episode, None))
 
     async def close(self) -> None:
@@ -194,7 +195,7 @@ async def mcp_environments(file: Path) -> AsyncIterator[list[Environment]]:
         InputError: the file is of another form, a server does not start, or a task has neither answer nor judge.
     """
     read = read_tasks(file)
-    judge = referred(read.score) if read.score else None
+    judge = _judge(read.score) if read.score else None
     executions = {source.id: source.execution for source in read_sources([file])}
     async with AsyncExitStack() as stack:
         running = {}
@@ -210,6 +211,15 @@ async def mcp_environments(file: Path) -> AsyncIterator[list[Environment]]:
         made: list[Environment] = [McpEnvironment(task, read.system, servers, judge) for task in read.tasks]
         check_ids(made, str(file))
         yield made
+
+
+def _judge(reference: str) -> OwnWorkers:
+    """The processes in which a file's `score` judges. Raises `InputError`: there is no such function."""
+    workers = OwnWorkers([])
+    if not callable(function := referred(reference)):
+        raise InputError(f"score {reference} is {function!r:.80}; write a function of an episode")
+    workers.add(function)
+    return workers
 
 
 def read_tasks(file: Path) -> _File:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from astra_jax.grpo.train import train
 from astra_jax.rollout import sessions
 from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
 from astra_jax.run.metrics import read_metrics
-from synthesis.core.environment import ToolsUnavailable
+from synthesis.core.environment import ToolAnswer, ToolsUnavailable
 from synthesis.core.own_objects import OwnEnvironment, own_environments
 from synthesis.core.references import referred
 from synthesis.core.refusals import InputError
@@ -97,28 +98,15 @@ async def test_an_episode_of_an_object(warehouse, chat_tokenizer) -> None:
 
 async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) -> None:
     bolts, said = warehouse[0], (call("stock_of", item="bolts"), "40.")
-    bolts.subject.score = lambda episode: 2.0
-    episode = await play(bolts, chat_tokenizer, *said)
-    assert episode.voided and episode.finish == "voided" and episode.turns == 2
-    assert episode.unscored == "reward score gave 2.0, which is not from 0 to 1"
-
-    class Broken(type(bolts.subject)):
-        def stock_of(self, item: str) -> set:
-            """Something that is no JSON."""
-            return object()
-
-    dead = await play(OwnEnvironment(Broken("bolts", 1)), chat_tokenizer, *said)
-    assert dead.voided and not dead.unscored and dead.turns == 1
-
-    class Hangs(type(bolts.subject)):
-        async def stock_of(self, item: str) -> int:
-            """Never comes back."""
-            return await asyncio.Event().wait()
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sessions, "MOST_SECONDS", 0.01)
-        hung = await play(OwnEnvironment(Hangs("bolts", 1)), chat_tokenizer, *said)
-    assert hung.voided and hung.calls[0].output == '{"error":"stock_of did not end in 0.01 s"}'
+    for score, reason in (
+        (lambda episode: 2.0, "gave 2.0, which is not from 0 to 1"),
+        (lambda episode: sys.exit(0), "raised SystemExit: 0"),
+    ):
+        judged = type(bolts.subject)("bolts", 40)
+        judged.score = score
+        episode = await play(OwnEnvironment(judged), chat_tokenizer, *said)
+        assert episode.voided and episode.finish == "voided" and episode.turns == 2
+        assert episode.unscored == f"reward score {reason}"
 
     class Away:
         id, subject, answer = "away", None, None
@@ -133,36 +121,124 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
         await check_environments([Away()], chat_tokenizer, None, EPISODE)
 
 
+async def test_what_a_call_does_is_scored_and_never_masked(warehouse, chat_tokenizer, caplog) -> None:
+    """A policy chooses the arguments: it must not escape its reward by them."""
+    kind, said = type(warehouse[0].subject), (call("stock_of", item="bolts"), call("stock_of", item="nuts"), "40.")
+
+    class Odd(kind):
+        def stock_of(self, item: str) -> object:
+            """Something that is no JSON."""
+            return object()
+
+    odd = await play(OwnEnvironment(Odd("bolts", 40)), chat_tokenizer, *said)
+    assert [one.outcome for one in odd.calls] == ["tool_error"] * 2 and odd.reward == 1.0
+
+    class Hangs(kind):
+        call_seconds = 0.2
+
+        def stock_of(self, item: str) -> bool:
+            """Never comes back, and holds the interpreter."""
+            return bool(re.match("(a+)+$", "a" * 50 + "b"))
+
+    class Ends(kind):
+        def stock_of(self, item: str) -> bool:
+            """Never comes back either."""
+            os._exit(0)
+
+    for environment, reason in (
+        (Hangs("bolts", 40), "stock_of did not answer in 0.2 s"),
+        (Ends("bolts", 40), "stock_of ended its process (exit code 0)"),
+    ):
+        config = EpisodeConfig(max_turns=4, reward="score,format:0.5")
+        ended = await play(OwnEnvironment(environment), chat_tokenizer, *said, config=config)
+        assert [one.outcome for one in ended.calls] == ["environment_died"] * 2
+        assert ended.calls[1].output == f'{{"error":"{reason}; the environment is gone"}}'
+        assert not ended.voided and ended.score.parts == {"score": 0.0, "format": 1.0}
+        assert f"scores 0: {reason}" in caplog.text
+        assert episode_stats([ended, odd])["dead_environments"] == 0.5
+
+
+class Foreign:
+    """An environment of somebody's with sessions of its own, which does `what` at `when`."""
+
+    id, subject, answer = "foreign", None, None
+
+    def __init__(self, like, when: str, what) -> None:
+        self.prompt, self.tools = like.prompt, like.tools
+        self.when, self.what, self.seen = when, what, []
+
+    async def do(self, when: str) -> None:
+        if when == self.when:
+            await self.what()
+
+    async def begin(self):
+        await self.do("begin")
+        return self
+
+    async def call(self, tool, arguments):
+        await self.do("call")
+        arguments.clear()
+        return ToolAnswer("40")
+
+    async def score(self, episode) -> float:
+        await self.do("score")
+        self.seen.append([one.arguments for one in episode.calls])
+        episode.calls.clear()
+        return 1.0
+
+    async def close(self) -> None:
+        await self.do("close")
+
+
+def throws(error: BaseException):
+    async def throw() -> None:
+        raise error
+
+    return throw
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(0), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(),
+     BaseExceptionGroup("g", [SystemExit(1)]), TimeoutError("own"), OSError("gone")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+async def test_whatever_foreign_sessions_raise_ends_their_episode_alone(
+    warehouse, chat_tokenizer, error, caplog
+) -> None:
+    said, name = (call("stock_of", item="bolts"), "40."), type(error).__name__
+    for when in ("begin", "call", "score", "close"):
+        caplog.clear()
+        episode = await play(Foreign(warehouse[0], when, throws(error)), chat_tokenizer, *said)
+        assert episode.voided == (when != "close")
+        assert f"{when} raised {name}" in caplog.text or f"stock_of raised {name}" in caplog.text
+        assert bool(episode.unscored) == (when == "score")
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_what_foreign_code_does_to_its_arguments_changes_no_record(warehouse, chat_tokenizer) -> None:
+    foreign = Foreign(warehouse[0], "never", None)
+    episode = await play(foreign, chat_tokenizer, call("stock_of", item="bolts"), "40.")
+    assert episode.calls[0].arguments == {"item": "bolts"} and foreign.seen == [[{"item": "bolts"}]]
+    assert episode.messages[-3].tool_calls[0].arguments == {"item": "bolts"}
+
+
 async def test_what_hangs_as_an_episode_begins_or_ends_is_given_up(
     warehouse, chat_tokenizer, monkeypatch, caplog
 ) -> None:
     """The run waited for it for ever, and said nothing."""
-    bolts = warehouse[0]
-
-    class HangsAtLast(type(bolts.subject)):
-        def score(self, episode) -> float:
-            monkeypatch.setattr(sessions, "MOST_SECONDS", 0.01)  # of what comes behind it
-            return 1.0
-
-        async def close(self) -> None:
-            await asyncio.Event().wait()
-
-    class HangsAtFirst:
-        id, subject, answer = "away", None, None
-        prompt, tools = bolts.prompt, bolts.tools
-
-        async def begin(self):
-            await asyncio.Event().wait()
-
-    with caplog.at_level("WARNING"):
-        ended = await play(OwnEnvironment(HangsAtLast("bolts", 40)), chat_tokenizer, "40.")
-        assert not ended.voided and "close did not end in 0.01 s" in caplog.text
-        never = await play(HangsAtFirst(), chat_tokenizer, "40.")
+    forever = asyncio.Event().wait
+    monkeypatch.setattr(sessions, "MOST_SECONDS", 0.05)
+    ended = await play(Foreign(warehouse[0], "close", forever), chat_tokenizer, "40.")
+    assert not ended.voided and "close did not end in 0.05 s" in caplog.text
+    never = await play(Foreign(warehouse[0], "begin", forever), chat_tokenizer, "40.")
     assert never.voided and never.turns == 0
-    assert "an episode of away has not begun after 0.01 s" in caplog.text
-    assert "an episode of away is masked: begin did not end in 0.24 s" in caplog.text
-    with pytest.raises(InputError, match=r"away cannot be begun: begin did not end in 0\.24 s"):
-        await check_environments([HangsAtFirst()], chat_tokenizer, None, EPISODE)
+    assert "an episode of foreign has not begun after 0.05 s" in caplog.text
+    assert "an episode of foreign is masked: begin did not end in 1.2 s" in caplog.text
+    with pytest.raises(InputError, match=r"foreign cannot be begun: begin did not end in 1\.2 s"):
+        await check_environments([Foreign(warehouse[0], "begin", forever)], chat_tokenizer, None, EPISODE)
+    late = await play(Foreign(warehouse[0], "call", forever), chat_tokenizer, call("stock_of", item="bolts"), "40.")
+    assert not late.voided and late.reward == 0.0 and late.calls[0].outcome == "environment_died"
 
 
 async def test_a_start_refuses_what_cannot_be_judged(warehouse, chat_tokenizer) -> None:

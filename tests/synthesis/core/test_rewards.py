@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import re
 import sys
+import threading
 import types
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +19,7 @@ from rollout_world import make_environment
 
 from sandbox.settings import SettingError
 from synthesis.core import rewards
-from synthesis.core.environment import CallRecord, ToolsUnavailable
+from synthesis.core.environment import CallRecord, EnvironmentDied, ToolsUnavailable
 from synthesis.core.own_objects import OwnEnvironment
 from synthesis.core.records import Answer, Message
 from synthesis.core.refusals import InputError
@@ -108,41 +112,127 @@ async def test_a_weighted_sum_keeps_its_parts(rewards_module) -> None:
     assert cut.parts["answer"] == cut.parts["format"] == 0.0
 
 
-@pytest.mark.parametrize("value", [1.5, -0.1, math.nan, math.inf, "much", None, [1], 10**400])
-async def test_what_is_no_share_judges_nothing(rewards_module, value) -> None:
-    rewards_module.half = lambda episode: value
-    with pytest.raises(Unscorable, match="reward somebodys_rewards:half gave"):
-        await Rewards("somebodys_rewards:half").score(episode(), None, own)
-    with pytest.raises(Unscorable, match="reward score gave"):
-        await Rewards("score").score(episode(), None, lambda: own(value))
-    with pytest.raises(InputError, match="without calls .* mend it"):
-        await Rewards("somebodys_rewards:half").try_out(RECORD)
+VALUES = [1.5, -0.1, math.nan, math.inf, "much", None, [1], 10**400]
 
 
-async def test_who_never_answers_judges_nothing(rewards_module, monkeypatch) -> None:
+async def test_what_is_no_share_judges_nothing(rewards_module) -> None:
+    values = VALUES
+    rewards_module.half = lambda episode: values[int(episode.answer or 0)]
+    asked = Rewards("somebodys_rewards:half")
+    for number, value in enumerate(VALUES):
+        with pytest.raises(Unscorable, match="reward somebodys_rewards:half gave"):
+            await asked.score(episode(str(number)), None, own)
+        with pytest.raises(Unscorable, match="reward score gave"):
+            await Rewards("score").score(episode(), None, partial(own, value))
+    with pytest.raises(InputError, match="without calls .* fix it"):
+        await asked.try_out(RECORD)
+
+
+async def test_who_never_answers_judges_nothing_and_holds_up_nobody(rewards_module, monkeypatch) -> None:
     async def waits(episode) -> float:
-        await asyncio.Event().wait()
+        if episode.answer == "wait":
+            await asyncio.Event().wait()
         return 1.0
 
-    rewards_module.half = waits
-    monkeypatch.setattr(rewards, "MOST_SECONDS", 0.01)
-    with pytest.raises(Unscorable, match="gave nothing in 0.01 s"):
-        await Rewards("somebodys_rewards:half").score(episode(), None, own)
+    def hangs(episode) -> float:
+        if episode.answer == "wait":
+            re.match("(a+)+$", "a" * 50 + "b")
+        return 0.5
+
+    rewards_module.half, rewards_module.nothing = waits, hangs
+    for name, share in (("half", 1.0), ("nothing", 0.5)):
+        asked = Rewards(f"somebodys_rewards:{name}")
+        with monkeypatch.context() as patched, pytest.raises(Unscorable, match="did not answer in 0.1 s"):
+            patched.setattr(rewards, "MOST_SECONDS", 0.1)
+            await asked.score(episode("wait"), None, own)
+        assert (await asked.score(episode(), None, own)).value == share
+
+
+async def test_asynchronous_rewards_are_asked_at_once(rewards_module) -> None:
+    """Each waits until three of them have come."""
+    seen = []
+
+    async def meets(episode) -> float:
+        seen.append(1)
+        while len(seen) < 3:
+            await asyncio.sleep(0)
+        return 1.0
+
+    rewards_module.half = meets
+    asked = Rewards("somebodys_rewards:half")
+    found = await asyncio.gather(*(asked.score(episode(), None, own) for _ in range(3)))
+    assert [one.value for one in found] == [1.0] * 3 and seen == []
+
+
+async def test_one_that_ends_its_process_takes_no_other_with_it(rewards_module) -> None:
+    async def ends(episode) -> float:
+        if episode.answer == "die":
+            os._exit(3)
+        await asyncio.sleep(0.01)
+        return 1.0
+
+    rewards_module.half = ends
+    asked = Rewards("somebodys_rewards:half")
+    await asked.score(episode(), None, own)
+    said = ("fine", "die", "fine", "fine")
+    found = await asyncio.gather(*(asked.score(episode(one), None, own) for one in said), return_exceptions=True)
+    assert [getattr(one, "value", str(one)) for one in found] == [
+        1.0, "reward somebodys_rewards:half ended its process (exit code 3)", 1.0, 1.0
+    ]  # fmt: skip
 
 
 async def test_who_raises_judges_nothing_and_who_is_gone_is_told_apart(rewards_module) -> None:
     def fails(episode):
-        raise KeyError("no such thing")
+        raise {"exit": SystemExit(0), "stop": StopIteration(), "key": KeyError("no such thing")}[episode.answer]
 
     rewards_module.half = fails
-    with pytest.raises(Unscorable, match="raised KeyError: 'no such thing'"):
-        await Rewards("somebodys_rewards:half").score(episode(), None, own)
+    asked = Rewards("somebodys_rewards:half")
+    for answer, said in (("exit", "SystemExit: 0"), ("stop", "StopIteration"), ("key", "KeyError: 'no such thing'")):
+        with pytest.raises(Unscorable, match=f"raised {said}"):
+            await asked.score(episode(answer), None, own)
 
     async def gone() -> float:
         raise ToolsUnavailable("the server died")
 
     with pytest.raises(ToolsUnavailable):
         await Rewards("score").score(episode(), None, gone)
+
+
+async def test_an_environment_that_a_call_has_ended_is_worth_the_least(rewards_module) -> None:
+    async def dead() -> float:
+        raise EnvironmentDied("killed")
+
+    for text, value in (("score", 0.0), ("score:-2", -2.0), ("score:2,format:0.5", 0.5)):
+        assert (await Rewards(text).score(episode(), None, dead)).value == value
+
+
+async def test_what_a_reward_does_to_its_episode_stays_there(rewards_module) -> None:
+    def greedy(episode) -> float:
+        episode.calls.clear()
+        episode.environment.tools.clear()
+        return 1.0
+
+    rewards_module.half = greedy
+    shown = episode()
+    assert (await Rewards("somebodys_rewards:half,format").score(shown, None, own)).value == 2.0
+    assert len(shown.calls) == 2 and shown.environment.tools
+
+
+async def test_a_reward_is_shown_the_object_that_the_user_wrote(rewards_module) -> None:
+    class Mine:
+        question = "How many?"
+
+        def __init__(self) -> None:
+            self.pieces, self.lock = 40, threading.Lock()
+
+        def score(self, episode):
+            return 1
+
+    rewards_module.half = lambda episode: episode.environment.pieces / 80
+    environment, asked = OwnEnvironment(Mine()), Rewards("somebodys_rewards:half")
+    await asked.try_out(environment)
+    found = await asked.score(episode(environment=environment), None, own, environment.workers)
+    assert found.value == 0.5
 
 
 @pytest.mark.parametrize(
