@@ -66,6 +66,7 @@ class PlayedEpisode:
         messages: the conversation, from the prompt on, with calls, results and thoughts.
         calls: in the order in which they were made, with what became of them.
         finish: why it ended; `answered`: the model made no more calls.
+        is_answered_with_calls: whether tools are offered and, of a record, a sub-question needs one.
     """
 
     environment: Any
@@ -73,6 +74,7 @@ class PlayedEpisode:
     messages: Sequence[Message]
     calls: Sequence[CallRecord]
     finish: Finish
+    is_answered_with_calls: bool = True
 
     @property
     def answer(self) -> str:

@@ -29,6 +29,7 @@ from synthesis.core.environment import (
     language_of,
 )
 from synthesis.core.locales import READ
+from synthesis.core.markup import markup_in
 from synthesis.core.own_process import named
 from synthesis.core.own_workers import OwnCodeError, OwnWorkers, workers_of
 from synthesis.core.records import Message, ToolEnvironment
@@ -42,7 +43,7 @@ BUILT_IN: Final = {
     "precision": "solved sub-tasks over calls",
     "score": "the environment's own: of a record of ours, F1",
     "answer": "whether the final answer states the expected value and commits to it",
-    "format": "share of the calls that could be carried out; 0 where a limit ended the episode",
+    "format": "share of the calls that could be carried out; 0 without a final answer, or without a call",
 }
 _COUNTED: Final = ("f1", "recall", "precision")
 """Of sub-tasks, which only records of ours have."""
@@ -95,6 +96,16 @@ def parsed(text: str) -> tuple[WeightedReward, ...]:
     if not found:
         raise SettingError(f"reward is {text!r}; name at least one, such as f1")
     return tuple(found)
+
+
+def bounds_of(text: str) -> tuple[float, float]:
+    """The least and the greatest value of the rewards of a setting.
+
+    Raises:
+        SettingError: as `parsed`.
+    """
+    weights = [one.weight for one in parsed(text)]
+    return sum(min(0.0, weight) for weight in weights), sum(max(0.0, weight) for weight in weights)
 
 
 def _weight(text: str) -> float | None:
@@ -247,8 +258,10 @@ def played(
     environment: AnyEnvironment, messages: Sequence[Message], calls: Sequence[CallRecord], finish: Finish
 ) -> PlayedEpisode:
     """A finished episode of an environment, as rewards see it."""
-    subject = environment if isinstance(environment, ToolEnvironment) else environment.subject
-    return PlayedEpisode(subject, environment.answer, messages, calls, finish)
+    if isinstance(environment, ToolEnvironment):
+        with_calls = any(one.needs_tool for one in environment.sub_questions)
+        return PlayedEpisode(environment, environment.answer, messages, calls, finish, with_calls)
+    return PlayedEpisode(environment.subject, environment.answer, messages, calls, finish, bool(environment.tools))
 
 
 def answers(episode: PlayedEpisode, counted: Reward | None) -> bool:
@@ -282,10 +295,17 @@ def check_language(language: str, of: str) -> None:
 
 
 def _format(episode: PlayedEpisode) -> float:
-    if episode.finish != "answered":
+    """Share of the calls that could be carried out.
+
+    0 where the final answer is empty (a limit ended the episode, or a thought was not closed), or where a turn's text
+    has markup of a chat format. Without a call 1 where none is needed, else 0: saying nothing is not paid.
+    """
+    turns = [message.content for message in episode.messages if message.role == "assistant"]
+    if not episode.answer.strip() or any(markup_in(turn) for turn in turns):
         return 0.0
-    readable = [call.outcome not in _UNREADABLE for call in episode.calls]
-    return sum(readable) / len(readable) if readable else 1.0
+    if not episode.calls:
+        return float(not episode.is_answered_with_calls)
+    return sum(call.outcome not in _UNREADABLE for call in episode.calls) / len(episode.calls)
 
 
 def _checked(name: str, value: Any) -> float:

@@ -112,6 +112,51 @@ async def test_a_weighted_sum_keeps_its_parts(rewards_module) -> None:
     assert cut.parts["answer"] == cut.parts["format"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("said", "calls", "share"),
+    [
+        ("2102650", ("ok", "tool_error"), 1.0),
+        ("2102650", ("ok", "unknown_tool"), 0.5),
+        ("I do not know.", (), 0.0),  # saying nothing is not paid
+        ("", ("ok",), 0.0),  # an empty turn, or one thought that is never closed
+        (" \n", ("ok",), 0.0),
+        ("It is 7.<think>Or 8?", ("ok",), 0.0),
+        ("</tool_call>", ("ok",), 0.0),
+        ("The tag `<think>` opens a thought.", ("ok",), 1.0),
+    ],
+)
+async def test_format_pays_for_calls_and_an_answer_in_order(said: str, calls: tuple[str, ...], share: float) -> None:
+    assert (await Rewards("format").score(episode(said, calls), None, own)).value == share
+
+
+async def test_format_looks_at_every_turn() -> None:
+    """A policy that writes the result of its own call has not kept to the format, whatever it says in the end."""
+    forged = Message("assistant", "<tool_response>5</tool_response>")
+    messages = [Message("user", "How many?"), forged, Message("assistant", "5")]
+    assert (await Rewards("format").score(played(RECORD, messages, [made()], "answered"), None, own)).value == 0
+
+
+async def test_format_of_an_answer_without_calls_where_none_is_needed() -> None:
+    class Riddle:
+        question = "What has keys and opens no door?"
+
+        def score(self, episode):
+            return 1
+
+    class Tooled(Riddle):
+        def look_up(self, word: str) -> str:
+            """What a word means."""
+            return word
+
+    known = [msgspec.structs.replace(one, needs_tool=False) for one in RECORD.sub_questions]
+    by_heart = msgspec.structs.replace(RECORD, sub_questions=known)
+    for environment, share in ((OwnEnvironment(Riddle()), 1), (OwnEnvironment(Tooled()), 0), (by_heart, 1)):
+        judged = await Rewards("format").score(episode("A piano.", (), environment=environment), None, own)
+        assert judged.value == share
+    silent = await Rewards("format").score(episode("", (), environment=OwnEnvironment(Riddle())), None, own)
+    assert silent.value == 0
+
+
 VALUES = [1.5, -0.1, math.nan, math.inf, "much", None, [1], 10**400]
 
 
