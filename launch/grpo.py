@@ -185,6 +185,8 @@ def main() -> int:
             f"{workdir / 'checkpoints'}: {result.steps} steps{models.skipped(result.skipped)}, {result.stopped}"
             f"{reward}; {jax.default_backend()}"
         )
+        if result.advice:
+            say(result.advice)
         return models.ended(result.stopped)
 
 

@@ -17,6 +17,7 @@ from astra_jax.grpo.journal import BatchJournal
 from astra_jax.grpo.rollouts import FillReport, GroupBatch, Rollouts
 from astra_jax.rollout.filling import Group, GroupBuffer
 from astra_jax.rollout.stream import GroupStream, TooOld
+from synthesis.core.progress import say_beside_bars
 from synthesis.core.typed import convert_to
 
 
@@ -72,10 +73,14 @@ class AsyncRollouts(Rollouts):
                 return
             self._stream = self._started()
         if not await self._stream.ready():
+            self._check_masked(self._buffer.counts, is_whole=True)
             if self._journal is not None:
                 given_up = self._report(False, time.perf_counter() - self._since, self._journal)
                 await self._journal.keep_batch(self._taken([], given_up))
             return
+        self._check_masked(self._buffer.counts, is_whole=True)
+        if self._buffer.counts.masked:
+            say_beside_bars(self._masked_line(self._buffer.counts))
         now = time.perf_counter()
         filling = self._report(True, now - self._since, self._journal)
         groups = self._buffer.take()
@@ -90,8 +95,6 @@ class AsyncRollouts(Rollouts):
     def take(self) -> GroupBatch | None:
         """The batch, which leaves; None when there is none."""
         batch, self._batch = self._batch, None
-        if batch is None:
-            self._say_why_none()
         return batch
 
     def _begin(self, update: int) -> None:
@@ -160,6 +163,7 @@ class AsyncRollouts(Rollouts):
             self._ended.append(group.index)
         self._told(self._buffer.missing)
         self._tell()
+        self._check_masked(self._buffer.counts, is_whole=False)
 
     async def close(self) -> None:
         """Cancel what is under way; what is finished of it is kept."""

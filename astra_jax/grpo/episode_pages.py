@@ -12,6 +12,7 @@ from synthesis.core.files import write_text
 from synthesis.core.html import template
 
 if TYPE_CHECKING:  # pages of data want no jax
+    from astra_jax.grpo.exhaustion import Exhaustion
     from astra_jax.rollout.filling import Group
     from synthesis.core.records import Message
 
@@ -24,12 +25,34 @@ def write_episodes(path: Path | epath.Path, update: int, groups: Sequence[Group]
     Args:
         groups: valid ones, so that the two differ.
     """
+    lead = "Of each group the best and the worst episode that this update trained on."
+    _write(path, f"GRPO, update {update}", [lead], [("", group) for group in groups[:_GROUPS]], metrics)
+
+
+def write_exhausted(path: Path | epath.Path, exhausted: Exhaustion, metrics: Mapping[str, Any]) -> None:
+    """Write what was sampled for a batch that never came: rewards by environment, and episodes of the best group, the
+    worst and a typical one."""
+    title = f"GRPO, no batch for update {exhausted.update}"
+    lead = [*exhausted.lines()[:1], exhausted.advice, *map(str, exhausted.environments)]
+    _write(path, title, lead, exhausted.shown_groups(), metrics)
+
+
+def _write(
+    path: Path | epath.Path,
+    title: str,
+    lead: Sequence[str],
+    groups: Sequence[tuple[str, Group]],
+    metrics: Mapping[str, Any],
+) -> None:
     shown = []
-    for group in groups[:_GROUPS]:
-        best, *_, worst = sorted(group.episodes, key=lambda episode: -episode.reward)
-        shown.append({"group": group, "question": _question(best.messages), "episodes": [best, worst]})
+    for name, group in groups:
+        best, *others = sorted(group.episodes, key=lambda episode: -episode.reward)
+        question = _question(best.messages)
+        shown.append(
+            {"group": group, "summary": f"{name}: {question}" if name else question, "episodes": [best, *others[-1:]]}
+        )
     html = template("episodes.html.jinja", Path(__file__).parent).render(
-        update=update, shown=shown, metrics=dict(sorted(metrics.items()))
+        title=title, lead=lead, shown=shown, metrics=dict(sorted(metrics.items()))
     )
     write_text(path, html)
 

@@ -31,8 +31,6 @@ class GroupSampler:
         again: numbers below it that an earlier process has begun; they are the next ones.
         version: of the weights that the policy has.
         too_old: whether what weights of a version drew is of no use any more; such a group is given up.
-        voided: how many episodes were masked since `begin`: the infrastructure ended them, or a reward gave no score.
-        unscored: how many of those a reward gave no score.
         cancelled: how many episodes were in groups that were cancelled since `begin`.
     """
 
@@ -72,9 +70,9 @@ class GroupSampler:
         self.follow(version, journal)
 
     def count_anew(self) -> None:
-        """Forget what `voided`, `unscored`, `cancelled` and `finished` are of."""
-        self.voided = self.unscored = self.cancelled = 0
-        self._finished: dict[int, list[Episode]] = {}
+        """Forget `cancelled` and `groups`."""
+        self.cancelled = 0
+        self._groups: dict[int, Group] = {}
 
     def follow(self, version: int, journal: BatchJournal | None = None) -> None:
         """Go on by weights of this version.
@@ -90,9 +88,19 @@ class GroupSampler:
         return self.again[0] if self.again else self.next_index
 
     @property
+    def groups(self) -> list[Group]:
+        """The groups that finished since `begin`, valid or not, in the order of their numbers."""
+        return [self._groups[index] for index in sorted(self._groups)]
+
+    @property
     def finished(self) -> list[Episode]:
-        """The scored episodes since `begin`, of valid groups and others, in the order of the groups' numbers."""
-        return [episode for index in sorted(self._finished) for episode in self._finished[index]]
+        """The scored episodes of `groups`."""
+        return [episode for group in self.groups for episode in group.episodes]
+
+    @property
+    def voided(self) -> int:
+        """The number of masked episodes of `groups`."""
+        return sum(len(group.masked) for group in self._groups.values())
 
     def __call__(self) -> Coroutine[Any, Any, Group]:
         """The next group, to be awaited; its number is taken now."""
@@ -151,11 +159,11 @@ class GroupSampler:
             self.cancelled += self.group_size
             raise TooOld(self.group_size, drawn.tokens) from None
         scored = [episode for episode in episodes if not episode.voided]
-        self.voided += len(episodes) - len(scored)
-        self.unscored += sum(bool(episode.unscored) for episode in episodes)
-        self._finished[index] = scored
+        masked = [episode.masked for episode in episodes if episode.masked is not None]
         oldest = version if drawn.oldest is None else drawn.oldest
-        return Group(index=index, environment_id=environment.id, update=oldest, episodes=scored)
+        group = Group(index=index, environment_id=environment.id, update=oldest, episodes=scored, masked=masked)
+        self._groups[index] = group
+        return group
 
     async def _episode(self, task: EpisodeTask, index: int, number: int, seed: int, drawn: _Drawn) -> Episode:
         """An episode, from where the journal has it.

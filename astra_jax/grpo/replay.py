@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from astra_jax.grpo.dump import DumpedBatches
+from astra_jax.grpo.exhaustion import Exhaustion
 from astra_jax.grpo.rollouts import FillReport, GroupBatch
 from astra_jax.rollout.policy import Completion, Sampling
 from astra_jax.run.identity import differences
@@ -94,9 +95,9 @@ class Replay:
         batch, self._batch = self._batch, None
         return batch
 
-    def exhausted_row(self) -> dict[str, float]:
-        """No batch is missing here."""
-        return {}
+    def exhaustion(self) -> Exhaustion:
+        """No batch is missing here: `fill` raises."""
+        raise AssertionError("every update of a replay has a batch")
 
     def state(self) -> dict[str, Any]:
         """There is none: an update's batch is where it is."""

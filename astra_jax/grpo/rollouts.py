@@ -1,4 +1,4 @@
-"""The batches that GRPO trains on: groups sampled, the good ones waiting, and what is said about them."""
+"""The batches that GRPO trains on: sample groups, keep the valid ones, report what became of the others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import jax
 import msgspec
 
 from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.exhaustion import Exhaustion
 from astra_jax.grpo.groups import GroupSampler
 from astra_jax.grpo.journal import BatchJournal, Journals, TakenBatch
 from astra_jax.rollout.episode import episode_stats
-from astra_jax.rollout.filling import Group, GroupBuffer, fill
+from astra_jax.rollout.filling import FillCounts, Group, GroupBuffer, fill
 from astra_jax.rollout.packed import Packed, packed, unpacked
 from astra_jax.rollout.policy import Policy
 from astra_jax.run.hosts import from_first
@@ -24,7 +25,15 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment
 from synthesis.core.progress import say_beside_bars
+from synthesis.core.refusals import Refusal
 from synthesis.core.typed import convert_to, decode_msgpack
+
+_FEWEST_MASKED = 4
+"""Fewer masked episodes never stop a run: of a batch of four episodes one alone would be a quarter."""
+
+
+class MaskedShareError(Refusal):
+    """More than `max_masked_share` of a batch's sampled episodes have no score; the message counts the reasons."""
 
 
 class FillReport(msgspec.Struct):
@@ -133,6 +142,7 @@ class Rollouts:
                 self._entered.append(group)
             on_group(self._buffer.missing)
             self._tell()
+            self._check_masked(self._buffer.counts, is_whole=False)
 
         try:
             report = None if journal is None else self._repeated(journal)
@@ -146,6 +156,7 @@ class Rollouts:
                     deadline_seconds=self.config.deadline_seconds,
                     on_group=told,
                 )
+                self._check_masked(self._buffer.counts, is_whole=True)
                 seconds = time.perf_counter() - started + (0.0 if journal is None else journal.seconds)
                 report = self._report(filled, seconds, journal)
                 if journal is not None:
@@ -182,7 +193,27 @@ class Rollouts:
             ended=list(self._ended),
             filling=msgspec.to_builtins(filling),
             lengths=msgspec.structs.replace(self._buffer.lengths),
-            counts=msgspec.structs.replace(self._buffer.counts),
+            counts=self._buffer.counts.copy(),
+        )
+
+    def _check_masked(self, counts: FillCounts, *, is_whole: bool) -> None:
+        """Stop a run whose episodes are masked too often: those that are left are no fair sample of the policy's.
+
+        Args:
+            is_whole: nothing more is sampled for this batch. Before, the share counts once as many episodes were
+                sampled as a batch has.
+
+        Raises:
+            MaskedShareError: the share is above `max_masked_share`.
+        """
+        config, episodes = self.config, counts.sampled_episodes + counts.masked_episodes
+        whole = is_whole or episodes >= config.batch_size * config.group_size
+        if not whole or counts.masked_episodes < _FEWEST_MASKED or counts.masked_share <= config.max_masked_share:
+            return
+        raise MaskedShareError(
+            f"update {self._update}: {counts.masked_episodes} of {episodes} sampled episodes are masked, "
+            f"more than max_masked_share ({config.max_masked_share:g}): {counts.why_masked}. Remove the cause and run "
+            "the same command again, or raise --config.grpo.max_masked_share"
         )
 
     def _tell(self) -> None:
@@ -190,7 +221,7 @@ class Rollouts:
         counts = self._buffer.counts
         doubled, left = divmod(counts.sampled, self.config.batch_size)
         if not counts.valid and not left and doubled.bit_count() == 1:
-            what = f"update {self._update}: {counts.what_became}"
+            what = f"update {self._update}: {self._buffer.summary}"
             say_beside_bars(f"{what}; at most {self.config.most_groups} are sampled")
 
     def _report(self, filled: bool, seconds: float, journal: BatchJournal | None) -> FillReport:
@@ -201,8 +232,6 @@ class Rollouts:
             rollout=episode_stats(sampler.finished),
             counts={
                 "episodes": len(sampler.finished),
-                "voided_episodes": sampler.voided,
-                "unscored_episodes": sampler.unscored,
                 "cancelled_episodes": sampler.cancelled,
                 **({} if journal is None else journal.counts()),
             },
@@ -213,28 +242,24 @@ class Rollouts:
         filling, self._filling = self._filling, None
         assert filling is not None, "fill first"
         if not filling.filled:
-            self._say_why_none()
             return None
+        if self._buffer.counts.masked:
+            say_beside_bars(self._masked_line(self._buffer.counts))
         groups = self._buffer.take()
         filling.counts |= self._buffer.metrics(groups, self._update)
         return GroupBatch(groups, filling)
 
-    def _say_why_none(self) -> None:
-        say_beside_bars(
-            f"update {self._update}: no batch of {self.config.batch_size} valid groups: "
-            f"{self._buffer.counts.what_became}. Where they are voided see to the sandbox, or to what masks them "
-            "(the log says so), where their rewards are equal to the environments (solve_rates), group_size and "
-            "delta; max_groups_per_step raises the limit"
-        )
+    def _masked_line(self, counts: FillCounts) -> str:
+        episodes = counts.sampled_episodes + counts.masked_episodes
+        return f"update {self._update}: {counts.masked_episodes} of {episodes} episodes are masked: {counts.why_masked}"
 
     async def close(self) -> None:
         """Nothing goes on between two batches."""
 
-    def exhausted_row(self) -> dict[str, float]:
-        """The metrics of filling a batch that never came."""
-        counts = self._buffer.counts
-        names = {"groups_sampled": counts.sampled, "groups_voided": counts.voided, "valid_share": counts.valid_share}
-        return {f"filling/{name}": float(value) for name, value in names.items()}
+    def exhaustion(self) -> Exhaustion:
+        """What was sampled for the batch that `take` did not give."""
+        counts, summary = self._buffer.counts.copy(), self._buffer.summary
+        return Exhaustion(self._update, self._sampler.groups, counts, summary, self.config)
 
     def state(self) -> dict[str, Any]:
         """As JSON values."""

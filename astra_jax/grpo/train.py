@@ -39,7 +39,7 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.dump import FOLDER as BATCHES
 from astra_jax.grpo.dump import BatchDump, DumpedUpdate
 from astra_jax.grpo.environments import check_environments, select_environments
-from astra_jax.grpo.episode_pages import write_episodes
+from astra_jax.grpo.episode_pages import write_episodes, write_exhausted
 from astra_jax.grpo.journal import FOLDER as JOURNALS
 from astra_jax.grpo.journal import Journals, kept_bytes
 from astra_jax.grpo.packing import bucket_for
@@ -70,7 +70,7 @@ from synthesis.core.refusals import InputError
 
 _FREE = (
     *("steps", "episodes_every", "max_groups_per_step", "row_buckets", "concurrent_groups", "deadline_seconds"),
-    "dump_batches",
+    *("dump_batches", "max_masked_share"),
 )
 """May change when a run goes on, beside what may in every loop."""
 
@@ -86,6 +86,7 @@ class GRPOResult:
             `max_groups_per_step`.
         history: this run's metric rows.
         skipped: steps that changed nothing, since their loss or gradient was not finite.
+        advice: of an exhausted run, on the first host: whether all rewards were 0 or the maximum, and what to try.
     """
 
     params: Params
@@ -94,6 +95,7 @@ class GRPOResult:
     stopped: Stopped
     history: list[dict[str, float]]
     skipped: int
+    advice: str = ""
 
 
 async def train(
@@ -265,6 +267,7 @@ async def train(
                 keep()
                 raise failure
 
+        advice = ""
         filling: asyncio.Task[None] | None = None
         writing: asyncio.Task[DumpedUpdate | None] | None = None
         stack.push_async_callback(lambda: _cancelled(filling, writing))
@@ -281,7 +284,13 @@ async def train(
             batch = await asyncio.to_thread(on_every_host, rollouts.take() if is_first() else None)
             if batch is None:
                 run.stopped = "exhausted"
-                run.log(step + 1, rollouts.exhausted_row())
+                exhausted = rollouts.exhaustion()
+                row = run.log(step, exhausted.metrics())
+                if is_first():
+                    advice, page = exhausted.advice, run.folder / "episodes" / f"exhausted_{step:05}.html"
+                    write_exhausted(page, exhausted, row)
+                    for line in (*exhausted.lines(), f"  episodes: {page}"):
+                        say_beside_bars(line)
                 break
             writing = asyncio.create_task(dumped(step, batch))  # beside the update
             waited, start_of_update = time.perf_counter() - started, time.perf_counter()
@@ -348,6 +357,7 @@ async def train(
             stopped=run.stopped or "finished",
             history=run.history,
             skipped=run.skipped.count,
+            advice=advice,
         )
 
 
@@ -407,9 +417,11 @@ def _row(
     """The metrics of one step, by name."""
     rollout, counts = batch.filling.rollout, batch.filling.counts
     sampled = rollout.get("sampled_tokens", 0.0) * counts["episodes"]
+    rewards = [reward for group in batch.groups for reward in group.rewards]
+    trained = {**metrics, "reward": sum(rewards) / len(rewards)}
     groups = {
         "rollout": rollout,
-        "train": {**metrics, **{name: value for name, value in speed.items() if name != "tokens_per_second"}},
+        "train": {**trained, **{name: value for name, value in speed.items() if name != "tokens_per_second"}},
         "filling": counts,
         "seconds": seconds,
         "tokens_per_second": {

@@ -16,7 +16,7 @@ import msgspec
 from absl import logging
 
 from astra_jax.rollout.policy import Completion, Policy, RequestFailed, Sampling
-from astra_jax.rollout.sessions import ENVIRONMENT_DIED, CodeSession, EpisodeSession, ForeignSession
+from astra_jax.rollout.sessions import ENVIRONMENT_DIED, CodeSession, EpisodeSession, ForeignSession, Masked
 from astra_jax.rollout.tool_calls import EpisodeTools, NotTakenOver, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
@@ -24,6 +24,7 @@ from sandbox.settings import Bound, Count, CountOrZero, Length, Settings, Temper
 from synthesis.core.agent_loop import Finish, run_agent
 from synthesis.core.chat_format import Call
 from synthesis.core.environment import AnyEnvironment, CallRecord
+from synthesis.core.files import first_line
 from synthesis.core.records import CodeTool, Message, ToolEnvironment, ToolSpec
 from synthesis.core.refusals import InputError
 from synthesis.core.reward import Reward, SubTask, sub_tasks_by_tool
@@ -81,7 +82,7 @@ class Episode(msgspec.Struct, frozen=True):
         score: None exactly when `finish` is `voided`: infrastructure failed, or a reward did, so that nothing may be
             concluded.
         messages: for people and rewards; never used to make tokens.
-        unscored: which reward could not judge it, and why.
+        masked: why there is no score; None where there is one.
     """
 
     environment_id: str
@@ -95,11 +96,16 @@ class Episode(msgspec.Struct, frozen=True):
     turns: int
     finish: Finish
     messages: list[Message]
-    unscored: str = ""
+    masked: Masked | None = None
 
     @property
     def voided(self) -> bool:
         return self.score is None
+
+    @property
+    def unscored(self) -> str:
+        """The reward that could not judge the episode, and why; "" where none failed."""
+        return self.masked.message if self.masked is not None and self.masked.reason == "reward_failed" else ""
 
     @property
     def sampled_by(self) -> list[int]:
@@ -282,20 +288,21 @@ async def run_episode(
         return outputs_of(results)
 
     finish: Finish = "voided"
-    reward, unscored = None, ""
+    reward, failed = None, None
     try:
         try:
             if await playing.open():
                 finish = await run_agent(agent, execute, max_turns=config.max_turns)
         except RequestFailed as error:  # what others asked for goes on: see `fill`, which ends when nothing else comes
-            logging.warning("an episode of %s is voided: %s", task.environment.id, error)
+            failed = Masked("request_failed", f"environment {task.environment.id}: {first_line(error)}")
+            logging.warning("an episode of %s is masked: %s", task.environment.id, error)
         finally:
             policy.release(session)
         if finish != "voided":
             reward = await playing.score(agent.messages, tools.calls, finish, rewards_of(config.reward))
     except Unscorable as error:
-        unscored = str(error)
-        logging.warning("an episode of %s is masked: %s", task.environment.id, unscored)
+        failed = Masked("reward_failed", str(error))
+        logging.warning("an episode of %s is masked: %s", task.environment.id, error)
     finally:
         await playing.close()
 
@@ -311,7 +318,7 @@ async def run_episode(
         turns=agent.turns,
         finish="voided" if reward is None else finish,
         messages=agent.messages,
-        unscored=unscored,
+        masked=None if reward is not None else failed or playing.failure,
     )
 
 

@@ -7,7 +7,9 @@ is zero, and it would only thin the batch out.
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.packed import CompactEpisode, compact, expanded
+from astra_jax.rollout.sessions import MASK_REASONS, Masked
 from synthesis.core.typed import convert_to
 
 
@@ -42,12 +45,19 @@ def group_deviation(rewards: Sequence[float]) -> float:
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The episodes of one prompt, without voided ones. `update` is the update whose weights drew their oldest token."""
+    """The episodes of one prompt.
+
+    Attributes:
+        update: whose weights sampled their oldest token.
+        episodes: the scored ones.
+        masked: why each of the others has no score.
+    """
 
     index: int
     environment_id: str
     update: int
     episodes: list[Episode]
+    masked: list[Masked] = []
 
     @property
     def rewards(self) -> list[float]:
@@ -72,9 +82,13 @@ class FillCounts(msgspec.Struct):
 
     Attributes:
         sampled, valid: groups that finished, and those of them that are worth training on.
-        voided: groups of which infrastructure failed so many episodes that fewer than two are left. All others that
-            are not valid have equal rewards.
-        wasted_episodes, sampled_episodes: of groups that finished: of those not valid, and of all.
+        voided: groups with fewer than two scored episodes.
+        equal: groups whose rewards are all the same number.
+        within_delta: groups whose rewards differ, by no more than delta.
+        largest_deviation: of the rewards of a group in `within_delta`.
+        wasted_episodes, sampled_episodes: scored ones of groups that finished: of those not valid, and of all.
+        masked: episodes without a score, of groups that finished, by reason.
+        examples: the first message of each of those reasons.
         expired: valid groups that left untrained, too old.
         cancelled: groups that did not finish: still under way when the deadline had passed and the batch was full, or
             already too old to be trained on.
@@ -87,20 +101,60 @@ class FillCounts(msgspec.Struct):
     sampled_episodes: int = 0
     expired: int = 0
     cancelled: int = 0
+    equal: int = 0
+    within_delta: int = 0
+    largest_deviation: float = 0.0
+    masked: dict[str, int] = {}
+    examples: dict[str, str] = {}
 
     @property
     def valid_share(self) -> float:
         return self.valid / self.sampled if self.sampled else 1.0
 
     @property
-    def what_became(self) -> str:
-        """Of the groups, for people."""
-        equal = self.sampled - self.valid - self.voided
-        return f"{self.sampled} groups sampled, {self.valid} valid, {equal} of equal rewards, {self.voided} voided"
+    def masked_episodes(self) -> int:
+        return sum(self.masked.values())
+
+    @property
+    def masked_share(self) -> float:
+        """Masked episodes over all episodes of groups that finished."""
+        return self.masked_episodes / max(1, self.sampled_episodes + self.masked_episodes)
+
+    def mask(self, episodes: Sequence[Masked]) -> None:
+        """Count episodes without a score."""
+        for reason, count in Counter(one.reason for one in episodes).items():
+            self.masked[reason] = self.masked.get(reason, 0) + count
+        for one in episodes:
+            self.examples.setdefault(one.reason, one.message)
+
+    @property
+    def why_masked(self) -> str:
+        """The reasons, the most frequent first, each with its number of episodes and a message."""
+        by_count = sorted(self.masked.items(), key=lambda item: -item[1])
+        return "; ".join(f"{count} {reason} ({self.examples.get(reason, ''):.300})" for reason, count in by_count)
 
     @property
     def wasted_share(self) -> float:
         return self.wasted_episodes / self.sampled_episodes if self.sampled_episodes else 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """By name."""
+        return {
+            "groups_sampled": self.sampled,
+            "groups_equal": self.equal,
+            "groups_within_delta": self.within_delta,
+            "groups_voided": self.voided,
+            "groups_expired": self.expired,
+            "groups_cancelled": self.cancelled,
+            "valid_share": self.valid_share,
+            "wasted_share": self.wasted_share,
+            "masked_episodes": self.masked_episodes,
+            "masked_share": self.masked_share,
+            **{f"masked_{reason}": self.masked.get(reason, 0) for reason in MASK_REASONS},
+        }
+
+    def copy(self) -> FillCounts:
+        return copy.deepcopy(self)
 
 
 class Lengths(msgspec.Struct):
@@ -155,11 +209,31 @@ class GroupBuffer:
         """Whether what that update's weights drew can be trained on no more."""
         return self.update - update > self.max_age
 
+    @property
+    def summary(self) -> str:
+        """The numbers of groups since `begin`, with the reasons for which groups are not trained on."""
+        counts = self.counts
+        parts = [f"{counts.sampled} groups sampled", f"{counts.valid} valid", f"{counts.equal} of equal rewards"]
+        if counts.within_delta:
+            deviation = f"{counts.largest_deviation:.3g}"
+            parts.append(
+                f"{counts.within_delta} with a reward deviation up to delta (largest {deviation}, delta {self.delta:g})"
+            )
+        if counts.voided:
+            parts.append(f"{counts.voided} with fewer than two scored episodes")
+        if counts.expired:
+            parts.append(f"{counts.expired} valid ones too old")
+        if counts.cancelled:
+            parts.append(f"{counts.cancelled} cancelled, too old or past deadline_seconds")
+        return ", ".join(parts)
+
     def add(self, group: Group) -> bool:
         """Count a sampled group and keep it if it is valid and not too old; returns whether it is valid."""
-        valid = group.deviation > self.delta
+        deviation = group.deviation
+        valid = deviation > self.delta
         self.counts.sampled += 1
         self.counts.sampled_episodes += len(group.episodes)
+        self.counts.mask(group.masked)
         self.lengths.drawn += len(group.episodes)
         self.lengths.drawn_tokens += _tokens(group)
         if valid:
@@ -170,7 +244,13 @@ class GroupBuffer:
                 self.groups.append(group)
         else:
             self.counts.wasted_episodes += len(group.episodes)
-            self.counts.voided += len(group.episodes) < 2
+            if len(group.episodes) < 2:
+                self.counts.voided += 1
+            elif deviation > 0:
+                self.counts.within_delta += 1
+                self.counts.largest_deviation = max(self.counts.largest_deviation, deviation)
+            else:
+                self.counts.equal += 1
         return valid
 
     def give_up(self, episodes: int, tokens: int) -> None:
@@ -182,6 +262,8 @@ class GroupBuffer:
     def take(self) -> list[Group]:
         """The batch: exactly `size` groups, the oldest first, of equals those that came first; the rest stays.
 
+        Masked episodes are in `counts` and no more in the groups: a process that takes a batch from a journal has none.
+
         Raises:
             ValueError: fewer than `size` valid groups are here: a short batch is never trained on.
         """
@@ -191,7 +273,7 @@ class GroupBuffer:
         batch, self.groups = self.groups[: self.size], self.groups[self.size :]
         self.lengths.trained += sum(len(group.episodes) for group in batch)
         self.lengths.trained_tokens += sum(map(_tokens, batch))
-        return batch
+        return [msgspec.structs.replace(group, masked=[]) for group in batch]
 
     def give_back(self, batch: Sequence[Group]) -> None:
         """Of a batch that was taken and is not trained on."""
@@ -202,12 +284,7 @@ class GroupBuffer:
     def metrics(self, batch: Sequence[Group], update: int) -> dict[str, float]:
         """How filling went: counts since `begin`, what waits now, the batch's mean age in updates, `Lengths.bias`."""
         return {
-            "groups_sampled": self.counts.sampled,
-            "groups_voided": self.counts.voided,
-            "valid_share": self.counts.valid_share,
-            "wasted_share": self.counts.wasted_share,
-            "groups_expired": self.counts.expired,
-            "groups_cancelled": self.counts.cancelled,
+            **self.counts.metrics(),
             "surplus": len(self.groups),
             "mean_age": sum(update - group.update for group in batch) / len(batch),
             "length_bias": self.lengths.bias,
@@ -216,7 +293,7 @@ class GroupBuffer:
     def copy(self) -> GroupBuffer:
         """As it is now; the groups themselves are shared."""
         other = GroupBuffer(self.size, delta=self.delta, max_age=self.max_age)
-        other.groups, other.counts = list(self.groups), msgspec.structs.replace(self.counts)
+        other.groups, other.counts = list(self.groups), self.counts.copy()
         other.update, other.lengths = self.update, msgspec.structs.replace(self.lengths)
         return other
 

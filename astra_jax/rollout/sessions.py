@@ -6,8 +6,9 @@ import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
+import msgspec
 from absl import logging
 
 from sandbox import Sandbox
@@ -30,12 +31,25 @@ from synthesis.core.worlds import EpisodeCalls
 
 T = TypeVar("T")
 
+MaskReason = Literal[
+    "environment_not_begun", "tool_unavailable", "sandbox_failed", "score_unavailable", "reward_failed",
+    "request_failed",
+]  # fmt: skip
+MASK_REASONS: tuple[MaskReason, ...] = get_args(MaskReason)
+
 _PATIENCE = 24
 """Times `MOST_SECONDS` that an episode may take to begin: behind a server's gate it waits for episodes before it."""
 
 
 ENVIRONMENT_DIED = "environment_died"
 """Outcome of a call that has ended its environment, and of all after it."""
+
+
+class Masked(msgspec.Struct, frozen=True):
+    """The reason for which an episode has no reward and is not trained on, and a message that says what happened."""
+
+    reason: MaskReason
+    message: str
 
 
 class CallOutcome(NamedTuple):
@@ -56,9 +70,11 @@ class EpisodeSession(Protocol):
 
     Attributes:
         stateful: calls leave something behind that later ones see.
+        failure: the first infrastructure failure of this episode; None while there is none.
     """
 
     stateful: bool
+    failure: Masked | None
 
     async def open(self) -> bool:
         """Begin; False where infrastructure failed."""
@@ -105,6 +121,7 @@ class CodeSession:
         self._calls = EpisodeCalls(sandbox, environment)
         self.stateful = self._calls.stateful
         self._earlier: list[Mapping[str, Any]] = []
+        self.failure: Masked | None = None
 
     async def open(self) -> bool:
         """There is nothing to begin."""
@@ -116,6 +133,8 @@ class CodeSession:
         if self.stateful:
             self._earlier.append(arguments)  # before it ends, since a call after it may see what it stores
         result = await self._calls.call(self._tools[name], arguments)
+        if result.is_infrastructure:
+            self._fail(f"tool {name}: {result.kind.value}: {result.error.partition(chr(10))[0]}")
         solved: list[int] = []
         if result.ok:
             language = self._environment.language
@@ -127,6 +146,7 @@ class CodeSession:
         """The F1 reward of these calls and the state that they have left; None where the sandbox failed."""
         grade = await self._calls.grade()
         if grade is None:
+            self._fail("the checks of the final state could not be run")
             return None
         found = {sub_id for call in calls for sub_id in call.solved}
         return graded_reward(self._sub_tasks, found, len(calls), grade, epsilon=self._epsilon)
@@ -144,6 +164,9 @@ class CodeSession:
 
         return await rewards.score(played(self._environment, messages, calls, finish), counted, own)
 
+    def _fail(self, what: str) -> None:
+        self.failure = self.failure or Masked("sandbox_failed", f"environment {self._environment.id}: {what}")
+
     async def close(self) -> None:
         """There is nothing to give back."""
 
@@ -157,13 +180,14 @@ class ForeignSession:
         self._one_at_a_time = asyncio.Lock()
         self._death = ""  # why the environment takes no more calls
         self.stateful = True
+        self.failure: Masked | None = None
 
     async def open(self) -> bool:
         """See `EpisodeSession`."""
         try:
             self._session = await begun(self._environment)
         except ToolsUnavailable as error:
-            logging.warning("%s", masked(self._environment, error))
+            self._fail("environment_not_begun", error)
             return False
         return True
 
@@ -185,7 +209,7 @@ class ForeignSession:
                     logging.warning("an episode of %s scores 0: %s", self._environment.id, self._death)
                 return CallOutcome(ENVIRONMENT_DIED, error_text(self._death, max_characters=max_chars), [])
             except (ToolsUnavailable, OwnCodeError) as error:
-                logging.warning("%s", masked(self._environment, error, name))
+                self._fail("tool_unavailable", error, name)
                 return CallOutcome("unavailable", error_text(first_line(error), max_characters=max_chars), [], True)
         if answer.ok:
             return CallOutcome("ok", server_text(answer.text, max_characters=max_chars), [])
@@ -208,8 +232,13 @@ class ForeignSession:
             episode = played(self._environment, messages, calls, finish)
             return await rewards.score(episode, None, own, workers_of(self._environment))
         except ToolsUnavailable as error:
-            logging.warning("%s", masked(self._environment, error))
+            self._fail("score_unavailable", error)
             return None
+
+    def _fail(self, reason: MaskReason, error: Exception, what: str = "") -> None:
+        message = masked(self._environment, error, what)
+        logging.warning("%s", message)
+        self.failure = self.failure or Masked(reason, message)
 
     async def close(self) -> None:
         """Nothing that the environment does then keeps an episode from ending."""

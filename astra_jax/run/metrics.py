@@ -1,6 +1,7 @@
 """Training metrics: TensorBoard for people, `metrics.jsonl` for programs.
 
-The JSONL file is the record: one complete line a step, in order, no step twice, also after a crash and a resume.
+The JSONL file is the record: one complete line a step, in order, no step twice, also after a crash and a resume. A run
+that is exhausted ends it with a line that is no step, see `EXHAUSTED`.
 
 In a bucket, whose objects cannot be appended to, both are written on disk first and copied up whole now and then.
 """
@@ -24,6 +25,9 @@ from synthesis.core.files import copy_files, in_bucket, location, naming, write_
 from synthesis.core.refusals import InputError
 
 FILE = "metrics.jsonl"
+EXHAUSTED = "exhausted/"
+"""First part of the names in a row that is no step: the run has no batch for the next one. Its `step` is the last
+step that was made; when the run resumes, the row leaves."""
 
 FLUSH_SECONDS = 30.0
 """Between two copies to a bucket, which takes an object anew at most once a second, and whole."""
@@ -98,7 +102,8 @@ class MetricWriter:
         """Forget rows after `step`; call it when training resumes from there."""
         self._close_files()
         if self._path.exists():
-            self._rewrite([row for row in read_metrics(self._folder) if row["step"] <= step])
+            rows = read_metrics(self._folder)
+            self._rewrite([row for row in rows if row["step"] <= step and not is_exhausted(row)])
         self._purge = step + 1
 
     def close(self) -> None:
@@ -194,6 +199,11 @@ class _Board:
 
     def _add(self, step: int, **what: Any) -> None:
         self._events.write_event(self._kinds.Event(wall_time=time.time(), step=step, **what))
+
+
+def is_exhausted(row: Mapping[str, Any]) -> bool:
+    """Whether a row is no step, see `EXHAUSTED`."""
+    return any(name.startswith(EXHAUSTED) for name in row)
 
 
 def read_metrics(dir: Folder) -> list[dict[str, Any]]:

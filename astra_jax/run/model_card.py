@@ -15,7 +15,7 @@ from typing import Any
 
 import astra_jax
 from astra_jax.models import hf_checkpoint
-from astra_jax.run.metrics import read_metrics
+from astra_jax.run.metrics import is_exhausted, read_metrics
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, read_card
 from synthesis.core.files import location, write_bytes, write_text
@@ -72,7 +72,7 @@ def write_card(
         base: what it began from, as its user names it.
         weights: the folder of that, whose card may name a licence.
     """
-    rows = read_metrics(location(workdir) / "metrics")
+    rows = [row for row in read_metrics(location(workdir) / "metrics") if not is_exhausted(row)]
     licence = "" if weights is None else _licence(weights)
     text = _card(method, config, datasets, rows[-1] if rows else {}, base=base, licence=licence)
     write_text(location(workdir) / CHECKPOINTS / FILE, text)

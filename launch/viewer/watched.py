@@ -21,9 +21,9 @@ from etils import epath
 
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.grpo.journal import BatchUnderWay, Onlooker
+from astra_jax.run.metrics import EXHAUSTED, is_exhausted, read_metrics
 from astra_jax.run.metrics import FILE as METRICS
-from astra_jax.run.metrics import read_metrics
-from launch.viewer.workdirs import MOST_EPISODES, InBucket, OnDisk, RunFolder
+from launch.viewer.workdirs import InBucket, OnDisk, RunFolder, newest_pages
 from synthesis.core.datasets import CARD_FILE
 from synthesis.core.files import in_bucket
 from synthesis.core.refusals import InputError
@@ -31,7 +31,7 @@ from synthesis.core.workdir import LOCK
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Loss", ("loss", "held_out_loss")),
-    ("Rollouts", ("rollout/reward", "rollout/recall", "rollout/precision")),
+    ("Rollouts", ("rollout/reward", "train/reward", "rollout/recall", "rollout/precision")),
     ("Gradient norm", ("gradient_norm",)),
     ("Sampler and trainer", ("mismatch_kl",)),
     ("Tokens a second", ("tokens_per_second", "tokens_per_second/rollout", "tokens_per_second/update")),
@@ -69,6 +69,7 @@ class Training:
     Attributes:
         kind: `SFT`, `GRPO`, or `training` where nothing says.
         rows: of its metrics, by step.
+        exhausted: GRPO: what it says of a batch that never came, by name; empty where that is not how it ended.
         total: how many steps it is to make; None: its configuration leaves that to the data.
         sample: the newest samples, and of which step; "": there are none.
         episodes: pages of sampled episodes, the newest first.
@@ -83,6 +84,7 @@ class Training:
     sample_step: str
     episodes: Sequence[Path]
     batch: BatchUnderWay | None
+    exhausted: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -139,8 +141,8 @@ class Watched:
 
     Attributes:
         folder: of the run, as the user knows it.
-        state: `running`, `finished`, `stopped` (nobody works on it, and it is not finished) or `elsewhere` (its lock is
-            held on another machine, if it still is).
+        state: `running`, `finished`, `exhausted` (GRPO found no batch any more), `stopped` (nobody works on it, and it
+            is not finished) or `elsewhere` (its lock is held on another machine, if it still is).
         holder: the process that works on it, as its lock says.
         command: by which it was started last, "" where no record says.
         started: when, ISO 8601.
@@ -246,10 +248,13 @@ class Watcher:
         return next((name.upper() for name in ("sft", "grpo") if isinstance(config.get(name), Mapping)), "")
 
     def _training(self, folder: Path) -> Training:
-        rows = self._fresh(folder / "metrics" / METRICS, lambda path: read_metrics(path.parent), [])
+        every = self._fresh(folder / "metrics" / METRICS, lambda path: read_metrics(path.parent), [])
+        rows = [row for row in every if not is_exhausted(row)]
+        last = every[-1] if every and is_exhausted(every[-1]) else {}
         kind = self._kind(folder)
         if not kind:  # a part of the quickstart
-            kind = "GRPO" if any("rollout/reward" in row for row in rows[:3]) else "SFT" if rows else "training"
+            is_grpo = last or any("rollout/reward" in row for row in rows[:3])
+            kind = "GRPO" if is_grpo else "SFT" if rows else "training"
         settings = self._config(folder).get(kind.lower())
         if not isinstance(settings, Mapping):
             whole = self._json(self.workdir / "run.json").get("config", {})
@@ -264,8 +269,11 @@ class Watcher:
             total=total if isinstance(total, int) else None,
             sample=text[:_SHOWN_CHARACTERS],
             sample_step=samples[-1].stem.lstrip("0") if samples else "",
-            episodes=sorted(folder.glob("episodes/update_*.html"), reverse=True)[:MOST_EPISODES],
-            batch=self._batch(folder / ROLLOUTS),
+            episodes=[folder / "episodes" / name for name in newest_pages(_names(folder / "episodes"))],
+            batch=None if last else self._batch(folder / ROLLOUTS),
+            exhausted={
+                name.removeprefix(EXHAUSTED): value for name, value in last.items() if name.startswith(EXHAUSTED)
+            },
         )
 
     def _batch(self, folder: Path) -> BatchUnderWay | None:
@@ -312,6 +320,8 @@ class Watcher:
         held, holder = self._place.holder()
         if held:
             return held, holder
+        if any(one.exhausted for one in trainings) and not (self.workdir / "summary.json").exists():
+            return "exhausted", holder
         if (self.workdir / "stages").is_dir():  # the quickstart
             finished = (self.workdir / "summary.json").exists()
         elif trainings:
@@ -392,6 +402,10 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("*.html")]
+
+
 def _changed(path: Path) -> float:
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
@@ -401,6 +415,8 @@ def _changed(path: Path) -> float:
 def _waits(state: str, written: float, trainings: Sequence[Training], stages: Sequence[Stage]) -> str:
     if state == "finished":
         return "Finished."
+    if state == "exhausted":
+        return _exhausted(next(one for one in trainings if one.exhausted))
     ago = f"the last write was {lasted(written)} ago"
     if state == "stopped":
         known = not trainings or any(one.total is not None for one in trainings)
@@ -428,6 +444,19 @@ def _waits(state: str, written: float, trainings: Sequence[Training], stages: Se
         total = sum(one.passed + sum(one.rejected.values()) for one in stages)
         return f"Synthesis: {total:,} inputs of {len(stages)} stages are finished.{silent}"
     return f"It has begun.{silent}"
+
+
+def _exhausted(training: Training) -> str:
+    found = {name: value for name, value in training.exhausted.items() if value is not None}
+    rewards = ""
+    if "reward_mean" in found:
+        mean, low, high = (f"{found[f'reward_{name}']:.3g}" for name in ("mean", "min", "max"))
+        rewards = f" Rewards: mean {mean}, min {low}, max {high}."
+    masked = f" {found['masked_episodes']:,.0f} episodes were masked." if found.get("masked_episodes") else ""
+    return (
+        f"Exhausted: {found.get('groups_sampled', 0):,.0f} groups were sampled for update {training.step:,}, and too "
+        f"few were valid.{rewards}{masked} The newest page of sampled episodes says what to try."
+    )
 
 
 def lasted(seconds: float) -> str:

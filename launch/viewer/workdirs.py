@@ -10,11 +10,12 @@ import atexit
 import contextlib
 import datetime
 import os
+import re
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ from synthesis.core.workdir import LOCK
 
 LOOK_SECONDS = 10.0
 """Between two looks into a bucket; longer where the last took more than a twentieth of it."""
+_EPISODE_PAGE = re.compile(r"(?P<kind>update|exhausted)_(?P<update>[0-9]{1,12})\.html")
 MOST_EPISODES = 30
 """Pages of episodes that are shown of a training."""
 MOST_BYTES = 256 << 20
@@ -38,6 +40,14 @@ MOST_BYTES = 256 << 20
 _LOOKED_INTO = ("metrics", "samples", "episodes", ROLLOUTS, "journals")
 _NOT_LOOKED_INTO = ("checkpoints", "compiled", "params", "states", "tokenizer", "traces", "weights")
 _STORE = ".sqlite"
+
+
+def newest_pages(names: Iterable[str]) -> list[str]:
+    """Of a folder's files the newest pages of sampled episodes, the newest first. Of one update the page of the batch
+    that never came after it is the newer one."""
+    found = [_EPISODE_PAGE.fullmatch(name) for name in names]
+    pages = sorted(((int(one["update"]), one["kind"] == "exhausted", one[0]) for one in found if one), reverse=True)
+    return [name for _, _, name in pages[:MOST_EPISODES]]
 
 
 class RunFolder(Protocol):
@@ -197,7 +207,7 @@ class InBucket:
         elif folder.name == "samples":
             names = [name for name in names if name.endswith(".txt")][-1:]
         elif folder.name == "episodes":
-            names = [name for name in names if name.startswith("update_") and name.endswith(".html")][-MOST_EPISODES:]
+            names = newest_pages(names)
         elif folder.name == "journals":
             names = [name for name in names if name.endswith(_STORE)]
         else:

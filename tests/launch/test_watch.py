@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import pty
 import re
@@ -19,6 +20,7 @@ import pytest
 from pages_world import grpo_workdir
 from viewing import ROOT, stored_runs, until
 
+from astra_jax.run.metrics import MetricWriter
 from launch.viewer.watch_terminal import sparks
 from launch.viewer.watched import Watcher, lasted
 from synthesis.core.refusals import InputError
@@ -107,6 +109,28 @@ def test_a_run_goes_on_and_is_killed(running) -> None:
     assert {path: when for path, when in after.items() if not path.name.endswith("-shm")} == {
         path: when for path, when in before.items() if not path.name.endswith("-shm")
     }
+
+
+@pytest.mark.parametrize("updates", [0, 2])
+def test_an_exhausted_run_is_not_finished(tmp_path: Path, updates: int) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"grpo": {"steps": updates + 1}}}))
+    with MetricWriter(tmp_path / "metrics") as writer:
+        for step in range(1, updates + 1):
+            writer.write(step, {"loss": 1 / step, "rollout/reward": 0.25})
+        rewards = {"exhausted/reward_mean": 0.125, "exhausted/reward_min": 0, "exhausted/reward_max": 0.5}
+        writer.write(updates, {"exhausted/groups_sampled": 32, **rewards, "skipped_steps": 0})
+    pages = [f"exhausted_{updates:05}.html", *(f"update_{step:05}.html" for step in range(updates, 0, -1))]
+    (tmp_path / "episodes").mkdir()
+    for page in pages:
+        (tmp_path / "episodes" / page).write_text("<html></html>")
+    seen = Watcher(tmp_path).look()
+    (training,) = seen.trainings
+    assert (seen.state, training.kind, training.step, len(training.rows)) == ("exhausted", "GRPO", updates, updates)
+    assert f"Exhausted: 32 groups were sampled for update {updates}" in seen.waits
+    assert "mean 0.125, min 0, max 0.5" in seen.waits and [page.name for page in training.episodes] == pages
+    with MetricWriter(tmp_path / "metrics") as writer:  # the same command resumes
+        writer.truncate(updates)
+        assert Watcher(tmp_path).look().state == "stopped"
 
 
 def test_stored_runs_of_each_kind_are_finished(stored: Path) -> None:

@@ -16,8 +16,10 @@ from killed_rollouts import CONFIG, ENVIRONMENTS, Sampler, Tables
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.rollouts import Rollouts
-from astra_jax.rollout.episode import Episode
+from astra_jax.rollout.episode import Episode, EpisodeConfig
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
+from astra_jax.rollout.sessions import Masked
+from sandbox.settings import SettingError
 from synthesis.core.reward import Reward
 
 
@@ -173,11 +175,40 @@ def test_a_limit_is_there_unless_another_is_given():
     assert GRPOConfig(batch_size=4, max_groups_per_step=7).most_groups == 7
 
 
-def test_groups_that_are_voided_are_told_from_those_of_equal_rewards():
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_group_is_left_out_for_its_true_reason_whatever_the_scale_of_rewards(scale: float) -> None:
+    buffer = GroupBuffer(2, delta=0.01 * scale, max_age=1)
+    for rewards in ([], [1.0], [0.3, 0.3, 0.3], [0.5, 0.501], [0.5, 0.508], [0.0, 1.0]):
+        buffer.add(group(len(rewards), [reward * scale for reward in rewards]))
+    assert (buffer.counts.voided, buffer.counts.equal, buffer.counts.within_delta, buffer.counts.valid) == (2, 1, 2, 1)
+    assert buffer.counts.largest_deviation == pytest.approx(0.004 * scale)
+    assert buffer.summary == (
+        "6 groups sampled, 1 valid, 1 of equal rewards, 2 with a reward deviation up to delta "
+        f"(largest {0.004 * scale:.3g}, delta {0.01 * scale:g}), 2 with fewer than two scored episodes"
+    )
+
+
+def test_a_delta_that_no_group_could_exceed_is_refused() -> None:
+    for reward, delta in (("f1:0.001", 0.01), ("f1", 0.5), ("f1:0.3,format:-0.3", 0.3)):
+        with pytest.raises(SettingError, match=r"delta is .*; use a number below .* no batch could be filled"):
+            GRPOConfig(delta=delta, episode=EpisodeConfig(reward=reward))
+    GRPOConfig(delta=5.0, episode=EpisodeConfig(reward="f1:1000"))
+    GRPOConfig(delta=1e-4, episode=EpisodeConfig(reward="f1:0.001"))
+
+
+def test_masked_episodes_are_counted_by_reason_and_survive_a_checkpoint() -> None:
     buffer = GroupBuffer(2, delta=0.01, max_age=1)
-    for index in range(3):
-        buffer.add(Group(index, "e", 0, []))
-    assert buffer.counts.what_became == "3 groups sampled, 0 valid, 0 of equal rewards, 3 voided"
+    gone, broken = Masked("request_failed", "the server is away"), Masked("reward_failed", "score raised KeyError")
+    buffer.add(msgspec.structs.replace(group(0, [0.0, 1.0]), masked=[gone, broken]))
+    before = buffer.copy()
+    buffer.add(msgspec.structs.replace(group(1, [1.0]), masked=[gone, Masked("request_failed", "another one")]))
+    assert before.counts.masked == {"request_failed": 1, "reward_failed": 1}
+    other = GroupBuffer(2, delta=0.01, max_age=1)
+    other.load(json.loads(json.dumps(buffer.state())))
+    assert other.counts == buffer.counts and other.counts.masked_share == 4 / 7
+    metrics = other.counts.metrics()
+    assert metrics["masked_request_failed"] == 3 and metrics["masked_sandbox_failed"] == 0
+    assert other.counts.why_masked == "3 request_failed (the server is away); 1 reward_failed (score raised KeyError)"
 
 
 def test_failure_of_one_group_stops_the_others():

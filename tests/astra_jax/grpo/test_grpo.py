@@ -33,7 +33,7 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.policy import Sampling
 from astra_jax.run.checkpoints import Checkpointer
-from astra_jax.run.metrics import read_metrics
+from astra_jax.run.metrics import MetricWriter, read_metrics
 from astra_jax.run.optimizers import initial_state
 from synthesis.core.records import CodeTool
 from synthesis.core.reward import Reward
@@ -427,9 +427,19 @@ async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path, caps
     assert (result.stopped, result.steps) == ("exhausted", 0)
     # Said while nothing valid comes, and at the end, with the reason; and a row.
     told = capsys.readouterr().err.splitlines()
-    assert any("update 0: 2 groups sampled, 0 valid, 2 of equal rewards, 0 voided; at most 3" in line for line in told)
+    assert any("update 0: 2 groups sampled, 0 valid, 2 of equal rewards; at most 3" in line for line in told)
     assert any("no batch of 2 valid groups: 3 groups sampled, 0 valid, 3 of equal rewards" in line for line in told)
-    assert read_metrics(tmp_path / "metrics")[0]["filling/groups_sampled"] == 3
+    assert any("france: reward mean 0, min 0, max 0, 12 episodes in 3 groups" in line for line in told)
+    assert result.advice.startswith("All 12 episodes scored 0. Try easier environments (launch.difficulty")
+    [row] = read_metrics(tmp_path / "metrics")  # no update has it
+    assert row["step"] == 0 and row["exhausted/groups_sampled"] == row["exhausted/groups_equal"] == 3
+    assert row["exhausted/reward_max"] == 0 and not any(name.startswith(("rollout/", "train/")) for name in row)
+    page = (tmp_path / "episodes" / "exhausted_00000.html").read_text()
+    assert "no batch for update 0" in page and "Best group" in page and "Worst group" in page
+    assert "All 12 episodes scored 0." in page and "How many people live in the capital of France?" in page
+    with MetricWriter(tmp_path / "metrics") as writer:  # the same command resumes: the row leaves
+        writer.truncate(0)
+    assert read_metrics(tmp_path / "metrics") == []
     np.testing.assert_array_equal(jax.tree.leaves(result.params)[0], jax.tree.leaves(params)[0])
     with contextlib.closing(Checkpointer(tmp_path / "checkpoints")) as checkpointer:
         assert checkpointer.latest() == 0  # what comes after finds weights

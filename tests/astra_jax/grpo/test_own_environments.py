@@ -13,11 +13,16 @@ import pytest
 from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
 from sft_world import starting
 
+from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments, select_environments
+from astra_jax.grpo.journal import Journals
+from astra_jax.grpo.rollouts import MaskedShareError, Rollouts
 from astra_jax.grpo.train import train
 from astra_jax.rollout import sessions
 from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
+from astra_jax.rollout.policy import RequestFailed
+from astra_jax.rollout.sessions import Masked
 from astra_jax.run.metrics import read_metrics
 from synthesis.core.environment import ToolAnswer, ToolsUnavailable
 from synthesis.core.own_objects import OwnEnvironment, own_environments
@@ -76,9 +81,10 @@ async def test_the_manuals_example_is_trained_on(warehouse, chat_tokenizer, tmp_
     )  # fmt: skip
     assert result.steps == 1
     [row] = read_metrics(tmp_path / "run" / "metrics")
-    assert 0 < row["rollout/reward_score"] < 1 and row["rollout/reward_format"] == 1
-    assert row["rollout/reward_warehouse.brief"] == 1 and row["filling/unscored_episodes"] == 0
-    assert row["rollout/reward"] == pytest.approx(row["rollout/reward_score"] + 0.2)
+    assert 0 < row["rollout/reward_score"] < 1 and row["rollout/reward_format"] == row["rollout/reward_score"]
+    assert row["rollout/reward_warehouse.brief"] == 1 and row["filling/masked_episodes"] == 0
+    assert row["rollout/reward"] == pytest.approx(1.1 * row["rollout/reward_score"] + 0.1)
+    assert 0 < row["train/reward"] < 1.2
     assert "rollout/recall" not in row, "there are no sub-tasks"
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(result.params), jax.tree.leaves(params), strict=True))
 
@@ -106,7 +112,8 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
         judged.score = score
         episode = await play(OwnEnvironment(judged), chat_tokenizer, *said)
         assert episode.voided and episode.finish == "voided" and episode.turns == 2
-        assert episode.unscored == f"reward score {reason}"
+        assert episode.masked == Masked("reward_failed", f"reward score {reason}")
+        assert episode.unscored == episode.masked.message
 
     class Away:
         id, subject, answer = "away", None, None
@@ -117,6 +124,7 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
 
     never = await play(Away(), chat_tokenizer, *said)
     assert never.voided and never.turns == 0 and never.token_ids == list(never.token_ids[: never.prompt_tokens])
+    assert never.masked == Masked("environment_not_begun", "an episode of away is masked: the server is away")
     with pytest.raises(InputError, match="away cannot be begun: the server is away"):
         await check_environments([Away()], chat_tokenizer, None, EPISODE)
 
@@ -271,3 +279,103 @@ async def test_records_and_objects_in_one_run(warehouse, pool, chat_tokenizer) -
     task = make_task(mixed[0], chat_tokenizer, config, seed=0)
     episode = await run_episode(policy, pool, task, chat_tokenizer, config, seed=0, session="s")
     assert episode.reward == episode.score.f1 > 0 and episode.score.parts == {"score": episode.reward}
+
+
+class Guessed:
+    """Half of the policy's episodes look, and what then becomes of them is `becomes`."""
+
+    question = "How many bolts are there?"
+
+    def __init__(self, becomes: str) -> None:
+        self.becomes = becomes
+
+    def stock_of(self, item: str) -> int:
+        """Pieces of an item in stock."""
+        return 40
+
+    def score(self, episode) -> float:
+        if self.becomes == "unscored" and episode.calls:
+            raise KeyError("no such row")
+        return float("40" in episode.answer)
+
+
+class Looking(ScriptedPolicy):
+    """Looks in every other episode; guesses rightly or wrongly in the others. Requests of `lost` episodes fail."""
+
+    def __init__(self, tokenizer, lost: int = 0) -> None:
+        def script(session: str, turn: int, seed: int) -> str:
+            if seed % 2:
+                return [call("stock_of", item="bolts"), "40"][turn]
+            return "40" if seed % 4 else "7"
+
+        super().__init__(tokenizer, script)
+        self.lost = lost
+
+    async def generate(self, token_ids, sampling, *, session=""):
+        if self.lost and not self.turns.get(session):
+            self.lost -= 1
+            raise RequestFailed("the server closed the connection")
+        return await super().generate(token_ids, sampling, session=session)
+
+
+def rollouts_of(policy, tokenizer, environment, folder: Path | None = None, **settings) -> Rollouts:
+    config = GRPOConfig(
+        batch_size=2, group_size=8, concurrent_groups=2, episode=EPISODE, row_buckets=(2_000,), steps=4, **settings
+    )
+    journals = None if folder is None else Journals(folder, run="r", identity="i")
+    kind = AsyncRollouts if config.async_steps else Rollouts
+    return kind(policy, None, [environment], tokenizer, config, journals)
+
+
+async def batch_of(rollouts: Rollouts):
+    try:
+        await rollouts.follow(0, "w")
+        await rollouts.fill(0)
+        return rollouts.take()
+    finally:
+        await rollouts.close()
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+async def test_a_run_whose_episodes_are_masked_by_what_they_did_is_stopped(chat_tokenizer, async_steps: int) -> None:
+    """Left are the episodes that did not look: no fair sample of the policy's."""
+    environment = OwnEnvironment(Guessed("unscored"))
+    options = {"async_steps": async_steps}
+    with pytest.raises(MaskedShareError) as stopped:
+        await batch_of(rollouts_of(Looking(chat_tokenizer), chat_tokenizer, environment, **options))
+    said = str(stopped.value)
+    assert re.search(
+        r"update 0: \d+ of \d+ sampled episodes are masked, more than max_masked_share \(0.2\): \d+ rew", said
+    )
+    assert "reward_failed (reward score raised KeyError: 'no such row')" in said and "--config.grpo.max_masked" in said
+    batch = await batch_of(
+        rollouts_of(Looking(chat_tokenizer), chat_tokenizer, environment, max_masked_share=1.0, **options)
+    )
+    counts = batch.filling.counts
+    assert counts["masked_reward_failed"] == counts["masked_episodes"] > 4 and counts["masked_share"] > 0.2
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+async def test_a_few_masked_episodes_are_counted_and_stop_nothing(
+    chat_tokenizer, tmp_path, capsys, async_steps: int
+) -> None:
+    environment, options = OwnEnvironment(Guessed("scored")), {"async_steps": async_steps}
+    policy = Looking(chat_tokenizer, lost=3)
+    batch = await batch_of(rollouts_of(policy, chat_tokenizer, environment, tmp_path, **options))
+    assert batch.filling.counts["masked_request_failed"] == 3
+    shown = capsys.readouterr().err
+    assert "episodes are masked: 3 request_failed (environment " in shown and "closed the connection" in shown
+    # The process after a kill finds the batch in the journal, with what was masked of it.
+    again = await batch_of(rollouts_of(Looking(chat_tokenizer), chat_tokenizer, environment, tmp_path, **options))
+    assert again.filling.counts["masked_request_failed"] == 3 and again.groups == batch.groups
+
+
+async def test_what_is_mended_goes_on_with_the_episodes_that_were_scored(chat_tokenizer, tmp_path) -> None:
+    """The stopped batch is none: its scored episodes are taken, its masked ones are played again."""
+    environment = OwnEnvironment(Guessed("scored"))
+    with pytest.raises(MaskedShareError, match="request_failed"):
+        await batch_of(rollouts_of(Looking(chat_tokenizer, lost=9), chat_tokenizer, environment, tmp_path))
+    batch = await batch_of(rollouts_of(Looking(chat_tokenizer), chat_tokenizer, environment, tmp_path))
+    counts = batch.filling.counts
+    assert counts["masked_episodes"] == 0 and counts["journal_episodes"] >= 7
+    assert all(len(group.episodes) == 8 for group in batch.groups)

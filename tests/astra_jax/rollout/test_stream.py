@@ -131,7 +131,7 @@ def test_no_group_is_trained_twice_and_none_is_lost(seed, k, size, valid, dead, 
         assert group.update == min(versions) and max(versions) <= update and update - min(versions) <= k
     total = Counter()
     for counts in run.counts:
-        total.update({name: getattr(counts, name) for name in counts.__struct_fields__})
+        total.update({name: getattr(counts, name) for name in ("sampled", "valid", "expired", "cancelled")})
     # Every group that was started was trained on, or had equal rewards, or was dropped and counted, or is there.
     assert total["valid"] == len(groups) + total["expired"] + len(run.waiting)
     assert total["sampled"] + total["cancelled"] + run.under_way == policy.started
