@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from etils import epath
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from synthesis.core.chat_format import ChatFormat, Segment
@@ -36,6 +37,8 @@ ROWS = 128
 _CJK = r"[\p{Han}\p{Hiragana}\p{Katakana}]"
 _PIECES = rf"{_CJK}|\p{{Lu}}(?!\p{{Ll}})|(?:(?!{_CJK})[\p{{L}}\p{{M}}])+|\p{{N}}{{1,2}}|[^\p{{L}}\p{{M}}\p{{N}}]+"
 _MIN_VOCAB = 256 + len(SPECIAL_TOKENS)
+MAX_END_IDS = 4
+"""Tokens that end a turn: as many as the engine watches for."""
 _WINDOW = 1 << 16
 """Characters that are counted at a time; while tokenising, each token takes some hundred bytes."""
 _SHRINKING = 3
@@ -66,6 +69,8 @@ class ChatTokenizer:
         format: in which conversations of its model are rendered and parsed; knows the tokenizer's control tokens.
         eos_id: of the token that ends a turn.
         pad_id: of the token that fills up.
+        end_ids: every token that ends a turn which a model writes, `eos_id` first: the others are those of the model's
+            `generation_config.json`. Where the folder has none, `pad_id`, which documents end with.
         frame_ids: of the tokens that mark the frame, these two among them.
         special_ids: of these and of all other tokens that are part of no text.
         added: tokens that its model's folder does not have: those of tool calls, where the model knows none.
@@ -81,6 +86,7 @@ class ChatTokenizer:
         chat_format: ChatFormat = QWEN3,
         added: Sequence[str] = (),
         new: Collection[str] = (),
+        ends: Sequence[int] | None = None,
     ) -> None:
         # A folder that was saved after a call that cut or filled up does so ever after; here a text has all its tokens.
         tokenizer.no_truncation()
@@ -101,6 +107,16 @@ class ChatTokenizer:
         self.format = dataclasses.replace(chat_format, control=tuple(sorted(control - {""})))
         self.eos_id: int = ids[chat_format.turn_end]
         self.pad_id: int = ids[chat_format.pad]
+        others = (self.pad_id,) if ends is None else ends
+        self.end_ids = tuple(dict.fromkeys((self.eos_id, *others)))
+        for token_id in self.end_ids:
+            if tokenizer.id_to_token(token_id) is None:
+                raise TokenizerError(f"{origin}: eos_token_id {token_id} is not a token of the tokenizer; change it")
+        if len(self.end_ids) > MAX_END_IDS:
+            raise TokenizerError(
+                f"{origin}: {len(self.end_ids)} tokens end a turn, at most {MAX_END_IDS} are watched for; name fewer "
+                "as eos_token_id of generation_config.json"
+            )
         self.frame_ids = frozenset(ids[token] for token in chat_format.frame)
         tags = frozenset(chat_format.text_tokens)
         special = (
@@ -176,7 +192,7 @@ class ChatTokenizer:
                 tokenizer = Tokenizer.from_buffer(file.read_bytes())
             except Exception as error:
                 raise TokenizerError(f"{file} cannot be read ({error}); write it again") from None
-            return cls._with_tools(tokenizer, str(dir), format_of(folder))
+            return cls._with_tools(tokenizer, str(dir), format_of(folder), _ends(folder))
         slow = all((folder / name).exists() for name in ("vocab.json", "merges.txt"))
         if slow and not in_bucket(folder):  # transformers converts it
             try:
@@ -188,18 +204,20 @@ class ChatTokenizer:
                 ) from None
 
             tokenizer = AutoTokenizer.from_pretrained(str(dir)).backend_tokenizer
-            return cls._with_tools(tokenizer, str(dir), format_of(folder))
+            return cls._with_tools(tokenizer, str(dir), format_of(folder), _ends(folder))
         raise TokenizerError(
             f"{dir} has neither tokenizer.json nor vocab.json with merges.txt; give a tokenizer's folder"
         )
 
     @classmethod
-    def _with_tools(cls, tokenizer: Tokenizer, origin: str, found: FoundFormat) -> ChatTokenizer:
+    def _with_tools(
+        cls, tokenizer: Tokenizer, origin: str, found: FoundFormat, ends: Sequence[int] | None
+    ) -> ChatTokenizer:
         taken = tokenizer.get_vocab(with_added_tokens=True)
         if found.knows_tools:
             # Two formats write the same; of one, the model has tokens of thoughts.
             unthinking = found.format == QWEN3_INSTRUCT and not {THINK_START, THINK_END} & taken.keys()
-            return cls(tokenizer, origin=origin, chat_format=ChatML() if unthinking else found.format)
+            return cls(tokenizer, origin=origin, chat_format=ChatML() if unthinking else found.format, ends=ends)
         # Also where the vocabulary has it, as an ordinary token of which BPE makes parts.
         tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in found.format.text_tokens])
         for token in found.format.text_tokens:
@@ -210,12 +228,13 @@ class ChatTokenizer:
                     "tokens without gaps"
                 )
         new = [token for token in found.format.text_tokens if token not in taken]
-        return cls(tokenizer, origin=origin, chat_format=found.format, added=found.format.text_tokens, new=new)
+        added = found.format.text_tokens
+        return cls(tokenizer, origin=origin, chat_format=found.format, added=added, new=new, ends=ends)
 
     def generation_config(self) -> str:
         """Hugging Face's `generation_config.json`, for a model that has none: what ends a turn, and what fills up."""
-        ends = list(dict.fromkeys((self.eos_id, self.pad_id)))
-        return json.dumps({"do_sample": True, "eos_token_id": ends, "pad_token_id": self.pad_id}, indent=2) + "\n"
+        ends = {"do_sample": True, "eos_token_id": list(self.end_ids), "pad_token_id": self.pad_id}
+        return json.dumps(ends, indent=2) + "\n"
 
     def added_files(self) -> dict[str, str]:
         """Those of the model's folder that the added tokens change, by name; none, if none were added.
@@ -342,6 +361,32 @@ class ChatTokenizer:
                 if count > 2 * most:
                     raise TooManyTokens(f"more than {most} tokens")
                 size, windows = 0, []
+
+
+def _ends(folder: epath.Path) -> list[int] | None:
+    """The ids of `eos_token_id` in a model's `generation_config.json`, or `config.json` where the first has none.
+
+    So transformers reads them. None where neither has any.
+
+    Raises:
+        TokenizerError: it is not an id or a list of ids.
+    """
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if not file.exists():
+            continue
+        try:
+            content = json.loads(file.read_bytes())
+        except ValueError as error:
+            raise TokenizerError(f"{file} is not JSON ({error}); write it again") from None
+        found = content.get("eos_token_id") if isinstance(content, dict) else None
+        if found is None:
+            continue
+        ids = found if isinstance(found, list) else [found]
+        if not all(type(one) is int and one >= 0 for one in ids):
+            raise TokenizerError(f"{file}: eos_token_id is {found!r:.80}; use a token id or a list of them")
+        return ids
+    return None
 
 
 def padded(tokens: int) -> int:

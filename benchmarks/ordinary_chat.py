@@ -146,7 +146,7 @@ async def _answers(
     from astra_jax.rollout.policy import Sampling
 
     shapes = EngineConfig(slots=32, max_length=max(map(len, prompts)) + max_tokens)
-    stops = (tokenizer.eos_id,)
+    stops = tokenizer.end_ids
     draws = [
         Sampling(max_tokens=max_tokens, stop_ids=stops, seed=config.seed * len(prompts) + i)
         for i in range(len(prompts))

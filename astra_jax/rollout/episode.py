@@ -352,7 +352,7 @@ class _PolicyAgent:
         room = self._limit - len(self.token_ids)
         sampling = Sampling(
             max_tokens=min(room, self._config.max_turn_tokens or room),
-            stop_ids=(self._tokenizer.eos_id,),
+            stop_ids=self._tokenizer.end_ids,
             seed=self._seed,
             temperature=self._config.temperature,
             top_p=self._config.top_p,
@@ -405,6 +405,8 @@ class _PolicyAgent:
         observation = await asyncio.to_thread(
             lambda: tokenizer.encode(tokenizer.format.tool_results_text(list(outputs)))
         )
+        if self.token_ids[-1] != tokenizer.eos_id:  # another token ended the turn, which the format closes all the same
+            observation = [tokenizer.eos_id, *observation]
         if len(self.token_ids) + len(observation) >= self._limit:
             return False
         self._show(observation)

@@ -140,7 +140,7 @@ class Grammars:
             return llguidance.LLTokenizer(
                 llguidance.TokenizerWrapper(_Vocabulary(source, tokens)),
                 n_vocab=self._vocab_size,
-                eos_token=[source.eos_id, source.pad_id],
+                eos_token=list(source.end_ids),
             )
         except ValueError as error:
             raise InvalidRequest(

@@ -91,7 +91,7 @@ class OpenAIService(HttpService):
     def __init__(self, policy: StreamingPolicy, tokenizer: ChatTokenizer, config: ServingConfig) -> None:
         self._policy = policy
         self._tokenizer = tokenizer
-        self._turn_ends = (tokenizer.eos_id, tokenizer.pad_id)  # as Qwen3's generation_config.json has them
+        self._turn_ends = tokenizer.end_ids
         self._created = int(time.time())
         self._choices = 0  # accepted and not finished
         self._metrics = Metrics(policy)

@@ -133,7 +133,7 @@ def _opened_request(tokenizer: ChatTokenizer) -> list[int]:
 
 
 def _draw(tokenizer: ChatTokenizer, most: int, seed: int) -> Sampling:
-    return Sampling(max_tokens=most, stop_ids=(tokenizer.eos_id,), seed=seed)
+    return Sampling(max_tokens=most, stop_ids=tokenizer.end_ids, seed=seed)
 
 
 def _kept(name: str, messages: list[Message], *, unfinished: bool) -> Trajectory:

@@ -95,7 +95,7 @@ class Sampler:
             lengths_r,
             model=self._model,
             steps=self._max_tokens,
-            stop=self._tokenizer.eos_id,
+            stops=self._tokenizer.end_ids,
             mesh=self._mesh,
         )
         said = [[int(token) for token in row if token >= 0] for row in np.asarray(drawn_rt)]
@@ -105,9 +105,16 @@ class Sampler:
         ]
 
 
-@partial(jax.jit, static_argnames=("model", "steps", "stop", "mesh"))
+@partial(jax.jit, static_argnames=("model", "steps", "stops", "mesh"))
 def _next_turns(
-    params: Params, tokens_rt: Any, lengths_r: Any, *, model: Model, steps: int, stop: int, mesh: Mesh | None
+    params: Params,
+    tokens_rt: Any,
+    lengths_r: Any,
+    *,
+    model: Model,
+    steps: int,
+    stops: tuple[int, ...],
+    mesh: Mesh | None,
 ) -> jax.Array:
     """Greedy tokens, [R, steps]; -1 behind a row's end. Every host gets all of them."""
     rows, padded = tokens_rt.shape
@@ -134,7 +141,7 @@ def _next_turns(
         seeds_r=every_r.astype(jnp.uint32),
         temperature_r=every_r.astype(jnp.float32),
         top_p_r=every_r + 1.0,
-        stops_rk=every_r[:, None] + stop,
+        stops_rk=every_r[:, None] + jnp.asarray(stops, jnp.int32),
     )
     _, drawn_rt, _, _ = decode(
         params, cache, to_draw, model=model, window=padded + steps, steps=steps, nucleus=False, whole=True

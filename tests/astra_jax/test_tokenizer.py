@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers
 
-from astra_jax.tokenizer import SPECIAL_TOKENS, ChatTokenizer, TokenizerError, TooManyTokens
+from astra_jax.rollout.engine.worker import MAX_STOPS
+from astra_jax.tokenizer import MAX_END_IDS, SPECIAL_TOKENS, ChatTokenizer, TokenizerError, TooManyTokens
 from synthesis.core.chat_format import Segment
 from synthesis.core.chatml import QWEN3
 from synthesis.core.records import Message, ToolCall, ToolSpec
@@ -202,6 +204,48 @@ def test_transformers_loads_the_folder_and_agrees(folder, tokenizer):
         assert hf(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text)
         assert hf.decode(tokenizer.encode(text)) == text
     assert (hf.eos_token_id, hf.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
+
+
+@pytest.mark.parametrize(
+    ("files", "others"),
+    [
+        ({}, ["<|endoftext|>"]),  # what documents end with
+        ({"generation_config.json": [["<|endoftext|>", "<|im_end|>"]]}, ["<|endoftext|>"]),
+        ({"generation_config.json": ["<|im_end|>"]}, []),
+        ({"generation_config.json": ["<|im_start|>"], "config.json": ["<|endoftext|>"]}, ["<|im_start|>"]),
+        ({"generation_config.json": [None], "config.json": ["<|im_start|>"]}, ["<|im_start|>"]),
+    ],
+)
+def test_a_turn_ends_with_what_the_model_says(folder, tokenizer, tmp_path, files, others) -> None:
+    """Also where the first is an id and no list, and where `generation_config.json` has none."""
+
+    def ids(token):
+        return [ids(one) for one in token] if isinstance(token, list) else tokenizer.encode(token)[0] if token else None
+
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").unlink()
+    for name, [tokens] in files.items():
+        (tmp_path / name).write_text(json.dumps({"eos_token_id": ids(tokens)}))
+    loaded = ChatTokenizer.load(tmp_path)
+    assert loaded.end_ids == (loaded.eos_id, *map(ids, others)) and loaded.digest == tokenizer.digest
+    assert json.loads(loaded.generation_config())["eos_token_id"] == list(loaded.end_ids)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (100_000, "eos_token_id 100000 is not a token of the tokenizer"),
+        ("<|im_end|>", "generation_config.json: eos_token_id is '<.im_end.>'; use a token id or a list of them"),
+        ([1, True], "use a token id or a list"),
+        ([1, 2, 3, 4, 5], "tokens end a turn, at most 4 are watched for"),
+    ],
+)
+def test_end_tokens_that_are_none_are_refused(folder, tmp_path, said, message) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
+    with pytest.raises(TokenizerError, match=message):
+        ChatTokenizer.load(tmp_path)
+    assert MAX_END_IDS <= MAX_STOPS, "the engine watches for all of them"
 
 
 @pytest.mark.parametrize("how", ["truncation", "padding"])

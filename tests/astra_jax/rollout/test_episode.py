@@ -14,8 +14,8 @@ from rollout_world import ScriptedPolicy, call, make_environment, table_tool
 
 from astra_jax.evaluation.episodes import EvalConfig, evaluate
 from astra_jax.grpo.environments import check_environments
-from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, make_task, run_episode
-from astra_jax.rollout.policy import RequestFailed
+from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
+from astra_jax.rollout.policy import Completion, RequestFailed
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Outcome
 from synthesis.core.chatml import QWEN3
@@ -55,6 +55,38 @@ async def test_solved_episode(pool, environment, chat_tokenizer):
     # Exactly what the policy said is trained on.
     said = [t for t, m in zip(episode.token_ids, episode.loss_mask, strict=True) if m]
     assert said == [t for turn in turns for t in chat_tokenizer.encode(turn + "<|im_end|>")]
+
+
+async def test_a_turn_ends_with_each_token_that_serving_stops_at(pool, environment, chat_tokenizer):
+    """`<|endoftext|>` behind a call stays as it was sampled; the format's own token closes the turn, untrained."""
+    ends, texts = chat_tokenizer.end_ids, [call("capital_of", country="France"), "2102650."]
+    assert ends == (chat_tokenizer.eos_id, chat_tokenizer.pad_id)
+
+    class Policy(ScriptedPolicy):
+        async def generate(self, token_ids, sampling, *, session=""):
+            assert sampling.stop_ids == ends
+            new = chat_tokenizer.encode(texts[self.turns.get(session, 0)] + "<|endoftext|>And 2 more.<|im_end|>")
+            new = new[: next(i for i, token in enumerate(new) if token in sampling.stop_ids) + 1]
+            self.turns[session] = self.turns.get(session, 0) + 1
+            return Completion(new, [-1.0] * len(new), [0] * len(new), "stop")
+
+    task = make_task(environment, chat_tokenizer, CONFIG, seed=3)
+    policy, kept = Policy(chat_tokenizer, lambda session, turn, seed: ""), []
+
+    async def keep(place: int, turn: FinishedTurn) -> None:
+        kept.append(turn)
+
+    episode = await run_episode(policy, pool, task, chat_tokenizer, CONFIG, seed=1, session="s", on_turn=keep)
+    assert (episode.finish, episode.turns, episode.messages[-1].content) == ("answered", 2, "2102650.")
+    said = [t for t, mask in zip(episode.token_ids, episode.loss_mask, strict=True) if mask]
+    assert said == [t for text in texts for t in chat_tokenizer.encode(text + "<|endoftext|>")]
+    shown = chat_tokenizer.decode(episode.token_ids[episode.prompt_tokens :])
+    first = QWEN3.tool_results_text(['{"capital_of":"Paris"}'])
+    assert shown == f"{texts[0]}<|endoftext|><|im_end|>{first}{texts[1]}<|endoftext|>"
+    # A process that finds the turn in the journal appends the same tokens.
+    policy.turns["s"] = 1
+    again = await run_episode(policy, pool, task, chat_tokenizer, CONFIG, seed=1, session="s", taken=kept)
+    assert (again.token_ids, again.loss_mask) == (episode.token_ids, episode.loss_mask)
 
 
 async def test_outputs_are_tokenised_in_another_thread_than_the_loops(pool, environment, chat_tokenizer, monkeypatch):
@@ -179,7 +211,7 @@ async def test_rendering_costs_as_much_as_is_new(pool, environment, chat_tokeniz
     class Counting:
         """The tokenizer, and how many tokens went through it since it was last asked."""
 
-        eos_id, format = chat_tokenizer.eos_id, chat_tokenizer.format
+        eos_id, end_ids, format = chat_tokenizer.eos_id, chat_tokenizer.end_ids, chat_tokenizer.format
 
         def __init__(self) -> None:
             self.tokens = 0
