@@ -28,7 +28,7 @@ class GRPOConfig(TrainingConfig):
             it spreads rows over, else 1; the longest fill a chip.
         group_size: episodes of a group. Ours: 8, the least that gives a usable deviation on F1's coarse grid.
         learning_rate: the peak. Constant (paper), unless `warmup_fraction` or `final_fraction` say otherwise; the steps
-            that these are of are then part of the run, and do not change when it goes on.
+            that these are of are then part of the run.
         objective: clips, ratio, advantages, normalisation, importance sampling.
         mini_batches: optimizer steps that a batch is cut into (paper: 1); the ratio is to the weights before the first.
         delta: a group trains when Std(reward) > delta. Ours: 0.01, below the smallest deviation that one differing

@@ -23,6 +23,7 @@ import numpy as np
 
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.packed import CompactEpisode, compact, expanded
+from astra_jax.run.identity import differences
 from synthesis.core.datasets import (
     CARD_FILE,
     BinaryRecord,
@@ -139,6 +140,11 @@ class BatchDump:
         if (self._folder / CARD_FILE).exists():
             there = DumpedBatches(self._folder)
             self._updates = [line for line in there.updates.values() if line.update < step]
+            if self._updates and (said := differences(there.identity, self._identity)):
+                raise DatasetError(
+                    f"{self._folder} has batches of other settings, and a replay has one configuration: {said}. Move "
+                    "the folder elsewhere, or set --config.grpo.dump_batches=false"
+                )
         elif self._folder.exists() and any(self._folder.iterdir()):
             raise DatasetError(f"{self._folder} has files and no {CARD_FILE}; move them elsewhere, or delete them")
         self._write_card()  # first: what it does not name is no part of the dataset

@@ -22,6 +22,13 @@ _LATER = ("trajectories.attempts", "tokenizer", "model.family")
 """Parts that earlier versions did not save: settings whose default changes nothing that was finished, and what could
 not be compared then (there was one family, whose weights no other one can restore)."""
 
+CHANGEABLE_ON_RESUME = (
+    *("learning_rate", "warmup_fraction", "final_fraction", "weight_decay", "max_grad_norm", "steps"),
+    *("group_size", "delta"),
+)
+"""Settings of a loop that decide what it computes, and may change all the same when a run resumes: they need nothing
+of what was computed before. GRPO's objective is another one. Each change is recorded with its step."""
+
 _ID_BYTES = 8
 
 _BEFORE = {"matmul": "none", "moments": "float32", "warmup_fraction": 0.0, "final_fraction": 1.0}
@@ -66,24 +73,55 @@ def run_id(workdir: Folder) -> str:
     return found
 
 
-def check_same_run(saved: Mapping[str, Any], ours: Mapping[str, Any], workdir: Folder) -> None:
+def check_same_run(
+    saved: Mapping[str, Any], ours: Mapping[str, Any], workdir: Folder, *, weights: Folder | None = None
+) -> None:
     """Compare a checkpoint's identity with this run's.
+
+    Args:
+        weights: checkpoints of that run, which a new run may start from.
 
     Raises:
         WorkdirError: they differ.
     """
-    if said := differences(saved, ours):
-        raise WorkdirError(f"{workdir} belongs to another run: {said}. Use those settings, or another --workdir")
+    if not (names := _different(saved, ours)):
+        return
+    way_on = "use another --workdir"
+    if weights is not None and not any(name.partition(".")[0] in ("model", "tokenizer") for name in names):
+        way_on = f"start a new run from its weights: --weights={weights} --workdir=NEW"
+    raise WorkdirError(f"{workdir} belongs to another run: {differences(saved, ours)}. Use those settings, or {way_on}")
+
+
+def resume_changes(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings in which this run differs from a checkpoint's identity and may: by name, (before, now). The number of
+    steps is one where both have it: the identity of a run with a constant learning rate has none."""
+    before, now = _comparable(saved), _comparable(ours)
+    return {name: (before.get(name), now.get(name)) for name in _different(saved, ours) if _may_change(name)}
+
+
+def _may_change(name: str) -> bool:
+    loop, _, setting = name.partition(".")
+    return loop in ("sft", "grpo") and (setting in CHANGEABLE_ON_RESUME or setting.startswith("objective."))
 
 
 def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """In what an identity that was saved differs from this run's, for people; "" where in nothing."""
+    """Name the differences between an identity that was saved and this run's; "" where there are none."""
+    names = _different(saved, ours)
+    saved, ours = _comparable(saved), _comparable(ours)
+    shown = [f"{name} is {saved.get(name)!r} there, {ours.get(name)!r} here{_flag(name)}" for name in names[:3]]
+    return "; ".join(shown) + (f"; and {len(names) - 3} more settings" if len(names) > 3 else "")
+
+
+def _flag(name: str) -> str:
+    """The flag of a setting, in brackets; "" where it is no setting of a loop."""
+    return f" (--config.{name})" if name.startswith(("sft.", "grpo.")) else ""
+
+
+def _different(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     saved, ours = _comparable(saved), _comparable(ours)
     ours = {name: value for name, value in ours.items() if name in saved or not name.endswith(_LATER)}
     names = [name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name)]
-    names.sort(key=lambda name: (name.count("."), name))  # the outer ones, which decide the inner ones, first
-    shown = [f"{name} is {saved.get(name)!r} there, {ours.get(name)!r} here" for name in names[:3]]
-    return "; ".join(shown) + (f"; and {len(names) - 3} more settings" if len(names) > 3 else "")
+    return sorted(names, key=lambda name: (name.count("."), name))  # outer ones, which decide the inner ones, first
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import platform
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from synthesis.core.files import write_text
 from synthesis.core.versions import commit
 from synthesis.core.workdir import WorkdirError
 
+FILE = "run.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "array-record", "tokenizers", "numpy")
 
 
@@ -31,17 +33,33 @@ def write_run_record(workdir: epath.Path, config: Any) -> epath.Path:
     Raises:
         WorkdirError: the file that is there is none.
     """
-    path = workdir / "run.json"
-    try:
-        starts = json.loads(path.read_bytes())["starts"] if path.exists() else []
-    except (ValueError, KeyError, TypeError) as error:
-        raise WorkdirError(f"{path} is no record of a run ({error}); delete it, it is only for people") from None
-    record = {
-        "config": asdict(config),
-        "starts": [*starts, start_of_run()],
-    }
-    write_text(path, json.dumps(record, indent=1) + "\n")
+    path = workdir / FILE
+    before = _read(path)
+    _write(path, {**before, "config": asdict(config), "starts": [*before.get("starts", []), start_of_run()]})
     return path
+
+
+def write_changes(workdir: epath.Path, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Write into `workdir/run.json` which settings were changed at which step when the run resumed.
+
+    Raises:
+        WorkdirError: the file that is there is none.
+    """
+    path = workdir / FILE
+    _write(path, {**_read(path), "changes": list(changes)})
+
+
+def _read(path: epath.Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes()) if path.exists() else {}
+        list(found.get("starts", []))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise WorkdirError(f"{path} is not the record of a run ({error}); delete it, it is only for people") from None
+    return dict(found)
+
+
+def _write(path: epath.Path, record: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(record, indent=1) + "\n")
 
 
 def start_of_run() -> dict[str, Any]:

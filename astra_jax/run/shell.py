@@ -41,16 +41,17 @@ from astra_jax.run.config import TrainingConfig
 from astra_jax.run.digests import digest_of_json, digests_of
 from astra_jax.run.goodput import Goodput
 from astra_jax.run.hosts import failure_of_any, from_first, is_first, reached
-from astra_jax.run.identity import check_same_run
+from astra_jax.run.identity import check_same_run, resume_changes
 from astra_jax.run.meter import Meter
 from astra_jax.run.metrics import MetricWriter, read_metrics
 from astra_jax.run.optimizers import abstract_state, all_finite, initial_state
 from astra_jax.run.preemption import Preemption
+from astra_jax.run.record import write_changes
 from astra_jax.run.starts import Starts, is_fault
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, on_disk
 from synthesis.core.leases import LeaseError
-from synthesis.core.progress import progress_bar
+from synthesis.core.progress import progress_bar, say_beside_bars
 from synthesis.core.refusals import Refusal
 from synthesis.core.workdir import locked
 
@@ -112,6 +113,7 @@ class TrainingRun:
         stopped: why the loop is to end; None while it goes on.
         saved: the step of the newest checkpoint, if there is one.
         skipped: steps that changed nothing, of earlier starts too.
+        changes: settings that were changed when the run resumed: of each its step, name and values before and after.
 
     Raises:
         NonFiniteError: when it is left, all steps are done, and more than half of them changed nothing.
@@ -141,12 +143,14 @@ class TrainingRun:
         self.stopped: Stopped | None = None
         self.saved: int | None = None
         self.skipped = Skipped()
+        self.changes: list[dict[str, Any]] = []
         self.meter = Meter(model)
         self.writer: MetricWriter | None = None
         self._name, self._identity, self._profile, self._progress = name, dict(identity), profile, progress
         self._origin, self._frozen = origin, frozen.Frozen(config.lora, origin, model.param_dtype, {})
         self._unchecked: list[tuple[int, Any, Any, Any]] = []
         self._starts, self._kept = Starts(self.folder, config.max_faults), kept
+        self._changed: dict[str, tuple[Any, Any]] = {}
         self._tracing = False
         self._saving_seconds = 0.0
         self._started = time.time()
@@ -204,7 +208,12 @@ class TrainingRun:
         step, extra = 0, None
 
         def check(extra: dict[str, Any]) -> None:
-            check_same_run(extra["identity"], self._identity, self.folder)
+            saved = extra["identity"]
+            changed = resume_changes(saved, self._identity)
+            same = {name: value for name, value in saved.items() if name not in changed}
+            same |= {name: now for name, (_, now) in changed.items() if name in self._identity}
+            check_same_run(same, self._identity, self.folder, weights=self.folder / "checkpoints")
+            self._changed = changed
             if lora.rank is not None:
                 before = dataclasses.replace(self._frozen, digests=extra["frozen"])
                 self._laid_down(start, mesh)
@@ -217,6 +226,7 @@ class TrainingRun:
             opt_state = moments.restored(opt_state)
             self.saved = step
             self.skipped = Skipped(**extra.get("skipped", {}))
+            self._note_changes(step, extra.get("changes", []))
         else:
             first = start() if lora.rank is None else self._first_adapters(start, mesh)
             params, opt_state = initial_state(first, optimizer, shardings, memory=memory)
@@ -242,6 +252,15 @@ class TrainingRun:
         self.meter.start()
         reached(step)
         return step, params, opt_state, extra
+
+    def _note_changes(self, step: int, before: list[dict[str, Any]]) -> None:
+        changed = self._changed if step < self.steps else {}  # a run that is finished computes nothing by them
+        now = [{"step": step, "setting": name, "before": old, "now": new} for name, (old, new) in changed.items()]
+        self.changes = [*before, *now]
+        if now and is_first():
+            write_changes(self.folder, self.changes)
+            for one in now:
+                say_beside_bars(f"from step {step + 1} on: {one['setting']} is {one['now']}, it was {one['before']}")
 
     def _count(self) -> None:
         """Note this start. Raises `FaultsError`, on several hosts on each."""
@@ -383,7 +402,12 @@ class TrainingRun:
         self.settle()
         if self.writer is not None:
             self.writer.flush()
-        whole = {"identity": self._identity, "skipped": dataclasses.asdict(self.skipped), **extra}
+        whole = {
+            "identity": self._identity,
+            "skipped": dataclasses.asdict(self.skipped),
+            "changes": self.changes,
+            **extra,
+        }
         if self.base is not None:
             whole["frozen"] = dict(self._frozen.digests)
         self._saving_seconds = self.checkpointer.save(step, params=params, state=opt_state, extra=whole)

@@ -348,9 +348,10 @@ def test_a_run_in_a_bucket_that_is_killed_goes_on_and_is_the_same_run(
     assert start(*convert, module="launch.convert", **bucket.environment).code == 0
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "hf" / name).read_bytes() == (exported / name).read_bytes()
-    other = ("--data=gs://bucket/data", "--config.sft.learning_rate=1e-3")
+    other = ("--data=gs://bucket/data", "--config.sft.batch_size=1")
     line = forked("gs://bucket/run", *other, **bucket.environment).line
-    assert "error: gs://bucket/run belongs to another run: sft.learning_rate is 0.02 there, 0.001 here" in line
+    assert "error: gs://bucket/run belongs to another run: sft.batch_size is " in line
+    assert "--weights=gs://bucket/run/checkpoints --workdir=NEW" in line
 
 
 def final_state(workdir: Path) -> list[np.ndarray]:

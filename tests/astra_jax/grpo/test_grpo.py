@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import time
 from typing import Any
 
@@ -267,8 +268,8 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path):
     assert len(again.history) == 1
     for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(again.params), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(WorkdirError, match="grpo.objective.clip_low is 0.2 there, 0.1 here"):
-        await run(tmp_path / "resumed", objective=ObjectiveConfig(clip_low=0.1))
+    with pytest.raises(WorkdirError, match="grpo.mini_batches is 1 there, 2 here"):
+        await run(tmp_path / "resumed", mini_batches=2)
 
 
 async def trained(config, pool, tokenizer, workdir, engine, environments=None):
@@ -415,6 +416,34 @@ async def test_environments_that_cannot_be_trained_on_are_refused_at_the_start(p
         environments = [good, msgspec.structs.replace(good, tools=tools)]
         with pytest.raises(ValueError, match=message):
             await trained(CONFIG, pool, chat_tokenizer, tmp_path, ScriptedPolicy(chat_tokenizer, by_seed), environments)
+
+
+async def test_a_run_resumes_with_another_rate_group_size_and_objective(pool, chat_tokenizer, tmp_path, capsys) -> None:
+    model = model_for(chat_tokenizer)
+    params = model.init(jax.random.key(1))
+
+    async def run(**changes):
+        policy, config = ScriptedPolicy(chat_tokenizer, by_seed), dataclasses.replace(CONFIG, **changes)
+        arguments = (config, model, starting(params), [make_environment()], chat_tokenizer, pool, tmp_path)
+        return await train(*arguments, policy=policy, progress=False)
+
+    await run(steps=1)
+    changes = {
+        "group_size": 3, "learning_rate": 1e-3, "objective": ObjectiveConfig(clip_high=0.3, normalisation="episode")
+    }  # fmt: skip
+    rows = (await run(steps=2, **changes)).history
+    assert [row["step"] for row in rows] == [2] and rows[0]["train/learning_rate"] == pytest.approx(1e-3)
+    said = capsys.readouterr().err
+    assert "from step 2 on: grpo.objective.clip_high is 0.3, it was 0.28" in said
+    assert "from step 2 on: grpo.group_size is 3, it was 4" in said
+    recorded = json.loads((tmp_path / "run.json").read_text())["changes"]
+    assert sorted(one["setting"] for one in recorded) == [
+        "grpo.group_size", "grpo.learning_rate", "grpo.objective.clip_high", "grpo.objective.normalisation"
+    ]  # fmt: skip
+    with pytest.raises(
+        WorkdirError, match=r"grpo.batch_size is 2 there, 1 here \(--config.grpo.batch_size\).*--weights="
+    ):
+        await run(steps=2, batch_size=1, **changes)
 
 
 async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path, capsys):

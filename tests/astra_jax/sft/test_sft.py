@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -177,9 +178,12 @@ def test_the_callers_weights_stay_valid(uninterrupted, params):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c, m: (replace(c, learning_rate=1e-3), m), "sft.learning_rate is 0.02 there, 0.001 here"),
-        (lambda c, m: (replace(c, batch_size=2), m), "sft.batch_size is 4 there, 2 here"),
-        (lambda c, m: (c, replace(m, d_ff=128)), "model.d_ff is 64 there, 128 here"),
+        (
+            lambda c, m: (replace(c, batch_size=2, learning_rate=1e-3), m),
+            r"sft.batch_size is 4 there, 2 here \(--config.sft.batch_size\). Use those settings, or start a new run "
+            r"from its weights: --weights=\S*/checkpoints --workdir=NEW",
+        ),
+        (lambda c, m: (c, replace(m, d_ff=128)), "model.d_ff is 64 there, 128 here. .* use another --workdir"),
     ],
 )
 def test_a_workdir_of_another_run_is_refused(uninterrupted, dataset, tokenizer, model, change, message):
@@ -188,6 +192,29 @@ def test_a_workdir_of_another_run_is_refused(uninterrupted, dataset, tokenizer, 
         train(
             config, other, starting(other.init(jax.random.key(0))), dataset, tokenizer, uninterrupted[0], progress=False
         )
+
+
+def test_a_run_resumes_with_another_learning_rate_and_length(
+    dataset, tokenizer, model, params, tmp_path, capsys
+) -> None:
+    def run(**changes):
+        config = replace(CONFIG, **changes)
+        return train(config, model, starting(params), dataset, tokenizer, tmp_path, progress=False)
+
+    run(steps=4)
+    changes = {"steps": 6, "learning_rate": 1e-3, "weight_decay": 0.0}
+    capsys.readouterr()
+    rows = run(**changes).history
+    assert [row["step"] for row in rows] == [5, 6] and rows[0]["learning_rate"] <= 1e-3
+    said = capsys.readouterr().err.splitlines()
+    assert "from step 5 on: sft.learning_rate is 0.001, it was 0.02" in said
+    assert "from step 5 on: sft.steps is 6, it was 4" in said
+    recorded = json.loads((tmp_path / "run.json").read_text())["changes"]
+    assert {"step": 4, "setting": "sft.learning_rate", "before": 0.02, "now": 0.001} in recorded and len(recorded) == 3
+    assert run(**changes, log_every=2).history == [] and "it was" not in capsys.readouterr().err
+    run(**changes | {"learning_rate": 2e-3, "steps": 7})  # a second change is behind the first
+    recorded = json.loads((tmp_path / "run.json").read_text())["changes"]
+    assert [one["now"] for one in recorded if one["setting"] == "sft.learning_rate"] == [0.001, 0.002]
 
 
 def test_how_often_to_save_and_log_may_change_on_resume(uninterrupted, dataset, tokenizer, model, params):
