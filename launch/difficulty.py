@@ -1,14 +1,18 @@
-"""How often a policy solves each environment, recorded with it: what a curriculum chooses by.
+"""Measure how often a policy solves each environment, for the filter and the order of GRPO.
 
-    python -m launch.difficulty --environments=DIR --to=DIR --weights=FOLDER --episodes=4 --temperature=1.0
-    python -m launch.grpo --environments=DIR --config.grpo.solve_rates=[0.1,0.9] ...
+    python -m launch.difficulty --environments=runs/env/train --to=runs/env/rated --weights=Qwen/Qwen3-0.6B
+    python -m launch.grpo --environments=runs/env/rated '--config.grpo.solve_rates=[0.1,0.9]' ...
 
-Runs the model of --weights over every environment of a dataset, on the embedded engine and with the episodes that GRPO
-trains on, and writes the dataset anew with each environment's solve rate: the mean F1 reward of its episodes. The card
-says by which policy and how they are distributed.
+    python -m launch.difficulty --environments=warehouse:warehouses --to=runs/rates --weights=Qwen/Qwen3-0.6B
+    python -m launch.grpo --environments=warehouse:warehouses --difficulty=runs/rates --config.grpo.order=easy_first ...
 
-Run the same command again after an interruption: what is finished is in a journal beside --to, and is not run again.
-Environments whose episodes were all voided by infrastructure have no solve rate; the same command tries them again.
+Plays every environment with the model of --weights, on the embedded engine and with the episodes that GRPO trains on. A
+solve rate is the mean reward of an environment's episodes. A dataset of records is written with the rates in its
+records. For any other environments (all that launch.grpo takes) the rates alone are written, by the environments' ids.
+The card has the policy, the settings and the distribution.
+
+Run the same command again after an interruption: finished environments are in a journal beside --to, and are not played
+again. Environments whose episodes are all masked have no solve rate; the same command plays them again.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, policies, sandboxes, shared, targets
+from launch.flags import cli, environments, policies, sandboxes, shared, targets
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, CountOrZero, Length, Slots, Temperature
 from synthesis.core.terminal import say
@@ -28,9 +32,11 @@ if TYPE_CHECKING:
 flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(targets)
 flags.adopt_module_key_flags(sandboxes)
+flags.adopt_module_key_flags(environments)
 
 _ENVIRONMENTS = shared.environments()
 _NAME = flags.DEFINE_string("policy_name", None, "What records call the policy; by default folder@step of --weights.")
+_REWARD = shared.reward()
 _EPISODES = number_flag("episodes", 4, Count, "Of each environment.")
 _TEMPERATURE = number_flag("temperature", 1.0, Temperature, "Of sampling; 1 is what GRPO trains with.")
 _SEED = shared.seed("irrelevant tools, their order, and sampling")
@@ -53,15 +59,24 @@ def main() -> None:
 
 
 async def _measure() -> str:
+    from contextlib import AsyncExitStack
     from dataclasses import asdict
     from pathlib import Path
 
-    from astra_jax.evaluation.solve_rates import measure, recorded, statistics
-    from astra_jax.grpo.environments import check_environments
+    from astra_jax.evaluation.solve_rates import (
+        SolveRate,
+        as_rate,
+        check_is_share,
+        masked_because,
+        measure,
+        recorded,
+        statistics,
+    )
+    from astra_jax.grpo.environments import check_environments, check_rewards
     from astra_jax.rollout.engine.engine import Engine
     from astra_jax.rollout.engine.room import check_room
     from astra_jax.rollout.engine.slots import EngineConfig
-    from synthesis.core.datasets import read_card, read_dataset, write_dataset
+    from synthesis.core.datasets import read_card, write_dataset
     from synthesis.core.records import ToolEnvironment
     from synthesis.core.stages import Journal
     from synthesis.core.workdir import locked_target
@@ -70,42 +85,56 @@ async def _measure() -> str:
     if "://" not in _ENVIRONMENTS.value and target.resolve() == Path(_ENVIRONMENTS.value).resolve():
         raise cli.UsageError(f"--to={target} is --environments, which stays as it is; give another folder")
     sandbox = sandboxes.sandbox_from_flags()
-    environments = read_dataset(_ENVIRONMENTS.value, ToolEnvironment)
-    card = read_card(_ENVIRONMENTS.value)
+    given = environments.read(_ENVIRONMENTS.value)
+    reward = _REWARD.value or ("score" if given.records is None else "f1")
+    check_is_share(reward)
     model, tokenizer = policies.read()
-    config = _config(model.max_positions)
+    config = _config(model.max_positions, reward)
+    if (known := given.known()) is not None:
+        check_rewards(known, config.episode)
     name, length = _NAME.value or policies.name(), config.episode.max_prompt_tokens + config.episode.max_response_tokens
     model.check_length(length, "--max_prompt_tokens + --max_response_tokens")
     settings = {"dtype": model.dtype, **asdict(config)}
     del settings["concurrency"]  # results do not depend on it
     check_room(model, _SLOTS.value, length, policies.mesh())
-    run = policies.run_name("difficulty", settings, card["digest"], tokenizer.vocabulary_digest)
     with locked_target(target):
-        async with sandbox as opened:
-            await check_environments(environments, tokenizer, opened, config.episode)
+        async with AsyncExitStack() as stack:
+            opened = await stack.enter_async_context(sandbox) if given.records is not None else None
+            found = await stack.enter_async_context(given.open())
+            digest = given.used("environments", found).digest
+            run = policies.run_name("difficulty", settings, digest, tokenizer.vocabulary_digest)
+            await check_environments(found, tokenizer, opened, config.episode)
             params = policies.load(model)
-            with Journal(targets.journal(target)) as journal:
-                async with Engine(params, model, EngineConfig(slots=_SLOTS.value, max_length=length)) as engine:
-                    measured = await measure(
-                        engine, environments, tokenizer, opened, config=config, journal=journal, run=run
-                    )
-        records = [recorded(one, found, name) for one, found in zip(environments, measured, strict=True)]
+            journal = stack.enter_context(Journal(targets.journal(target)))
+            engine_config = EngineConfig(slots=_SLOTS.value, max_length=length)
+            engine = await stack.enter_async_context(Engine(params, model, engine_config))
+            measured = await measure(engine, found, tokenizer, opened, config=config, journal=journal, run=run)
         how = {
             "policy": name,
             "episodes": config.episodes_per_environment,
             "temperature": config.temperature,
             "settings": settings,
-            "environments": card["digest"],
+            "environments": digest,
         }
-        found = statistics(measured)
-        write_dataset(target, ToolEnvironment, records, card={**card, "solve_rates": {**how, **found}})
+        figures = statistics(measured)
+        about = {"solve_rates": {**how, **figures}}
+        if given.records is not None:
+            pairs = zip(given.records, measured, strict=True)
+            records = [recorded(one, of_one, name) for one, of_one in pairs]
+            write_dataset(target, ToolEnvironment, records, card={**read_card(given.name), **about})
+        else:
+            others = [one for one in found if not isinstance(one, ToolEnvironment)]
+            rates = [as_rate(one, of_one, name) for one, of_one in zip(others, measured, strict=True)]
+            write_dataset(target, SolveRate, rates, card={"source": given.name, **about})
+    masked = f" ({masked_because(measured)})" if figures["voided_episodes"] else ""
     return (
-        f"{target}: {len(records)} environments, mean solve rate {found['mean']:.3f} of {name}; "
-        f"{found['never_solved']} never solved, {found['always_solved']} always, {found['voided']} voided"
+        f"{target}: {len(found)} environments, mean solve rate {figures['mean']:.3f} of {name}; "
+        f"{figures['never_solved']} never solved, {figures['always_solved']} always, {figures['voided']} voided; "
+        f"{figures['voided_episodes']} episodes masked{masked}"
     )
 
 
-def _config(max_positions: int) -> EvalConfig:
+def _config(max_positions: int, reward: str) -> EvalConfig:
     from astra_jax.evaluation.episodes import EvalConfig
     from astra_jax.rollout.episode import EpisodeConfig
 
@@ -116,6 +145,7 @@ def _config(max_positions: int) -> EvalConfig:
         max_response_tokens=_RESPONSE.value or left,
         temperature=_TEMPERATURE.value,
         distractors_per_band=_DISTRACTORS.value,
+        reward=reward,
     )
     return EvalConfig(_TEMPERATURE.value, _EPISODES.value, concurrency=_SLOTS.value, episode=episode, seed=_SEED.value)
 

@@ -10,6 +10,8 @@ SIGTERM saves and ends with 0, on several hosts with 75 on each. A run to which 
 says why, and ends with 1. How the servers are started is in docs/vllm.md.
 
     --environments=my_module:my_name     environments of your own, or of servers: docs/own_environments.md
+    --held_out=NAME,NAME                 environments to evaluate on, before and after training
+    --difficulty=DIR                     solve rates of environments, as launch.difficulty wrote them
     --config.grpo.dump_batches=true      write what is trained on to WORKDIR/batches
     --replay=DIR/batches                 train on it again, to the bit, without environments, servers or sandbox
     --profile_steps=10:12                write a trace of these updates to WORKDIR/profile
@@ -24,14 +26,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
-from launch.flags import cli, environments, metrics, models, sandboxes
+from launch.flags import cli, environments, metrics, models, sandboxes, shared
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, Seconds
 from synthesis.core.terminal import say
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from etils import epath
     from jax.sharding import Mesh
 
+    from astra_jax.grpo.config import GRPOConfig
     from astra_jax.grpo.replay import Replay
     from astra_jax.grpo.train import GRPOResult
     from astra_jax.models.model import Model, Params
@@ -50,12 +53,38 @@ if TYPE_CHECKING:
     from configs.training import GRPORun
     from launch.flags.environments import GivenEnvironments
     from sandbox import Sandbox
+    from synthesis.core.environment import AnyEnvironment
 
 flags.adopt_module_key_flags(models)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
 
+_ENVIRONMENTS = shared.environments(required=False)
+_REPLAY = flags.DEFINE_string(
+    "replay", None, "Instead of environments: WORKDIR/batches of a run with dump_batches, to train on again."
+)
+flags.register_validator(
+    _ENVIRONMENTS,
+    lambda value: value is not None or _REPLAY.value is not None,
+    "Flag --environments must have a value other than None.",  # as absl says it of flags that are always needed
+)
+_HELD_OUT = shared.held_out(
+    "environments as --environments has them, several separated by commas. Rewards are logged before the first update, "
+    "after the last, and every eval_every updates."
+)
+_HELD_OUT_COUNT = number_flag(
+    "held_out_count",
+    100,
+    Count,
+    "Tasks of a verifiers taskset, or seeds of an OpenEnv server, in --held_out; of the taskset or server that "
+    "--environments names too, those that follow.",
+)
+_DIFFICULTY = flags.DEFINE_string(
+    "difficulty",
+    None,
+    "Folder that launch.difficulty wrote (its --to) for environments that are no dataset: their solve rates.",
+)
 _URLS = flags.DEFINE_list(
     "rollout_url",
     [],
@@ -115,7 +144,7 @@ _OF_SERVERS: tuple[flags.FlagHolder[Any], ...] = (
 def main() -> int:
     import jax
 
-    from astra_jax.grpo.environments import check_rewards, select_environments
+    from astra_jax.grpo.environments import check_rewards
     from astra_jax.run import compilation_cache
     from astra_jax.run.hosts import is_first
     from astra_jax.run.identity import run_id
@@ -140,12 +169,14 @@ def main() -> int:
         if _URLS.value:
             _servers()
         sandbox = sandboxes.sandbox_from_flags()
-        replay = environments.replayed()
+        replay = _replayed()
         if replay is not None and _URLS.value:
             raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
-        given = None if replay is not None else environments.GivenEnvironments()
-        if given is not None and (known := given.known()) is not None:
-            check_rewards(select_environments(known, config.grpo), config.grpo.episode)
+        given = None if replay is not None else environments.read(_ENVIRONMENTS.value or "")
+        held_out = _held_out(given)
+        for one in (given, *held_out):
+            if one is not None and (known := one.known()) is not None:
+                check_rewards(_selected(known, config.grpo) if one is given else known, config.grpo.episode)
         tokenizer, model = models.checked(config.model)
         config = dataclasses.replace(config, model=model, grpo=models.with_added_tokens(config.grpo, tokenizer))
         workdir = models.workdir()
@@ -167,9 +198,10 @@ def main() -> int:
                 mesh,
                 config=config,
                 given=given,
+                held_out=held_out,
                 tokenizer=tokenizer,
                 replay=replay,
-                sandbox=None if given is None or given.records is None else sandbox,
+                sandbox=sandbox if any(one is not None and one.records for one in (given, *held_out)) else None,
                 servers=servers,
                 workdir=workdir,
                 published=published,
@@ -178,7 +210,7 @@ def main() -> int:
         )
         if not is_first():
             return models.ended(result.stopped)
-        models.write_card(workdir, "GRPO", config, [trained_on])
+        models.write_card(workdir, "GRPO", config, trained_on)
         last = result.history[-1] if result.history else {}
         reward = f", reward {last['rollout/reward']:.3f}" if "rollout/reward" in last else ""
         say(
@@ -188,6 +220,52 @@ def main() -> int:
         if result.advice:
             say(result.advice)
         return models.ended(result.stopped)
+
+
+def _replayed() -> Replay | None:
+    """The batches of --replay, if it is given.
+
+    Raises:
+        UsageError: a flag is given that says what is sampled, or --replay is no folder.
+        DatasetError: there are no batches.
+    """
+    from astra_jax.grpo.replay import Replay
+
+    if _REPLAY.value is None:
+        return None
+    for flag in (_ENVIRONMENTS, _HELD_OUT, _DIFFICULTY):
+        if flag.value is not None:
+            raise cli.UsageError(f"--replay samples nothing from --{flag.name}; give one of the two")
+    return Replay(cli.folder(_REPLAY))
+
+
+def _held_out(given: GivenEnvironments | None) -> list[GivenEnvironments]:
+    """What --held_out names. Raises as `GivenEnvironments`, and `UsageError`: flags that nothing would read."""
+    names = [name for name in map(str.strip, (_HELD_OUT.value or "").split(",")) if name]
+    if _HELD_OUT.present and not names:
+        raise cli.UsageError("--held_out= names nothing; give environments as --environments has them")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise cli.UsageError(f"--held_out={_HELD_OUT.value} names {twice[0]} twice")
+    found = [
+        environments.GivenEnvironments(name, _HELD_OUT.name, count=_HELD_OUT_COUNT.value, after=given) for name in names
+    ]
+    if _HELD_OUT_COUNT.present and not any(one.is_counted for one in found):
+        raise cli.UsageError(f"--{_HELD_OUT_COUNT.name} is for verifiers:ID and openenv:URL in --held_out")
+    return found
+
+
+def _selected(found: Sequence[AnyEnvironment], config: GRPOConfig) -> Sequence[AnyEnvironment]:
+    """The environments with the solve rates of --difficulty, of which `config` selects. Raises as those."""
+    from astra_jax.grpo.environments import select_environments
+
+    return select_environments(_rated(found), config)
+
+
+def _rated(found: Sequence[AnyEnvironment]) -> Sequence[AnyEnvironment]:
+    """The environments with the solve rates of --difficulty, where that is given. Raises as `rated`."""
+    from astra_jax.evaluation.solve_rates import rated
+
+    return found if _DIFFICULTY.value is None else rated(found, cli.folder(_DIFFICULTY))
 
 
 def _write_serving_folder(config: GRPORun) -> None:
@@ -253,6 +331,7 @@ async def _train(
     *,
     config: GRPORun,
     given: GivenEnvironments | None,
+    held_out: Sequence[GivenEnvironments],
     replay: Replay | None,
     tokenizer: ChatTokenizer,
     sandbox: AbstractAsyncContextManager[Sandbox] | None,
@@ -260,14 +339,15 @@ async def _train(
     workdir: epath.Path,
     published: epath.Path,
     profile: tuple[int, int] | None,
-) -> tuple[GRPOResult, TrainedOn]:
+) -> tuple[GRPOResult, list[TrainedOn]]:
     from astra_jax.grpo import train as grpo
     from astra_jax.rollout.vllm.policy import VLLMPolicy
     from astra_jax.run.model_card import trained_on
 
     async with contextlib.AsyncExitStack() as stack:
         opened = None if sandbox is None else await stack.enter_async_context(sandbox)
-        environments = () if given is None else await stack.enter_async_context(given.open())
+        found = () if given is None else _rated(await stack.enter_async_context(given.open()))
+        unseen = [(one, await stack.enter_async_context(one.open())) for one in held_out]
         policy = None
         if servers is not None:
             publisher = _publisher(servers, config.model, published)
@@ -282,13 +362,20 @@ async def _train(
                     max_length=longest,
                 )
             )
-        arguments = (config.grpo, config.model, start, environments, tokenizer, opened, workdir)
-        origin = models.origin(config.grpo, config.model)
-        result = await grpo.train(*arguments, policy=policy, replay=replay, origin=origin, mesh=mesh, profile=profile)
+        arguments = (config.grpo, config.model, start, found, tokenizer, opened, workdir)
+        result = await grpo.train(
+            *arguments,
+            policy=policy,
+            replay=replay,
+            held_out=[environment for _, those in unseen for environment in those],
+            origin=models.origin(config.grpo, config.model),
+            mesh=mesh,
+            profile=profile,
+        )
         if replay is not None:
-            return result, trained_on("batches", replay.folder)
+            return result, [trained_on("batches", replay.folder)]
         assert given is not None
-        return result, given.trained_on(environments)
+        return result, [given.used("environments", found), *(one.used("held out", those) for one, those in unseen)]
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ COMMON = {
 }
 """Rooms that every room of their floor may use; of each other, those that stand before them."""
 ALSO = {
+    "astra_jax/grpo": ("evaluation",),  # held-out environments are evaluated as everywhere
     "astra_jax/planner": ("sft", "grpo"),  # the plan is the program: it compiles their steps
     "synthesis/trajectories": ("servers",),  # its agents call them
     "synthesis/astra_format": ("environments",),  # an original's record is proven as one of ours is

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from astra_jax.evaluation.intervals import estimate
-from astra_jax.rollout.episode import Episode, EpisodeConfig, longest_task, make_task, run_episode
+from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, longest_task, make_task, run_episode
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from sandbox.settings import Count, Seed, Settings, Temperature
+from synthesis.core.environment import AnyEnvironment, kind_of
 from synthesis.core.progress import progress_bar
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.refusals import InputError
-from synthesis.core.rewards import answers, played
+from synthesis.core.rewards import answers, parsed, played
 from synthesis.core.stages import rng_for
 
 _FULL = 0.999
 """The paper's F1 of calls that are all right is a little below 1: its denominators have an epsilon."""
+INFRASTRUCTURE = "the environment, the sandbox or the policy failed (the log says how)"
+"""Why an episode is masked that no reward was asked about."""
+_NO_NAME = re.compile(r"[^\w.-]")
+"""Characters that no part of a metric's name has."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +129,13 @@ async def evaluate(
 
 async def run_episodes(
     engine: Policy,
-    environments: Sequence[ToolEnvironment],
+    environments: Sequence[AnyEnvironment],
     tokenizer: ChatTokenizer,
-    sandbox: Sandbox,
+    sandbox: Sandbox | None,
     *,
     config: EvalConfig,
-    on_episode: Callable[[ToolEnvironment, int, Episode], None],
+    on_episode: Callable[[Any, int, Episode], Awaitable[None] | None],
+    finished: Callable[[AnyEnvironment, int], Episode | None] = lambda environment, number: None,
     progress: bool = True,
     description: str = "evaluate",
 ) -> None:
@@ -137,7 +145,9 @@ async def run_episodes(
 
     Args:
         environments: each with an id of its own.
-        on_episode: told of each finished episode, with its environment and its number there.
+        sandbox: runs the code of records.
+        on_episode: called with each episode that is run, its environment and its number there.
+        finished: gives the episodes that an earlier process has run, which are not run again.
 
     Raises:
         Exception: the first that an episode or `on_episode` raised; the other episodes are cancelled.
@@ -147,14 +157,18 @@ async def run_episodes(
     total = len(environments) * config.episodes_per_environment
     bar = progress_bar(total=total, desc=description, disable=not progress, unit="episode")
 
-    async def one(environment: ToolEnvironment, number: int) -> None:
+    async def one(environment: AnyEnvironment, number: int) -> None:
+        if finished(environment, number) is not None:
+            bar.update()
+            return
         async with gate:
             rng = rng_for(config.seed, "evaluate", environment.id, number)
             task = await asyncio.to_thread(make_task, environment, tokenizer, limits, seed=rng.getrandbits(32))
             seed, session = rng.getrandbits(32), f"evaluate.{environment.id}.{number}"
             episode = await run_episode(engine, sandbox, task, tokenizer, limits, seed=seed, session=session)
             bar.update()
-            on_episode(environment, number, episode)
+            if (work := on_episode(environment, number, episode)) is not None:
+                await work
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -165,6 +179,53 @@ async def run_episodes(
         raise failures.exceptions[0] from None
     finally:
         bar.close()
+
+
+def is_solved(episode: Episode, reward: str) -> bool:
+    """Return whether a scored episode has all of the reward with the largest weight, the first among equals."""
+    main = max(parsed(reward), key=lambda part: part.weight)
+    return episode.score is not None and episode.score.parts[main.metric] >= _FULL
+
+
+def summarise_by_kind(
+    environments: Sequence[AnyEnvironment], episodes: Mapping[tuple[str, int], Episode], config: EvalConfig
+) -> dict[str, float]:
+    """Summarise finished episodes of any environments, in total and by kind of task.
+
+    Args:
+        episodes: all of `config`, by the environment's id and the episode's number.
+
+    Returns:
+        `reward`, `solved` (share of the scored episodes, see `is_solved`) and, of several episodes per environment,
+        `pass_at_K` (share of environments with a solved episode, of those whose episodes are all scored); the same as
+        `KIND/reward` and so on; what else `episode_stats` gives in total; `masked_episodes`, which are in no mean, and
+        those of them that a reward could not judge, `unscored_episodes`.
+    """
+    count = config.episodes_per_environment
+    by_id = {one.id: [episodes[one.id, number] for number in range(count)] for one in environments}
+    every = [episode for of_one in by_id.values() for episode in of_one]
+
+    def shares(ids: Sequence[str]) -> dict[str, float]:
+        scored = [one for id in ids for one in by_id[id] if not one.voided]
+        whole = [by_id[id] for id in ids if not any(one.voided for one in by_id[id])]
+        found: dict[str, float] = {}
+        if scored:
+            found["reward"] = sum(one.reward for one in scored) / len(scored)
+            found["solved"] = sum(is_solved(one, config.episode.reward) for one in scored) / len(scored)
+        if whole and count > 1:
+            passed = sum(any(is_solved(one, config.episode.reward) for one in of_one) for of_one in whole)
+            found[f"pass_at_{count}"] = passed / len(whole)
+        return found
+
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for one in environments:
+        kinds[_NO_NAME.sub("_", kind_of(one))].append(one.id)
+    by_kind = {f"{kind}/{name}": value for kind, ids in sorted(kinds.items()) for name, value in shares(ids).items()}
+    masked = {
+        "masked_episodes": float(sum(one.voided for one in every)),
+        "unscored_episodes": float(sum(bool(one.unscored) for one in every)),
+    }
+    return {**episode_stats(every), **shares(list(by_id)), **masked, **by_kind}
 
 
 def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[str, Episode]]) -> EvalResult:

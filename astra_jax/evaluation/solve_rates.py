@@ -1,23 +1,29 @@
-"""How often a policy solves each environment: measured once, recorded with the environment, for curricula.
+"""How often a policy solves each environment: measured once, for curricula.
 
-Run it with `python -m launch.difficulty`; `GRPOConfig.solve_rates` and `order` are what it is for.
+The rate of a record is written into the record. Environments that are no records get a dataset of `SolveRate`, by their
+ids, which `rated` reads. Run it with `python -m launch.difficulty`; `GRPOConfig.solve_rates` and `order` use the rates.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from astra_jax.evaluation.episodes import EvalConfig, run_episodes
+from astra_jax.evaluation.episodes import INFRASTRUCTURE, EvalConfig, run_episodes
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
+from sandbox.settings import SettingError
+from synthesis.core.datasets import Folder, read_dataset
+from synthesis.core.environment import AnyEnvironment, Environment, RatedEnvironment, fingerprint
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.refusals import InputError
+from synthesis.core.rewards import parsed
 from synthesis.core.stages import Journal
 from synthesis.core.typed import json_decoder
 from synthesis.environments.dependency_graph import difficulty_of
@@ -27,15 +33,17 @@ _DIGITS = 5
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What the episodes of one environment came to.
+    """Rewards of the episodes of one environment.
 
     Attributes:
-        rewards: F1 of each scored episode, 0 to 1.
-        voided: episodes that infrastructure ended.
+        rewards: of each scored episode, 0 to 1.
+        voided: episodes that are masked: infrastructure or a reward failed.
+        reasons: why, with counts.
     """
 
     rewards: list[float]
     voided: int
+    reasons: dict[str, int] = {}
 
     @property
     def solve_rate(self) -> float | None:
@@ -43,11 +51,29 @@ class Measured(msgspec.Struct, frozen=True):
         return round(sum(self.rewards) / len(self.rewards), _DIGITS) if self.rewards else None
 
 
+class SolveRate(msgspec.Struct, frozen=True):
+    """Recorded solve rate of an environment that is no record.
+
+    Attributes:
+        id: of the environment.
+        fingerprint: of what a policy is shown of it, in hexadecimal digits (`environment.fingerprint`).
+        solve_rate: 0 to 1; None where no episode could be scored.
+        rewards: of its scored episodes.
+        policy: name of who was measured.
+    """
+
+    id: str
+    fingerprint: str
+    solve_rate: float | None
+    rewards: list[float]
+    policy: str
+
+
 async def measure(
     policy: Policy,
-    environments: Sequence[ToolEnvironment],
+    environments: Sequence[AnyEnvironment],
     tokenizer: ChatTokenizer,
-    sandbox: Sandbox,
+    sandbox: Sandbox | None,
     *,
     config: EvalConfig,
     journal: Journal,
@@ -60,6 +86,8 @@ async def measure(
     next run tries it again.
 
     Args:
+        sandbox: runs the code of records.
+        config: its reward has to be a share, see `check_is_share`.
         run: names in the journal what all results depend on: policy, environments and config.
 
     Returns:
@@ -72,18 +100,21 @@ async def measure(
         raise InputError("there is no environment to measure; the dataset is empty or its split has none")
     (repeated, count), *_ = Counter(environment.id for environment in environments).most_common(1)
     if count > 1:
-        raise InputError(f"{count} environments have the id {repeated!r}; ids must be unique: synthesise them again")
+        raise InputError(f"{count} environments have the id {repeated!r}; ids must be unique: give each one of its own")
     decoder = json_decoder(Measured)
     found = {key: decoder.decode(row) for key, (row, _, _) in journal.load(run).items() if row is not None}
     under_way: dict[str, dict[int, float | None]] = {}
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
 
-    def on_episode(environment: ToolEnvironment, number: int, episode: Episode) -> None:
+    def on_episode(environment: AnyEnvironment, number: int, episode: Episode) -> None:
         rewards = under_way.setdefault(environment.id, {})
-        rewards[number] = _f1(episode)
+        rewards[number] = None if episode.score is None else min(1.0, episode.reward)
+        if episode.voided:
+            reasons[environment.id][episode.unscored or INFRASTRUCTURE] += 1
         if len(rewards) < config.episodes_per_environment:
             return
         scored = [reward for _, reward in sorted(rewards.items()) if reward is not None]
-        found[environment.id] = Measured(scored, len(rewards) - len(scored))
+        found[environment.id] = Measured(scored, len(rewards) - len(scored), dict(reasons[environment.id]))
         del under_way[environment.id]
         if scored:
             journal.add(run, environment.id, msgspec.json.encode(found[environment.id]))
@@ -103,13 +134,67 @@ async def measure(
     measured = [found[environment.id] for environment in environments]
     if not any(one.rewards for one in measured):
         episodes = sum(one.voided for one in measured)
-        raise InputError(f"the infrastructure voided all {episodes} episodes; check the sandbox's self-test")
+        raise InputError(f"no episode has a reward, all {episodes} are masked: {masked_because(measured)}")
     return measured
 
 
-def _f1(episode: Episode) -> float | None:
-    score = episode.score
-    return None if score is None else score.f1
+def masked_because(measured: Sequence[Measured]) -> str:
+    """Return why episodes are masked, with counts; "" where none is."""
+    counts = sum((Counter(one.reasons) for one in measured), Counter[str]())
+    return "; ".join(f"{count} times {reason}" for reason, count in counts.most_common())
+
+
+def check_is_share(reward: str) -> None:
+    """Check that a reward is a share from 0 to 1, as solve rates and scores are.
+
+    Raises:
+        SettingError: a weight is negative, or the weights do not sum to 1.
+    """
+    parts = parsed(reward)
+    if any(part.weight < 0 for part in parts) or not math.isclose(sum(part.weight for part in parts), 1.0):
+        raise SettingError(
+            f"--reward={reward:.200}: solve rates and scores are from 0 to 1; give positive weights that sum to 1, "
+            "such as score:0.9,format:0.1"
+        )
+
+
+def as_rate(environment: Environment, measured: Measured, policy: str) -> SolveRate:
+    """Return what is recorded of an environment that is no record."""
+    digest = fingerprint(environment).hex()
+    return SolveRate(environment.id, digest, measured.solve_rate, measured.rewards, policy)
+
+
+def rated(environments: Sequence[AnyEnvironment], folder: Folder) -> list[AnyEnvironment]:
+    """Give environments their solve rates. Those that were not measured, or not scored, have none.
+
+    Args:
+        folder: a dataset of `SolveRate`.
+
+    Raises:
+        DatasetError: it is none.
+        InputError: the environments are records; or one was measured that has changed since.
+    """
+    if records := [one.id for one in environments if isinstance(one, ToolEnvironment)]:
+        raise InputError(
+            f"--difficulty={folder} is for environments that are no dataset, and {records[0]} is a record of one; "
+            "leave the flag out, and give the dataset that launch.difficulty wrote as --environments"
+        )
+    rates = {one.id: one for one in read_dataset(folder, SolveRate)}
+    found: list[AnyEnvironment] = []
+    changed: list[str] = []
+    for environment in environments:
+        assert not isinstance(environment, ToolEnvironment)
+        rate = rates.get(environment.id)
+        if rate is not None and rate.fingerprint != fingerprint(environment).hex():
+            changed.append(environment.id)
+        known = rate is not None and rate.solve_rate is not None
+        found.append(cast(Environment, RatedEnvironment(environment, rate.solve_rate)) if known else environment)
+    if changed:
+        raise InputError(
+            f"--difficulty={folder}: {len(changed)} of {len(environments)} environments have changed since they were "
+            f"measured, such as {changed[0]!r:.80} (prompt or tools); run launch.difficulty again"
+        )
+    return found
 
 
 def recorded(environment: ToolEnvironment, measured: Measured, policy: str) -> ToolEnvironment:

@@ -63,6 +63,10 @@ class GRPOConfig(TrainingConfig):
         checkpoint_every: updates between full checkpoints; the last update is always saved.
         keep_params: ours: 5, of which one is 59 GB at 14B in float32; None keeps all, 14 of 140 updates.
         episodes_every: updates between pages of sampled episodes in `workdir/episodes`; 0 writes none.
+        eval_every: updates between evaluations on held-out environments, if there are any; 0: only before the first
+            update and after the last.
+        eval_samples: episodes of each held-out environment at `episode.temperature`, beside the greedy one. Ours: 4, as
+            in the paper's benchmarks.
         dump_batches: write each batch that is trained on to `workdir/batches`, a dataset that `launch.grpo --replay`
             trains on again and `launch.inspect` shows; up to 8 bytes a token before compression, and the texts.
         seed: of environment order, distractors and sampling.
@@ -93,6 +97,8 @@ class GRPOConfig(TrainingConfig):
     checkpoint_every: HostOnly[Count] = 10
     keep_params: HostOnly[Count | None] = 5
     episodes_every: HostOnly[CountOrZero] = 10
+    eval_every: HostOnly[CountOrZero] = 0
+    eval_samples: HostOnly[Count] = 4
     dump_batches: HostOnly[bool] = False
     seed: HostOnly[Seed] = 0
 

@@ -10,7 +10,7 @@ from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, longest_task
 from astra_jax.rollout.sessions import begun, in_time
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Sandbox, SandboxError
-from synthesis.core.environment import AnyEnvironment, ToolsUnavailable
+from synthesis.core.environment import AnyEnvironment, ToolsUnavailable, solve_rate_of
 from synthesis.core.own_workers import OwnCodeError
 from synthesis.core.plays import paid_guesses
 from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment, World
@@ -32,12 +32,12 @@ def select_environments(environments: Sequence[AnyEnvironment], config: GRPOConf
     if config.solve_rates is None and config.order == "shuffled":
         return environments
     setting = f"order is {config.order!r}" if config.solve_rates is None else f"solve_rates is {config.solve_rates}"
-    rates = [_solve_rate(one) for one in environments]
+    rates = [solve_rate_of(one) for one in environments]
     if None in rates:
         raise InputError(
             f"{setting}, but environment {environments[rates.index(None)].id} has no recorded solve rate "
             f"({rates.count(None)} of {len(rates)} have none); measure them with `python -m launch.difficulty`, and "
-            "train on what it writes"
+            f"{_use_of_rates(environments)}"
         )
     known = [rate for rate in rates if rate is not None]
     lowest, highest = config.solve_rates or (0.0, 1.0)
@@ -51,9 +51,11 @@ def select_environments(environments: Sequence[AnyEnvironment], config: GRPOConf
     return kept
 
 
-def _solve_rate(environment: AnyEnvironment) -> float | None:
-    difficulty = environment.difficulty if isinstance(environment, ToolEnvironment) else None
-    return None if difficulty is None else difficulty.solve_rate
+def _use_of_rates(environments: Sequence[AnyEnvironment]) -> str:
+    """What to do with what launch.difficulty writes."""
+    if all(isinstance(one, ToolEnvironment) for one in environments):
+        return "train on what it writes"
+    return "give the folder that it writes as --difficulty"
 
 
 async def check_environments(

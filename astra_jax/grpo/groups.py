@@ -18,8 +18,7 @@ from astra_jax.rollout.stream import TooOld
 from astra_jax.rollout.tool_calls import NotTakenOver
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from synthesis.core.environment import AnyEnvironment
-from synthesis.core.records import ToolEnvironment
+from synthesis.core.environment import AnyEnvironment, solve_rate_of
 from synthesis.core.stages import rng_for
 
 
@@ -124,10 +123,9 @@ class GroupSampler:
         return self.environments[order[index % count]]
 
     def _solve_rate(self, number: int) -> float:
-        environment = self.environments[number]
-        difficulty = environment.difficulty if isinstance(environment, ToolEnvironment) else None
-        assert difficulty is not None and difficulty.solve_rate is not None, "environments.select_environments"
-        return difficulty.solve_rate
+        rate = solve_rate_of(self.environments[number])
+        assert rate is not None, "environments.select_environments"
+        return rate
 
     async def _group(self, index: int) -> Group:
         environment, version = self.environment(index), self.version

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,8 @@ from astra_jax.grpo.dump import FOLDER as BATCHES
 from astra_jax.grpo.dump import BatchDump, DumpedUpdate
 from astra_jax.grpo.environments import check_environments, select_environments
 from astra_jax.grpo.episode_pages import write_episodes, write_exhausted
+from astra_jax.grpo.held_out import FOLDER as HELD_OUT
+from astra_jax.grpo.held_out import HeldOutEvaluation, check_apart
 from astra_jax.grpo.journal import FOLDER as JOURNALS
 from astra_jax.grpo.journal import Journals, kept_bytes
 from astra_jax.grpo.packing import bucket_for
@@ -70,7 +72,7 @@ from synthesis.core.refusals import InputError
 
 _FREE = (
     *("steps", "episodes_every", "max_groups_per_step", "row_buckets", "concurrent_groups", "deadline_seconds"),
-    *("dump_batches", "max_masked_share"),
+    *("dump_batches", "max_masked_share", "eval_every", "eval_samples"),
 )
 """May change when a run goes on, beside what may in every loop."""
 
@@ -109,6 +111,7 @@ async def train(
     *,
     policy: TrainablePolicy | None = None,
     replay: Replay | None = None,
+    held_out: Sequence[AnyEnvironment] = (),
     origin: Origin | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
@@ -131,6 +134,7 @@ async def train(
             one's samples; the others' `update` takes part in publishing weights.
         replay: the batches of a run that wrote them, which are trained on instead: then nothing is sampled, and
             environments and sandbox are not used.
+        held_out: environments to evaluate on, none of which is trained on (`held_out.py`).
         origin: where `start` reads the weights; with adapters, whose checkpoints do not have them, it is kept there.
         mesh: devices of the update; None is one device.
         profile: first and last step of a trace for TensorBoard or Perfetto.
@@ -146,6 +150,8 @@ async def train(
     config = on_mesh(config, mesh)
     longest = _check(config, model, tokenizer, mesh)
     if replay is not None:
+        if held_out:
+            raise InputError("batches that are replayed are not sampled, and nothing is evaluated; leave held_out out")
         policy, environments = NoPolicy(), ()
     if jax.process_count() > 1 and (policy is None or mesh is None):
         raise InputError("on several hosts give a mesh of all their devices, and rollout servers as the policy")
@@ -164,6 +170,9 @@ async def train(
                 kept = f"{len(environments)} of {given} environments"
                 say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
             await check_environments(environments, tokenizer, sandbox, config.episode)
+            if held_out:
+                check_apart(held_out, environments)
+                await check_environments(held_out, tokenizer, sandbox, config.episode)
     settings = settings_of(config, free=_FREE) | ({} if config.constant_rate else {"steps": config.steps})
     identity = run_identity(
         grpo=settings,
@@ -183,7 +192,7 @@ async def train(
             steps=config.steps,
             identity=identity if replay is None else identity | {"replay": replay.run},
             origin=origin,
-            kept=lambda: kept_bytes(location(workdir) / JOURNALS),
+            kept=lambda: sum(kept_bytes(location(workdir) / one) for one in (JOURNALS, HELD_OUT)),
             profile=profile,
             progress=progress,
         )
@@ -214,6 +223,21 @@ async def train(
             id = run_id(run.folder)
             dump = BatchDump(run.folder / BATCHES, run=id, identity=identity, tokenizer=tokenizer)
             dump.begin(step)
+
+        evaluation = None
+        if held_out and is_first():
+            where = run.folder / HELD_OUT
+            arguments = policy, sandbox, held_out, tokenizer, config, where
+            evaluation = HeldOutEvaluation(*arguments, run=run_id(run.folder), progress=progress)
+
+        async def evaluate(step: int, weights: str) -> None:
+            """Log the rewards of the current weights on held-out environments, where that is due."""
+            if evaluation is None or not evaluation.is_due(step):
+                return
+            run.amend(step, await evaluation.evaluate(step, weights))
+            if policy.samples_with_given_arrays and not config.async_steps:
+                # Its caches are emptied: keys and values of an evaluation, copied, round otherwise than computed ones.
+                await policy.update(of_policy(params), step)
 
         async def fill(step: int) -> None:
             def told(missing: int) -> None:
@@ -268,18 +292,27 @@ async def train(
                 raise failure
 
         advice = ""
-        filling: asyncio.Task[None] | None = None
+        async def finished(work: Coroutine[Any, Any, None]) -> bool:
+            """Wait for what samples; False where the run is to stop."""
+            nonlocal sampling
+            sampling = asyncio.create_task(work)
+            await or_kept(run.finished(sampling))
+            await run.agree()
+            return run.stopped is None
+
+        async def evaluated(step: int, weights: str) -> bool:
+            """Evaluate where that is due; False where the run is to stop."""
+            return run.stopped is None and (not held_out or await finished(evaluate(step, weights)))
+
+        sampling: asyncio.Task[None] | None = None
         writing: asyncio.Task[DumpedUpdate | None] | None = None
-        stack.push_async_callback(lambda: _cancelled(filling, writing))
+        stack.push_async_callback(lambda: _cancelled(sampling, writing))
         weights = run.digest(params)
         if (failure := await sync(step, weights)) is not None:
             raise failure
-        while step < config.steps and run.stopped is None:
+        while await evaluated(step, weights) and step < config.steps:
             started = time.perf_counter()
-            filling = asyncio.create_task(fill(step))
-            await or_kept(run.finished(filling))
-            await run.agree()
-            if run.stopped is not None:
+            if not await finished(fill(step)):
                 break
             batch = await asyncio.to_thread(on_every_host, rollouts.take() if is_first() else None)
             if batch is None:

@@ -61,15 +61,33 @@ class MetricWriter:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row. Values are converted to Python floats; a non-finite one is written as null."""
-        row = {name: float(value) for name, value in values.items()}
+        line = json.dumps({"step": step, **_finite(values)}) + "\n"
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (open for the run's life)
-        finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
+        with naming(self._path):
+            # One write call of a whole line: a crash leaves it there or not, or cut, which the next start repairs.
+            self._file.write(line)
+            self._file.flush()
+        self._show(step, values)
+
+    def amend(self, step: int, values: Mapping[str, float]) -> None:
+        """Add values to the newest row, where that is of this step; else append a row."""
+        rows = read_metrics(self._folder)
+        if not rows or rows[-1]["step"] != step:
+            self.write(step, values)
+            return
+        file, self._file = self._file, None
+        with naming(self._path):
+            if file is not None:
+                file.close()
+            self._rewrite([*rows[:-1], rows[-1] | _finite(values)])
+        self._show(step, values)
+
+    def _show(self, step: int, values: Mapping[str, float]) -> None:
+        """Give a row, or more of it, to TensorBoard, Prometheus and the trackers."""
+        row = {name: float(value) for name, value in values.items()}
         with naming(self._path):
             self._opened_board().scalars(step, row)
-            # One write call of a whole line: a crash leaves it there or not, or cut, which the next start repairs.
-            self._file.write(json.dumps({"step": step, **finite}) + "\n")
-            self._file.flush()
         FIGURES.row(step, row)
         for tracker in self._trackers:
             tracker.log(step, row)
@@ -204,6 +222,12 @@ class _Board:
 def is_exhausted(row: Mapping[str, Any]) -> bool:
     """Whether a row is no step, see `EXHAUSTED`."""
     return any(name.startswith(EXHAUSTED) for name in row)
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Values as a line of the file has them."""
+    row = {name: float(value) for name, value in values.items()}
+    return {name: value if math.isfinite(value) else None for name, value in row.items()}
 
 
 def read_metrics(dir: Folder) -> list[dict[str, Any]]:

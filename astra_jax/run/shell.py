@@ -395,6 +395,15 @@ class TrainingRun:
             )
         return whole
 
+    def amend(self, step: int, values: Mapping[str, float]) -> None:
+        """Add metrics to a step's row, which is the newest one; or write that row, where there is none yet."""
+        if self.history and self.history[-1]["step"] == step:
+            self.history[-1] |= values
+        else:
+            self.history.append({"step": step, **values})
+        if self.writer is not None:
+            self.writer.amend(step, values)
+
     def save(self, step: int, params: Params, opt_state: Any, extra: Mapping[str, Any]) -> None:
         """Save the full state of a step in the background; a step that is saved already is left alone."""
         if self.saved == step:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, hub
+from launch.flags import cli, hub, shared
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ REHEARSAL = flags.DEFINE_string(
     None,
     f"Dataset whose conversations come between the others, so that nothing is unlearnt (launch.rehearse): {_KINDS}.",
 )
-HELD_OUT = flags.DEFINE_string("held_out", None, f"Dataset whose loss is logged every eval_every steps: {_KINDS}.")
+HELD_OUT = shared.held_out(f"dataset {_KINDS}. The loss is logged every eval_every steps.")
 _SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out rows of files that cannot be trained on, and say them.")
 _ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; of files (docs/sft.md).")
 FLAGS = (DATA, REHEARSAL, HELD_OUT, _SKIP_BAD, _ACCEPT)

@@ -1,10 +1,10 @@
-"""What `--environments` names: a dataset of records, or environments of anybody's.
+"""Environments that a flag names, of whatever kind.
 
---environments=DIR                     records of the synthesis
---environments=my_module:my_name       objects of one's own, or what makes them; also FILE.py:my_name
---environments=mcp:FILE                tasks over MCP servers
---environments=verifiers:ID            tasks of an installed verifiers taskset
---environments=openenv:URL             seeds of an OpenEnv server
+DIR                     records of the synthesis
+my_module:my_name       objects of one's own, or what makes them; also FILE.py:my_name
+mcp:FILE                tasks over MCP servers
+verifiers:ID            tasks of an installed verifiers taskset
+openenv:URL             seeds of an OpenEnv server
 """
 
 from __future__ import annotations
@@ -15,90 +15,72 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from absl import flags
-
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count
 
 if TYPE_CHECKING:
-    from astra_jax.grpo.replay import Replay
     from astra_jax.run.model_card import TrainedOn
     from synthesis.core.environment import AnyEnvironment
 
-_KINDS = ("mcp", "verifiers", "openenv")
+_COUNTED = ("verifiers", "openenv")
+"""Kinds of which a flag says how many."""
+SERVED = ("mcp", *_COUNTED)
+"""Kinds that are opened, with servers."""
 
-_ENVIRONMENTS = flags.DEFINE_string(
-    "environments",
-    None,
-    "Dataset of tool environments; or my_module:my_name, mcp:FILE, verifiers:ID or openenv:URL.",
-)
-_REPLAY = flags.DEFINE_string(
-    "replay", None, "Instead of environments: WORKDIR/batches of a run with dump_batches, to train on again."
-)
-flags.register_validator(
-    _ENVIRONMENTS,
-    lambda value: value is not None or _REPLAY.value is not None,
-    "Flag --environments must have a value other than None.",  # as absl says it of flags that are always needed
-)
-_COUNT = number_flag("environments_count", 100, Count, "Tasks of a verifiers taskset, or seeds of an OpenEnv server.")
-
-
-def replayed() -> Replay | None:
-    """The batches of --replay, if it is given.
-
-    Raises:
-        UsageError: it is given beside environments, or is no folder.
-        DatasetError: there are no batches.
-    """
-    from astra_jax.grpo.replay import Replay
-
-    if _REPLAY.value is None:
-        return None
-    if _ENVIRONMENTS.value is not None:
-        raise cli.UsageError("--replay samples nothing from --environments; give one of the two")
-    return Replay(cli.folder(_REPLAY))
+COUNT = number_flag(
+    "environments_count", 100, Count, "Tasks of a verifiers taskset, or seeds of an OpenEnv server."
+)  # fmt: skip
 
 
 class GivenEnvironments:
-    """What the flags name: read, where that wants no server; else to be opened.
+    """What one name in a flag stands for: read, where that needs no server; else to be opened.
+
+    Args:
+        name: as the user typed it.
+        flag: the flag in which it stands, for messages.
+        count: of tasks or seeds, where the name leaves open how many.
+        after: what else is used in the run: of the same taskset or server, the tasks that follow those are taken.
 
     Attributes:
         records: of a dataset; None: the environments are no records.
 
     Raises:
-        UsageError: there is no such dataset, file or module; or the flags do not fit.
+        UsageError: the name stands for nothing.
+        DatasetError, InputError: there is no such dataset, file or module.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, flag: str, *, count: int, after: GivenEnvironments | None = None) -> None:
         from synthesis.core.datasets import read_dataset
         from synthesis.core.own_objects import own_environments
         from synthesis.core.records import ToolEnvironment
         from synthesis.core.references import is_reference, referred
         from synthesis.servers.mcp_environment import read_tasks
 
-        self.name: str = _ENVIRONMENTS.value or ""
+        self.name = name
         self.records: Sequence[ToolEnvironment] | None = None
         self._made: Sequence[AnyEnvironment] | None = None
-        self._kind, _, self._place = self.name.partition(":")
-        if _COUNT.present and self._kind not in ("verifiers", "openenv"):
-            raise cli.UsageError("--environments_count is for verifiers:ID and openenv:URL")
-        if self._kind in _KINDS and not Path(self.name).exists():
+        self._kind, _, self._place = name.partition(":")
+        self._count = count
+        self._first = after._first + after._count if after is not None and after.name == name else 0
+        self.is_counted = False
+        if self._kind in SERVED and not Path(name).exists():
             if not self._place:
-                raise cli.UsageError(f"--environments={self.name} names none; see --help")
+                raise cli.UsageError(f"--{flag}={name} names none; see --help")
+            self.is_counted = self._kind in _COUNTED
             if self._kind == "mcp":
                 read_tasks(Path(self._place))
-        elif is_reference(self.name) and not Path(self.name).exists():
-            self._made = own_environments(referred(self.name), self.name)
+        elif is_reference(name) and not Path(name).exists():
+            self._made = own_environments(referred(name), name)
         else:
-            self._made = self.records = read_dataset(self.name, ToolEnvironment)
+            self._made = self.records = read_dataset(name, ToolEnvironment)
 
     def known(self) -> Sequence[AnyEnvironment] | None:
-        """All of them, where no server has to be asked."""
+        """Return the environments, where no server has to be asked."""
         return self._made
 
     def open(self) -> AbstractAsyncContextManager[Sequence[AnyEnvironment]]:
-        """The environments, and the servers behind them, while it is open. Raises `InputError`."""
+        """Give the environments, and keep the servers behind them while it is open. Raises `InputError`."""
         from synthesis.servers.mcp_environment import mcp_environments
         from synthesis.servers.openenv_server import openenv_environments
         from synthesis.servers.verifiers_tasks import verifiers_environments
@@ -108,18 +90,30 @@ class GivenEnvironments:
         if self._kind == "mcp":
             return mcp_environments(Path(self._place))
         if self._kind == "openenv":
-            return openenv_environments(self._place, _COUNT.value)
-        return verifiers_environments(self._place, _COUNT.value)
+            return openenv_environments(self._place, self._count, first=self._first)
+        return verifiers_environments(self._place, self._count, first=self._first)
 
-    def trained_on(self, environments: Sequence[AnyEnvironment]) -> TrainedOn:
-        """For the model's card."""
+    def used(self, role: str, environments: Sequence[AnyEnvironment]) -> TrainedOn:
+        """Return the line of the model's card that names these environments and what they were used for."""
         from astra_jax.run.model_card import TrainedOn, trained_on
         from synthesis.core.environment import fingerprint
 
         if self.records is not None:
-            return trained_on("environments", self.name)
+            return trained_on(role, self.name)
         digest = hashlib.sha256(b"".join(map(fingerprint, environments))).hexdigest()
-        return TrainedOn("environments", self.name, len(environments), digest)
+        return TrainedOn(role, self.name, len(environments), digest)
+
+
+def read(name: str, flag: str = "environments") -> GivenEnvironments:
+    """Read what one flag names, with `--environments_count` of them where the name leaves that open.
+
+    Raises:
+        UsageError: `--environments_count` is given and not needed; and as `GivenEnvironments`.
+    """
+    given = GivenEnvironments(name, flag, count=COUNT.value)
+    if COUNT.present and not given.is_counted:
+        raise cli.UsageError(f"--{COUNT.name} is for verifiers:ID and openenv:URL")
+    return given
 
 
 @asynccontextmanager

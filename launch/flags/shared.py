@@ -104,9 +104,29 @@ def mesh(more: str = "By default one device.") -> Any:
     return flags.DEFINE_list("mesh", [], f"Sizes of mesh axes; such as fsdp=8,context=2. {more}")
 
 
-def environments() -> flags.FlagHolder[str]:
-    """What is trained on, or tried."""
-    return flags.DEFINE_string("environments", None, "Dataset of tool environments.", required=True)
+def environments(*, required: bool = True) -> flags.FlagHolder[str]:
+    """Flag `--environments`, whose value `launch.flags.environments` reads.
+
+    Args:
+        required: False, where another flag may be given in its place.
+    """
+    about = "Dataset of tool environments; or my_module:my_name, mcp:FILE, verifiers:ID or openenv:URL."
+    return flags.DEFINE_string("environments", None, about, required=required)
+
+
+def reward() -> _Text:
+    """Flag `--reward`, of programs that score episodes."""
+    about = "Named rewards, with weights that sum to 1; such as score:0.9,format:0.1. By default score; of records f1."
+    return flags.DEFINE_string("reward", None, about)
+
+
+def held_out(more: str) -> _Text:
+    """Flag `--held_out`.
+
+    Args:
+        more: what may be given, and what is measured.
+    """
+    return flags.DEFINE_string("held_out", None, f"Data that is not trained on, to measure progress: {more}")
 
 
 def sandbox_tier() -> Any:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from etils import epath
 
+from astra_jax.grpo.held_out import FOLDER as HELD_OUT
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.grpo.journal import BatchUnderWay, Onlooker
 from astra_jax.run.metrics import EXHAUSTED, is_exhausted, read_metrics
@@ -32,6 +33,7 @@ from synthesis.core.workdir import LOCK
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Loss", ("loss", "held_out_loss")),
     ("Rollouts", ("rollout/reward", "train/reward", "rollout/recall", "rollout/precision")),
+    ("Held-out reward", ("eval/greedy/reward", "eval/sampled/reward")),
     ("Gradient norm", ("gradient_norm",)),
     ("Sampler and trainer", ("mismatch_kl",)),
     ("Tokens a second", ("tokens_per_second", "tokens_per_second/rollout", "tokens_per_second/update")),
@@ -74,6 +76,7 @@ class Training:
         sample: the newest samples, and of which step; "": there are none.
         episodes: pages of sampled episodes, the newest first.
         batch: what is finished of GRPO's batch under way.
+        evaluation: what is finished of an evaluation on held-out environments, while one is under way.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Training:
     sample_step: str
     episodes: Sequence[Path]
     batch: BatchUnderWay | None
+    evaluation: BatchUnderWay | None
     exhausted: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
@@ -274,6 +278,7 @@ class Watcher:
             exhausted={
                 name.removeprefix(EXHAUSTED): value for name, value in last.items() if name.startswith(EXHAUSTED)
             },
+            evaluation=self._batch(folder / HELD_OUT),
         )
 
     def _batch(self, folder: Path) -> BatchUnderWay | None:
@@ -325,7 +330,9 @@ class Watcher:
         if (self.workdir / "stages").is_dir():  # the quickstart
             finished = (self.workdir / "summary.json").exists()
         elif trainings:
-            finished = all(one.total is not None and one.step >= one.total for one in trainings)
+            finished = all(
+                one.total is not None and one.step >= one.total and one.evaluation is None for one in trainings
+            )
         else:
             finished = bool(datasets)
         return ("finished" if finished else "stopped"), holder
@@ -334,7 +341,13 @@ class Watcher:
         """Seconds since the newest write."""
         files = [*journals, *(path.with_name(f"{path.name}-wal") for path in journals), self.workdir / "run.json"]
         for folder in (self.workdir, *self.workdir.glob("*/"), *self.workdir.glob("*/*/")):
-            files += [folder / "metrics" / METRICS, *folder.glob(f"{ROLLOUTS}/*"), folder / CARD_FILE, folder / LOCK]
+            files += [
+                folder / "metrics" / METRICS,
+                *folder.glob(f"{ROLLOUTS}/*"),
+                *folder.glob(f"{HELD_OUT}/*"),
+                folder / CARD_FILE,
+                folder / LOCK,
+            ]
         newest = max(map(_changed, files), default=0.0)
         return max(0.0, time.time() - newest) if newest else 0.0
 
@@ -426,6 +439,9 @@ def _waits(state: str, written: float, trainings: Sequence[Training], stages: Se
     if written > _SILENT:
         silent = f" {ago.capitalize()}: it may wait for servers, a sandbox or a teacher, or compile."
     current = trainings[-1] if trainings else None
+    if current is not None and current.evaluation is not None:
+        update, played = current.evaluation.update, f"{current.evaluation.episodes:,} episodes are finished"
+        return f"{current.kind} evaluates held-out environments after update {update:,}: {played}.{silent}"
     if current is not None and (current.total is None or current.step < current.total):
         of = f" of {current.total:,}" if current.total else ""
         name = f"{current.kind}{f' ({current.name})' if current.name else ''}"

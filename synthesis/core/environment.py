@@ -175,9 +175,50 @@ AnyEnvironment = ToolEnvironment | Environment
 
 
 def fingerprint(environment: AnyEnvironment) -> bytes:
-    """What makes an environment another one than before, for a run that goes on: of a record all of it; of any other
-    environment what a policy is shown at the start."""
+    """Digest by which a resumed run notices that an environment is another one: of a record all of it; of any other
+    environment what a policy is shown at the start, and the solve rate, if it has one."""
     if isinstance(environment, ToolEnvironment):
         return hashlib.sha256(encode(environment)).digest()
     shown = [environment.id, msgspec.to_builtins([*environment.prompt]), msgspec.to_builtins([*environment.tools])]
+    if (rate := solve_rate_of(environment)) is not None:
+        shown.append(rate)
     return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).digest()
+
+
+def prompt_of(environment: AnyEnvironment) -> Sequence[Message]:
+    """Messages that an episode starts with."""
+    if isinstance(environment, ToolEnvironment):
+        return [Message("user", environment.question)]
+    return environment.prompt
+
+
+def kind_of(environment: AnyEnvironment) -> str:
+    """Kind of task, by which results are reported: the structure of a record's question, the `kind` of any other
+    environment that has one, else the name of its class."""
+    if isinstance(environment, ToolEnvironment):
+        return environment.structure
+    kind = getattr(environment, "kind", None)
+    return kind if isinstance(kind, str) and kind else type(environment).__name__
+
+
+class RatedEnvironment:
+    """An environment that is no record, with its recorded solve rate; the rest is the environment's own."""
+
+    def __init__(self, environment: Environment, solve_rate: float) -> None:
+        self._environment, self.solve_rate = environment, solve_rate
+        self.id, self.prompt, self.tools = environment.id, environment.prompt, environment.tools
+        self.answer, self.subject, self.kind = environment.answer, environment.subject, kind_of(environment)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+    async def begin(self) -> EnvironmentSession:
+        """Start an episode of the environment. Raises `ToolsUnavailable`."""
+        return await self._environment.begin()
+
+
+def solve_rate_of(environment: AnyEnvironment) -> float | None:
+    """Recorded solve rate, 0 to 1; None where none was measured (`launch.difficulty`)."""
+    if isinstance(environment, ToolEnvironment):
+        return None if environment.difficulty is None else environment.difficulty.solve_rate
+    return environment.solve_rate if isinstance(environment, RatedEnvironment) else None

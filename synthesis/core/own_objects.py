@@ -70,6 +70,8 @@ class OwnEnvironment:
         name = hashlib.sha256(f"{system}\0{question}".encode()).hexdigest()[:12]
         self.id = str(_attribute(subject, "id", "") or f"{kind}-{name}")
         self.language = str(_attribute(subject, "language", "en"))
+        said = _attribute(subject, "kind", None)
+        self.kind = said if isinstance(said, str) and said else kind
         self.answer = answer if answer is None or isinstance(answer, Answer) else Answer(answer)
         self.call_seconds = _attribute(subject, "call_seconds", CALL_SECONDS)
         if not (isinstance(self.call_seconds, int | float) and 0 < self.call_seconds < float("inf")):

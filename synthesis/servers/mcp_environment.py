@@ -53,6 +53,7 @@ class _Task(msgspec.Struct, forbid_unknown_fields=True):
     answer: str | int | float | bool | list[str] | None = None
     id: str = ""
     language: str = "en"
+    kind: str = "task"
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,7 +121,7 @@ class McpEnvironment:
 
     def __init__(self, task: _Task, system: str, servers: _Servers, judge: OwnWorkers | None) -> None:
         self.id, self.subject = task.id, task
-        self.language = task.language
+        self.language, self.kind = task.language, task.kind
         self.answer = None if task.answer is None else Answer(task.answer)
         messages = [Message("system", system)] if system else []
         self.prompt: Sequence[Message] = [*messages, Message("user", task.question)]

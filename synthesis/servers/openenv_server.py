@@ -46,7 +46,7 @@ class OpenEnvEnvironment:
     """A seed of a server. See `Environment`."""
 
     def __init__(self, server: _Server, seed: int, shown: str, tools: Sequence[ToolSpec]) -> None:
-        self.id, self.subject, self.answer = f"openenv-{seed}", server.url, None
+        self.id, self.subject, self.answer, self.kind = f"openenv-{seed}", server.url, None, "openenv"
         self.prompt: Sequence[Message] = [Message("user", shown)]
         self.tools = tools
         self._server, self._seed = server, seed
@@ -202,11 +202,12 @@ def _of_mcp(result: Any) -> ToolAnswer:
 
 
 @asynccontextmanager
-async def openenv_environments(url: str, count: int) -> AsyncIterator[list[Environment]]:
-    """The seeds from 0 on of a running server.
+async def openenv_environments(url: str, count: int, *, first: int = 0) -> AsyncIterator[list[Environment]]:
+    """Seeds of a running server.
 
     Args:
-        count: so many seeds.
+        count: number of seeds.
+        first: the lowest seed.
 
     Raises:
         InputError: no OpenEnv server is there, or its actions have no schema that calls could be checked by, or `reset`
@@ -216,19 +217,20 @@ async def openenv_environments(url: str, count: int) -> AsyncIterator[list[Envir
         server = _Server(url, http)
         try:
             action = await server.schema()
-            session, first = await server.session(0)
+            session, observation = await server.session(first)
             try:
                 tools = await _tools(server, session, action)
-                shown = [text_of(first), *[text_of(await session.reset(seed)) for seed in range(1, count)]]
+                later = range(first + 1, first + count)
+                shown = [text_of(observation), *[text_of(await session.reset(seed)) for seed in later]]
             finally:
                 await session.close()
         except (ToolsUnavailable, _Refused, _Full) as error:
             raise InputError(f"openenv:{url}: {error}; start the server, and give the address it answers at") from error
         if "" in shown:
             raise InputError(
-                f"openenv:{url}: reset(seed={shown.index('')}) shows nothing that a model could begin with"
+                f"openenv:{url}: reset(seed={first + shown.index('')}) shows nothing that a model could begin with"
             )
-        yield [OpenEnvEnvironment(server, seed, text, tools) for seed, text in enumerate(shown)]
+        yield [OpenEnvEnvironment(server, seed, text, tools) for seed, text in enumerate(shown, start=first)]
 
 
 async def _tools(server: _Server, session: _OpenEnvSession, action: Mapping[str, Any]) -> list[ToolSpec]:

@@ -45,7 +45,7 @@ class VerifiersEnvironment:
 
     def __init__(self, task: Any, tools: Sequence[ToolSpec], taskset: _Taskset) -> None:
         self.subject, self.tools, self.answer = task, tools, None
-        self.id = f"{taskset.name}-{task.data.id or task.data.name or task.data.idx}"
+        self.id, self.kind = f"{taskset.name}-{task.data.id or task.data.name or task.data.idx}", taskset.name
         self.prompt = _prompt(task.data, self.id)
         self._taskset = taskset
 
@@ -212,12 +212,13 @@ def _prompt(data: Any, id: str) -> list[Message]:
 
 
 @asynccontextmanager
-async def verifiers_environments(id: str, count: int) -> AsyncIterator[list[Environment]]:
-    """The first tasks of an installed taskset.
+async def verifiers_environments(id: str, count: int, *, first: int = 0) -> AsyncIterator[list[Environment]]:
+    """Tasks of an installed taskset, in its order.
 
     Args:
         id: of the taskset's package, as for `vf-eval`; its module is imported, which runs it.
         count: at most so many.
+        first: how many of the taskset are left out before them.
 
     Raises:
         InputError: verifiers or the taskset is not installed, or the taskset wants what there is not here.
@@ -226,13 +227,13 @@ async def verifiers_environments(id: str, count: int) -> AsyncIterator[list[Envi
     try:
         taskset = loaders.load_taskset(loaders.taskset_config_type(id)(id=id))
         kind = loaders.environment_class(id)
-        tasks = list(itertools.islice(iter(taskset), count))
+        tasks = list(itertools.islice(iter(taskset), first, first + count))
     except Exception as error:  # whatever a stranger's package raises
         raise InputError(f"verifiers:{id}: {type(error).__name__}: {first_line(error)}") from error
     if kind is not vf.SingleAgentEnv:
         raise InputError(f"verifiers:{id} runs its episodes by {kind.__name__}; only plain tasksets are played here")
     if not tasks:
-        raise InputError(f"verifiers:{id} has no tasks")
+        raise InputError(f"verifiers:{id} has no tasks{f' after the first {first}' if first else ''}")
     if type(tasks[0]).NEEDS_CONTAINER:
         raise InputError(f"verifiers:{id}: its tasks want a container; episodes here have processes of this machine")
     from verifiers.v1.interception import InterceptionServer
@@ -259,5 +260,5 @@ def _verifiers() -> tuple[ModuleType, ModuleType]:
         import verifiers.v1 as vf
         from verifiers.v1.utils import loaders
     except ImportError as error:
-        raise InputError(f"--environments=verifiers:… wants verifiers 0.4 ({error}); {_INSTALL}") from error
+        raise InputError(f"verifiers:… wants verifiers 0.4 ({error}); {_INSTALL}") from error
     return vf, loaders

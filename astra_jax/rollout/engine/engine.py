@@ -291,6 +291,9 @@ class Engine:
         for i, slot in enumerate(active):  # what a group's episodes share is computed once for all of them
             donor, shared = self._best_donor(slot, slot.ids[: slot.length], active[:i])
             slot.donor = donor if shared >= MIN_SHARED and slot.scores is None else None
+        if not active and not any(slot.session for slot in self._slots):
+            for slot in self._slots:  # nobody uses one: which slot is taken next does not depend on what was sampled
+                slot.used = 0
         if not done.done():
             done.set_result(None)
 

@@ -122,7 +122,7 @@ async def test_what_infrastructure_voids_has_no_rate_and_is_tried_again(pool, ch
     policy = Counting(chat_tokenizer, script)
     mended = await measured(policy, pool, *arguments)
     assert mended[0] == voided[0] and mended[1].solve_rate == mended[0].solve_rate and len(policy.started) == 4
-    with pytest.raises(ValueError, match="the infrastructure voided all 4 episodes"):
+    with pytest.raises(ValueError, match="no episode has a reward, all 4 are masked: 4 times the environment"):
         await measured(ScriptedPolicy(chat_tokenizer, script), broken, *arguments[:2], environments[1:], run="c")
 
 

@@ -207,6 +207,16 @@ async def test_seeds_of_an_openenv_server(mcp: bool) -> None:
         await broken.close()
 
 
+async def test_seeds_that_follow_others() -> None:
+    """Held-out seeds of the server that is trained on."""
+    async with Emulated() as url, openenv_environments(url, 2, first=3) as environments:
+        assert [one.id for one in environments] == ["openenv-3", "openenv-4"]
+        assert environments[0].prompt[0].content == "Guess the number of seed 3."
+        session = await environments[1].begin()
+        assert await session.call("step", {"number": 4}) == ToolAnswer("right")
+        await session.close()
+
+
 async def test_episodes_wait_for_room(monkeypatch) -> None:
     monkeypatch.setattr(openenv_server, "_PAUSE", 0.01)
     server = Emulated(room=1)

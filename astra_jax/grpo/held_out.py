@@ -1,0 +1,254 @@
+"""Evaluation of a run on environments that it does not train on: before the first update, after the last, and between.
+
+One evaluation plays every environment once greedily, and `eval_samples` times at the run's temperature, with the run's
+rewards. All evaluations of a run use the same seeds. Training does not depend on them: they have random numbers of
+their own, and the caches of the embedded engine are emptied behind them.
+
+`workdir/held_out` has a report of each evaluation, and the finished episodes of one that was interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from etils import epath
+
+from astra_jax.evaluation.episodes import INFRASTRUCTURE, EvalConfig, run_episodes, summarise_by_kind
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.journal import BatchJournal, Journals
+from astra_jax.rollout.episode import Episode
+from astra_jax.rollout.policy import Policy
+from astra_jax.run.digests import digest_of_json
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import Sandbox
+from synthesis.core.environment import AnyEnvironment, fingerprint, kind_of, prompt_of
+from synthesis.core.files import write_text
+from synthesis.core.progress import say_beside_bars
+from synthesis.core.refusals import InputError
+
+FOLDER = "held_out"
+"""Below a run's workdir."""
+PREFIX = "eval"
+"""Of the metrics' names."""
+_Played = dict[tuple[str, int], Episode]
+"""Finished episodes, by the environment's id and the episode's number."""
+
+
+class HeldOutEvaluation:
+    """Evaluations of a run on its held-out environments; the first host's alone.
+
+    Args:
+        folder: `FOLDER` of the run.
+        run: the run's id.
+        progress: whether to show bars and print results.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        sandbox: Sandbox | None,
+        environments: Sequence[AnyEnvironment],
+        tokenizer: ChatTokenizer,
+        config: GRPOConfig,
+        folder: epath.Path,
+        *,
+        run: str,
+        progress: bool,
+    ) -> None:
+        self._policy, self._sandbox, self._environments, self._tokenizer = policy, sandbox, environments, tokenizer
+        self._config, self._folder, self._progress = config, folder, progress
+        at_once, seed = config.episodes_at_once, config.seed
+        self._modes = {
+            "greedy": EvalConfig(0.0, 1, concurrency=at_once, episode=config.episode, seed=seed),
+            "sampled": EvalConfig(
+                config.episode.temperature,
+                config.eval_samples,
+                concurrency=at_once,
+                episode=config.episode,
+                seed=seed,
+            ),
+        }
+        self._is_known = False
+        settings = [{**asdict(one), "concurrency": None} for one in self._modes.values()]  # results do not depend on it
+        shown = hashlib.sha256(b"".join(map(fingerprint, environments))).hexdigest()
+        self._identity = digest_of_json({"environments": shown, "settings": settings, "tokenizer": tokenizer.digest})
+        self._journals = Journals(folder, run, self._identity)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to evaluate after this number of updates: at the run's first and last, and every `eval_every`;
+        also where a resumed run has no evaluation of these environments yet."""
+        every = self._config.eval_every
+        if step in (0, self._config.steps) or (every and step % every == 0):
+            return True
+        self._is_known = self._is_known or any(report["step"] <= step for report in self._reports())
+        return not self._is_known
+
+    async def evaluate(self, step: int, weights: str) -> dict[str, float]:
+        """Evaluate the weights that the policy has, or read what an earlier process found.
+
+        Args:
+            step: number of updates that made the weights.
+            weights: their digest.
+
+        Returns:
+            Metrics by name.
+        """
+        reports = {one["step"]: one for one in self._reports()}
+        if step in reports and reports[step]["weights"] == weights:
+            return dict(reports[step]["metrics"])
+        episodes, seconds = await self._play(step, weights)
+        metrics = {f"{PREFIX}/environments": float(len(self._environments)), f"{PREFIX}/seconds": seconds}
+        for mode, config in self._modes.items():
+            found = summarise_by_kind(self._environments, episodes[mode], config)
+            metrics |= {f"{PREFIX}/{mode}/{name}": value for name, value in found.items()}
+        report = {
+            "step": step,
+            "weights": weights,
+            "held_out": self._identity,
+            "settings": {mode: asdict(config) for mode, config in self._modes.items()},
+            "metrics": metrics,
+            "masked": dict(Counter(_reason(one) for mode in episodes.values() for one in mode.values() if one.voided)),
+            "environments": [
+                {"id": one.id, "kind": kind_of(one)}
+                | {
+                    mode: [_reward(episodes[mode][one.id, n]) for n in range(config.episodes_per_environment)]
+                    for mode, config in self._modes.items()
+                }
+                for one in self._environments
+            ],
+        }
+        write_text(self._path(step), json.dumps(report, indent=1) + "\n")
+        self._journals.forget()
+        if self._progress:
+            earlier = [one for one in reports.values() if one["step"] < step]
+            say_beside_bars(summary_line(report, earlier[0] if earlier else None))
+            for reason, count in report["masked"].items():
+                say_beside_bars(f"held-out evaluation: {count} episodes are masked and in no mean: {reason}")
+        return metrics
+
+    async def _play(self, step: int, weights: str) -> tuple[dict[str, _Played], float]:
+        """Play all episodes that the journal does not have; episodes by mode, and the seconds that they took."""
+        journal = await asyncio.to_thread(self._journals.open, update=step, version=step, weights=weights)
+        started, first = time.monotonic(), 0
+        episodes: dict[str, _Played] = {}
+        try:
+            for mode, config in self._modes.items():
+                episodes[mode] = await self._play_mode(journal, config, first, f"held out, {mode}")
+                first += config.episodes_per_environment
+        finally:
+            await journal.close()
+        return episodes, journal.seconds + time.monotonic() - started
+
+    async def _play_mode(self, journal: BatchJournal, config: EvalConfig, first: int, description: str) -> _Played:
+        """Play the episodes of one mode, which the journal numbers from `first`."""
+        places = {one.id: place for place, one in enumerate(self._environments)}
+        done: _Played = {}
+
+        async def keep(environment: AnyEnvironment, number: int, episode: Episode) -> None:
+            done[environment.id, number] = episode
+            if not episode.voided:  # the next start tries those again
+                await journal.keep_episode(places[environment.id], first + number, episode)
+
+        def finished(environment: AnyEnvironment, number: int) -> Episode | None:
+            found = journal.take_episode(places[environment.id], first + number)
+            if found is not None:
+                done[environment.id, number] = found
+            return found
+
+        await run_episodes(
+            self._policy,
+            self._environments,
+            self._tokenizer,
+            self._sandbox,
+            config=config,
+            on_episode=keep,
+            finished=finished,
+            progress=self._progress,
+            description=description,
+        )
+        return done
+
+    def _path(self, step: int) -> epath.Path:
+        return self._folder / f"update_{step:08}.json"
+
+    def _reports(self) -> list[dict[str, Any]]:
+        """Reports of the same environments and settings, by step."""
+        if not self._folder.exists():
+            return []
+        found = (self._read(path) for path in self._folder.iterdir() if path.name.endswith(".json"))
+        return sorted((one for one in found if one is not None), key=lambda one: one["step"])
+
+    def _read(self, path: epath.Path) -> dict[str, Any] | None:
+        """Return a report; None where there is none of the same environments and settings."""
+        try:
+            found = json.loads(path.read_text())
+            return found if found["held_out"] == self._identity else None
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
+def _reason(episode: Episode) -> str:
+    return episode.unscored or INFRASTRUCTURE
+
+
+def _reward(episode: Episode) -> float | None:
+    return None if episode.voided else episode.reward
+
+
+def summary_line(report: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    """Return an evaluation in one line, with the run's first one beside it."""
+
+    def figures(mode: str, name: str) -> str:
+        key = f"{PREFIX}/{mode}/{name}"
+        values = [one["metrics"].get(key) for one in (before, report) if one is not None]
+        return " → ".join("–" if value is None else f"{value:.2f}" for value in values)
+
+    samples = report["settings"]["sampled"]["episodes_per_environment"]
+    parts = [f"reward {figures('greedy', 'reward')} (greedy), {figures('sampled', 'reward')} (sampled)"]
+    parts.append(f"solved {figures('greedy', 'solved')} (greedy), {figures('sampled', 'solved')} (sampled)")
+    if samples > 1:
+        parts.append(f"pass@{samples} {figures('sampled', f'pass_at_{samples}')}")
+    since = "" if before is None else f" (from update {before['step']})"
+    return f"held-out after update {report['step']}{since}: {'; '.join(parts)}; {len(report['environments'])} tasks"
+
+
+def check_apart(
+    held_out: Sequence[AnyEnvironment],
+    environments: Sequence[AnyEnvironment],
+    warn: Callable[[str], None] = say_beside_bars,
+) -> None:
+    """Check that held-out environments are not trained on, by id and by prompt.
+
+    Args:
+        warn: called with a line about those that only begin as one that is trained on does: what differs behind the
+            prompt (a seed, a state) may make them others.
+
+    Raises:
+        InputError: one is trained on too, or two have one id.
+    """
+    ids = {one.id for one in environments}
+    if both := [one.id for one in held_out if one.id in ids]:
+        raise InputError(
+            f"{len(both)} of the {len(held_out)} held-out environments are trained on too (by their ids), such as "
+            f"{both[0]!r:.80}; leave them out of --held_out, or give each environment an id of its own"
+        )
+    repeated = Counter(one.id for one in held_out).most_common(1)
+    if repeated and repeated[0][1] > 1:
+        raise InputError(f"{repeated[0][1]} held-out environments have the id {repeated[0][0]!r:.80}; name each once")
+    prompts = {_prompt(one) for one in environments}
+    if alike := [one.id for one in held_out if _prompt(one) in prompts]:
+        warn(
+            f"{len(alike)} of the {len(held_out)} held-out environments have the prompt of one that is trained on, "
+            f"such as {alike[0]!r:.80}; leave them out, unless they differ behind the prompt (a seed, a state)"
+        )
+
+
+def _prompt(environment: AnyEnvironment) -> tuple[tuple[str, str], ...]:
+    return tuple((message.role, message.content) for message in prompt_of(environment))
