@@ -63,10 +63,10 @@ async def _measure() -> str:
     from dataclasses import asdict
     from pathlib import Path
 
+    from astra_jax.evaluation.episodes import check_is_share
     from astra_jax.evaluation.solve_rates import (
         SolveRate,
         as_rate,
-        check_is_share,
         masked_because,
         measure,
         recorded,

@@ -1,6 +1,7 @@
 """The paper's table for a model behind any OpenAI-compatible endpoint: scores from the benchmarks' own harnesses.
 
     python -m launch.evaluate --workdir=DIR --model_url=http://HOST:8000/v1 --suites=bfcl_v3_mt
+    python -m launch.evaluate --workdir=DIR --model_url=... --suites=own:my_module:my_environments --reward=score
     python -m launch.evaluate --workdir=DIR --model_url=... --suites=tau2,aime --sources=tau2=FOLDER,aime=FOLDER \\
         --user_url=https://.../v1 --user_model=NAME --user_key_file=FILE --judge_url=...
 
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from launch.flags import cli, sandboxes, shared
+from launch.flags import cli, environments, sandboxes, shared
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, Length, Seconds, Slots, Temperature
 from synthesis.core.terminal import say
@@ -31,15 +32,23 @@ if TYPE_CHECKING:  # --help does not wait for them
 
     from astra_jax.evaluation.run import RunConfig
     from astra_jax.evaluation.suite import ModelEndpoint, Role, Suite
+    from launch.flags.environments import GivenEnvironments
 
 flags.adopt_module_key_flags(sandboxes)
+flags.adopt_module_key_flags(environments)
 
 _WORKDIR = shared.workdir()
 _ENDPOINT = flags.DEFINE_string("model_url", None, "OpenAI-compatible endpoint, ending in /v1.", required=True)
 _MODEL = flags.DEFINE_string("model", None, "The served model's name; by default the only one that is served.")
 _KEY_FILE = flags.DEFINE_string("model_key_file", None, "File whose first line is the endpoint's key.")
 _LABEL = flags.DEFINE_string("label", None, "What the table calls the model; by default its served name.")
-_SUITES = flags.DEFINE_list("suites", "bfcl_v3_mt", "Names of suites (docs/evaluation.md), separated by commas.")
+_SUITES = flags.DEFINE_list(
+    "suites",
+    "bfcl_v3_mt",
+    "Names of suites (docs/evaluation.md), separated by commas; or environments: own:my_module:my_name, mcp:FILE, "
+    "verifiers:ID or openenv:URL.",
+)
+_REWARD = shared.reward()
 _SOURCES = flags.DEFINE_list("sources", [], "SUITE=FOLDER of what no registry has, separated by commas.")
 _HARNESSES = flags.DEFINE_string(
     "harnesses", str(Path.home() / ".cache" / "astra-jax" / "harnesses"), "Where the harnesses' environments are kept."
@@ -62,6 +71,8 @@ _EXTRA = flags.DEFINE_string(
 _CONCURRENCY = number_flag("concurrency", 32, Slots, "What is under way at once: items.")
 _TIMEOUT = number_flag("timeout_seconds", 1800.0, Seconds, "Of one completion.")
 _SEED = shared.seed()
+_OWN = "own"
+"""Before environments of one's own in --suites."""
 
 
 def main() -> None:
@@ -86,11 +97,16 @@ async def _evaluate() -> str:
     )
     sources = _sources()
     _check_wanted()
+    given = {name: _environments(name) for name in _SUITES.value if _is_environments(name)}
+    if environments.COUNT.present and not any(one.is_counted for one in given.values()):
+        raise cli.UsageError(f"--{environments.COUNT.name} is for verifiers:ID and openenv:URL in --suites")
     with locked(workdir):
-        return await _run(workdir, config, sources)
+        return await _run(workdir, config, sources, given)
 
 
-async def _run(workdir: Path, config: RunConfig, sources: Mapping[str, Path]) -> str:
+async def _run(
+    workdir: Path, config: RunConfig, sources: Mapping[str, Path], given: Mapping[str, GivenEnvironments]
+) -> str:
     """Evaluate in a workdir that is held; the table."""
     import msgspec
 
@@ -101,6 +117,7 @@ async def _run(workdir: Path, config: RunConfig, sources: Mapping[str, Path]) ->
     from astra_jax.evaluation.saved import Evaluation, SuiteRun, save_evaluation
     from astra_jax.evaluation.suite import SuiteContext
     from astra_jax.evaluation.suites import make
+    from astra_jax.evaluation.suites.held_out import OpenedEnvironments
     from astra_jax.evaluation.table import tabulate
     from launch.viewer.evaluation_page import write_evaluation
     from synthesis.core.files import write_text
@@ -124,11 +141,13 @@ async def _run(workdir: Path, config: RunConfig, sources: Mapping[str, Path]) ->
             sources=sources,
             logs=workdir / "logs",
             sandbox=sandbox,
+            reward=_REWARD.value,
             timeout_seconds=_TIMEOUT.value,
         )
         try:
             for name in _SUITES.value:
-                suites.append(make(name, context))
+                opened = given.get(name)
+                suites.append(make(name, context) if opened is None else OpenedEnvironments(name, opened.open, context))
                 config.decodings(suites[-1].info)  # a bad --extra_body is said before anything is installed
             for suite in suites:
                 await suite.prepare()
@@ -168,9 +187,33 @@ def _served(
     )
 
 
+def _is_environments(suite: str) -> bool:
+    """Return whether a suite is named as environments are."""
+    return ":" in suite
+
+
+def _environments(suite: str) -> GivenEnvironments:
+    """The environments that a suite names. Raises `UsageError`, and as `GivenEnvironments`."""
+    kind, _, name = suite.partition(":")
+    if kind not in (_OWN, *environments.SERVED):
+        raise cli.UsageError(
+            f"--suites={suite}: write own:my_module:my_name for environments of your own; or mcp:FILE, verifiers:ID or "
+            "openenv:URL"
+        )
+    found = environments.GivenEnvironments(
+        name if kind == _OWN else suite, _SUITES.name, count=environments.COUNT.value
+    )
+    if found.records is not None:
+        raise cli.UsageError(
+            f"--suites={suite}: {name} is a dataset; use --suites=environments --sources=environments={name}"
+        )
+    return found
+
+
 def _sources() -> dict[str, Path]:
     from astra_jax.evaluation.suites import sources_of
 
+    named = [name for name in _SUITES.value if not _is_environments(name)]
     sources: dict[str, Path] = {}
     for entry in _SOURCES.value:
         name, equals, folder = entry.partition("=")
@@ -179,10 +222,10 @@ def _sources() -> dict[str, Path]:
         if name in sources:
             raise cli.UsageError(f"--sources={','.join(_SOURCES.value)} names {name} twice")
         sources[name] = Path(folder).expanduser().absolute()
-    if unwanted := sorted(sources.keys() - sources_of(_SUITES.value)):
+    if unwanted := sorted(sources.keys() - sources_of(named)):
         raise cli.UsageError(
             f"--sources={unwanted[0]}=... is of no suite in --suites={','.join(_SUITES.value)}, which want "
-            f"{', '.join(sorted(sources_of(_SUITES.value))) or 'none'}; name that, or leave it out"
+            f"{', '.join(sorted(sources_of(named))) or 'none'}; name that, or leave it out"
         )
     return sources
 
@@ -197,6 +240,13 @@ def _check_wanted() -> None:
         raise cli.UsageError(
             f"--{given[0]} is for tools of the suite environments, which is not in --suites={','.join(_SUITES.value)}; "
             "name it there, or leave the flag out"
+        )
+
+    if _REWARD.value is not None and not any(
+        name == "environments" or _is_environments(name) for name in _SUITES.value
+    ):
+        raise cli.UsageError(
+            f"--{_REWARD.name} is for environments, and --suites={','.join(_SUITES.value)} names none; leave it out"
         )
 
 

@@ -219,6 +219,8 @@ def main() -> int:
         )
         if result.advice:
             say(result.advice)
+        if result.held_out:
+            say(result.held_out)
         return models.ended(result.stopped)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, lon
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from sandbox.settings import Count, Seed, Settings, Temperature
+from sandbox.settings import Count, Seed, SettingError, Settings, Temperature
 from synthesis.core.environment import AnyEnvironment, kind_of
 from synthesis.core.progress import progress_bar
 from synthesis.core.records import ToolEnvironment
@@ -181,6 +182,25 @@ async def run_episodes(
         bar.close()
 
 
+def check_is_share(reward: str) -> None:
+    """Check that a reward is a share from 0 to 1, as solve rates and scores are.
+
+    Raises:
+        SettingError: a weight is negative, or the weights do not sum to 1.
+    """
+    parts = parsed(reward)
+    if any(part.weight < 0 for part in parts) or not math.isclose(sum(part.weight for part in parts), 1.0):
+        raise SettingError(
+            f"--reward={reward:.200}: solve rates and scores are from 0 to 1; give positive weights that sum to 1, "
+            "such as score:0.9,format:0.1"
+        )
+
+
+def name_of_kind(environment: AnyEnvironment) -> str:
+    """Return the kind of task (`kind_of`) as a part of a metric's name."""
+    return _NO_NAME.sub("_", kind_of(environment))
+
+
 def is_solved(episode: Episode, reward: str) -> bool:
     """Return whether a scored episode has all of the reward with the largest weight, the first among equals."""
     main = max(parsed(reward), key=lambda part: part.weight)
@@ -219,7 +239,7 @@ def summarise_by_kind(
 
     kinds: dict[str, list[str]] = defaultdict(list)
     for one in environments:
-        kinds[_NO_NAME.sub("_", kind_of(one))].append(one.id)
+        kinds[name_of_kind(one)].append(one.id)
     by_kind = {f"{kind}/{name}": value for kind, ids in sorted(kinds.items()) for name, value in shares(ids).items()}
     masked = {
         "masked_episodes": float(sum(one.voided for one in every)),

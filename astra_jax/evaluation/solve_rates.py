@@ -6,7 +6,6 @@ ids, which `rated` reads. Run it with `python -m launch.difficulty`; `GRPOConfig
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -18,12 +17,10 @@ from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.policy import Policy
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder, read_dataset
 from synthesis.core.environment import AnyEnvironment, Environment, RatedEnvironment, fingerprint
 from synthesis.core.records import ToolEnvironment
 from synthesis.core.refusals import InputError
-from synthesis.core.rewards import parsed
 from synthesis.core.stages import Journal
 from synthesis.core.typed import json_decoder
 from synthesis.environments.dependency_graph import difficulty_of
@@ -87,7 +84,7 @@ async def measure(
 
     Args:
         sandbox: runs the code of records.
-        config: its reward has to be a share, see `check_is_share`.
+        config: its reward has to be a share, see `episodes.check_is_share`.
         run: names in the journal what all results depend on: policy, environments and config.
 
     Returns:
@@ -142,20 +139,6 @@ def masked_because(measured: Sequence[Measured]) -> str:
     """Return why episodes are masked, with counts; "" where none is."""
     counts = sum((Counter(one.reasons) for one in measured), Counter[str]())
     return "; ".join(f"{count} times {reason}" for reason, count in counts.most_common())
-
-
-def check_is_share(reward: str) -> None:
-    """Check that a reward is a share from 0 to 1, as solve rates and scores are.
-
-    Raises:
-        SettingError: a weight is negative, or the weights do not sum to 1.
-    """
-    parts = parsed(reward)
-    if any(part.weight < 0 for part in parts) or not math.isclose(sum(part.weight for part in parts), 1.0):
-        raise SettingError(
-            f"--reward={reward:.200}: solve rates and scores are from 0 to 1; give positive weights that sum to 1, "
-            "such as score:0.9,format:0.1"
-        )
 
 
 def as_rate(environment: Environment, measured: Measured, policy: str) -> SolveRate:

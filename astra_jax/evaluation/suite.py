@@ -154,6 +154,7 @@ class SuiteContext:
         sources: folders of what no package registry has, by suite: a benchmark's repository, or its data.
         logs: folder of what harnesses print.
         sandbox: runs the code of our own environments.
+        reward: named rewards of environments that are suites; None: F1 of records, the own score of any others.
         timeout_seconds: of one completion of a model that a suite asks itself.
     """
 
@@ -164,6 +165,7 @@ class SuiteContext:
     sources: Mapping[str, Path]
     logs: Path
     sandbox: Sandbox | None = None
+    reward: str | None = None
     timeout_seconds: float = 1800.0
 
 

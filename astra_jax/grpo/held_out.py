@@ -37,6 +37,7 @@ FOLDER = "held_out"
 """Below a run's workdir."""
 PREFIX = "eval"
 """Of the metrics' names."""
+_SHOWN = ("reward", "solved")
 _Played = dict[tuple[str, int], Episode]
 """Finished episodes, by the environment's id and the episode's number."""
 
@@ -48,6 +49,9 @@ class HeldOutEvaluation:
         folder: `FOLDER` of the run.
         run: the run's id.
         progress: whether to show bars and print results.
+
+    Attributes:
+        summary: the newest evaluation in a line, behind the run's first one; "" before there is one.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class HeldOutEvaluation:
             ),
         }
         self._is_known = False
+        self.summary = ""
         settings = [{**asdict(one), "concurrency": None} for one in self._modes.values()]  # results do not depend on it
         shown = hashlib.sha256(b"".join(map(fingerprint, environments))).hexdigest()
         self._identity = digest_of_json({"environments": shown, "settings": settings, "tokenizer": tokenizer.digest})
@@ -101,8 +106,20 @@ class HeldOutEvaluation:
             Metrics by name.
         """
         reports = {one["step"]: one for one in self._reports()}
-        if step in reports and reports[step]["weights"] == weights:
-            return dict(reports[step]["metrics"])
+        report = reports.get(step)
+        known = report is not None and report["weights"] == weights
+        if report is None or not known:
+            report = await self._report(step, weights)
+        earlier = [one for one in reports.values() if one["step"] < step]
+        self.summary = summary_line(report, earlier[0] if earlier else None)
+        if self._progress and not known:
+            say_beside_bars(self.summary)
+            for reason, count in report["masked"].items():
+                say_beside_bars(f"held-out evaluation: {count} episodes are masked and in no mean: {reason}")
+        return dict(report["metrics"])
+
+    async def _report(self, step: int, weights: str) -> dict[str, Any]:
+        """Play all episodes; what is written of them."""
         episodes, seconds = await self._play(step, weights)
         metrics = {f"{PREFIX}/environments": float(len(self._environments)), f"{PREFIX}/seconds": seconds}
         for mode, config in self._modes.items():
@@ -126,12 +143,7 @@ class HeldOutEvaluation:
         }
         write_text(self._path(step), json.dumps(report, indent=1) + "\n")
         self._journals.forget()
-        if self._progress:
-            earlier = [one for one in reports.values() if one["step"] < step]
-            say_beside_bars(summary_line(report, earlier[0] if earlier else None))
-            for reason, count in report["masked"].items():
-                say_beside_bars(f"held-out evaluation: {count} episodes are masked and in no mean: {reason}")
-        return metrics
+        return report
 
     async def _play(self, step: int, weights: str) -> tuple[dict[str, _Played], float]:
         """Play all episodes that the journal does not have; episodes by mode, and the seconds that they took."""
@@ -203,7 +215,7 @@ def _reward(episode: Episode) -> float | None:
 
 
 def summary_line(report: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
-    """Return an evaluation in one line, with the run's first one beside it."""
+    """Return an evaluation in one line, behind the run's first one."""
 
     def figures(mode: str, name: str) -> str:
         key = f"{PREFIX}/{mode}/{name}"
@@ -211,12 +223,11 @@ def summary_line(report: Mapping[str, Any], before: Mapping[str, Any] | None) ->
         return " → ".join("–" if value is None else f"{value:.2f}" for value in values)
 
     samples = report["settings"]["sampled"]["episodes_per_environment"]
-    parts = [f"reward {figures('greedy', 'reward')} (greedy), {figures('sampled', 'reward')} (sampled)"]
-    parts.append(f"solved {figures('greedy', 'solved')} (greedy), {figures('sampled', 'solved')} (sampled)")
+    parts = [f"{name} {figures('greedy', name)} (greedy), {figures('sampled', name)} (sampled)" for name in _SHOWN]
     if samples > 1:
         parts.append(f"pass@{samples} {figures('sampled', f'pass_at_{samples}')}")
-    since = "" if before is None else f" (from update {before['step']})"
-    return f"held-out after update {report['step']}{since}: {'; '.join(parts)}; {len(report['environments'])} tasks"
+    steps = [str(one["step"]) for one in (before, report) if one is not None]
+    return f"held-out {'; '.join(parts)}; {len(report['environments'])} environments, update {' → '.join(steps)}"
 
 
 def check_apart(

@@ -89,6 +89,7 @@ class GRPOResult:
         history: this run's metric rows.
         skipped: steps that changed nothing, since their loss or gradient was not finite.
         advice: of an exhausted run, on the first host: whether all rewards were 0 or the maximum, and what to try.
+        held_out: the last evaluation on held-out environments in a line, behind the first one; "" without any.
     """
 
     params: Params
@@ -98,6 +99,7 @@ class GRPOResult:
     history: list[dict[str, float]]
     skipped: int
     advice: str = ""
+    held_out: str = ""
 
 
 async def train(
@@ -383,6 +385,7 @@ async def train(
         elif journals is not None:
             run.checkpointer.wait()
             journals.forget()
+        summary = "" if evaluation is None else evaluation.summary
         return GRPOResult(
             params=params,
             base=run.base,
@@ -391,6 +394,7 @@ async def train(
             history=run.history,
             skipped=run.skipped.count,
             advice=advice,
+            held_out=summary,
         )
 
 

@@ -114,6 +114,64 @@ async def test_a_run_that_was_killed_and_one_that_failed_go_on_and_end_with_the_
     assert calls[0].result is not None and "Paris" in calls[0].result.text.text
 
 
+SHELVES = """
+class Shelf:
+    def __init__(self, room, books, kind="count"):
+        self.room, self.books, self.kind = room, books, kind
+        self.question, self.answer, self.id = f"How many books are in the {room}?", books, room
+
+    def books_in(self, room: str) -> int:
+        \"\"\"Number of books in a room.\"\"\"
+        return self.books if room == self.room else 0
+
+    def score(self, episode) -> float:
+        if self.room == "attic":
+            raise LookupError("nobody has counted")
+        return (str(self.books) in episode.answer) * 0.5 ** (len(episode.calls) > 1)
+
+
+shelves = [Shelf("kitchen", 3), Shelf("hall", 12), Shelf("cellar", 1400, kind="large numbers")]
+attic = Shelf("attic", 1)
+"""
+
+
+def reads(body: Request) -> Say:
+    """Looks once, in the hall twice; thinks before its answer."""
+    room = body["messages"][0]["content"].split()[-1].rstrip("?")
+    heard = [one["content"] for one in body["messages"] if one["role"] == "tool"]
+    if len(heard) < 1 + (room == "hall"):
+        return Say(calls=[("books_in", {"room": room})])
+    return Say(f"<think>It may be 12 or 3.</think>There are {heard[-1]}.")
+
+
+async def test_environments_of_ones_own_are_a_suite(tmp_path) -> None:
+    (tmp_path / "shelves.py").write_text(SHELVES)
+    suite = f"own:{tmp_path / 'shelves.py'}:shelves"
+    async with Scripted(reads) as served:
+        code, output, errors = await evaluate(tmp_path / "a", served.url, f"--suites={suite}", "--trials=2")
+        assert code == 0, errors
+        more = ("--trials=2", "--reward=answer:0.5,score:0.5")
+        code, _, errors = await evaluate(tmp_path / "b", served.url, f"--suites={suite}", *more)
+        assert code == 0, errors
+        attic = f"own:{tmp_path / 'shelves.py'}:attic"
+        code, _, errors = await evaluate(tmp_path / "attic", served.url, f"--suites={attic}", "--trials=1")
+        assert code == 2 and "reward score raised LookupError: nobody has counted" in errors
+        assert not (tmp_path / "attic" / "results").exists()
+    assert suite in output and "large numbers" in output
+    evaluation = load_evaluation(tmp_path / "a")
+    assert {(one.category, one.item, one.score) for one in evaluation.results} == {
+        ("count", "kitchen", 1.0), ("count", "hall", 0.5), ("large_numbers", "cellar", 1.0)
+    }  # fmt: skip
+    assert all(one.metrics["answer"] == 1 and one.metrics["score"] == one.score for one in evaluation.results)
+    assert {one.score for one in load_evaluation(tmp_path / "b").results} == {1.0, 0.75}
+    beside = [f"--run={name}={tmp_path / folder}" for name, folder in (("one", "a"), ("other", "a"))]
+    compared = await asyncio.to_thread(ended, "launch.compare", *beside)
+    assert compared.code == 0 and "large numbers" in compared.out, compared.errors
+    beside[1] = f"--run=other={tmp_path / 'b'}"
+    refused = await asyncio.to_thread(ended, "launch.compare", *beside)
+    assert refused.code == 2 and "reward answer:0.5,score:0.5" in refused.errors, "it was measured otherwise"
+
+
 async def test_ctrl_c_at_a_terminal_is_one_line(environments, tmp_path) -> None:
     """Which reaches the sandbox's processes too. What was finished is kept."""
     arguments = ("--suites=environments", f"--sources=environments={environments}")
@@ -136,6 +194,8 @@ async def test_ctrl_c_at_a_terminal_is_one_line(environments, tmp_path) -> None:
 
 async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path) -> None:
     source = f"--sources=environments={environments}"
+    (tmp_path / "shelves.py").write_text(SHELVES)
+    own = f"--suites=own:{tmp_path / 'shelves.py'}:shelves"
     async with Scripted(plays) as served:
         url = served.url
         wrong = [
@@ -153,6 +213,11 @@ async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path
             (url, [source], "is of no suite in --suites=bfcl_v3_mt, which want none"),
             (url, ["--suites=environments", f"{source},environments=/"], "names environments twice"),
             (url, ["--sandbox_tier=B"], "--sandbox_tier is for tools of the suite environments, which is not in"),
+            (url, ["--suites=my:shelves"], "--suites=my:shelves: write own:my_module:my_name"),
+            (url, ["--suites=own:no_such:shelves"], "no_such:shelves: no_such cannot be imported"),
+            (url, [f"--suites=own:{environments}"], "is a dataset; use --suites=environments --sources=environments="),
+            (url, ["--reward=score"], "--reward is for environments, and --suites=bfcl_v3_mt names none"),
+            (url, [own, "--environments_count=3"], "--environments_count is for verifiers:ID"),
             ("localhost", [], "--model_url=localhost: write http://HOST:PORT/v1"),
         ]  # fmt: skip
         found = [await evaluate(tmp_path / str(i), at, *more) for i, (at, more, _) in enumerate(wrong)]

@@ -144,7 +144,8 @@ async def test_before_and_after_greedy_and_sampled_by_kind(run, chat_tokenizer, 
     assert "Held-out reward" in [title for title, _ in Watcher(tmp_path / "run").look().trainings[0].curves]
     last = held_out.summary_line(report, json.loads((tmp_path / "run/held_out/update_00000000.json").read_text()))
     reward = f"{values['eval/greedy/reward']:.2f}"
-    assert last.startswith(f"held-out after update 2 (from update 0): reward {reward} → {reward} (greedy), ")
+    assert last == result.held_out and last.startswith(f"held-out reward {reward} → {reward} (greedy), ")
+    assert last.endswith("; 3 environments, update 0 → 2")
 
 
 async def test_every_so_many_updates(run, chat_tokenizer, tmp_path) -> None:
