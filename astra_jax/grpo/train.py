@@ -294,6 +294,9 @@ async def train(
                 raise failure
 
         advice = ""
+        sampling: asyncio.Task[None] | None = None
+        writing: asyncio.Task[DumpedUpdate | None] | None = None
+
         async def finished(work: Coroutine[Any, Any, None]) -> bool:
             """Wait for what samples; False where the run is to stop."""
             nonlocal sampling
@@ -306,8 +309,6 @@ async def train(
             """Evaluate where that is due; False where the run is to stop."""
             return run.stopped is None and (not held_out or await finished(evaluate(step, weights)))
 
-        sampling: asyncio.Task[None] | None = None
-        writing: asyncio.Task[DumpedUpdate | None] | None = None
         stack.push_async_callback(lambda: _cancelled(sampling, writing))
         weights = run.digest(params)
         if (failure := await sync(step, weights)) is not None:
