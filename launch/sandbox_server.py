@@ -3,7 +3,7 @@
     python -m launch.sandbox_server --port=8700
     python -m launch.sandbox_server --host=0.0.0.0 --key_file=FILE --sandbox_tier=B
 
-Callers use `sandbox.remote.RemotePool`; /run_code answers as SandboxFusion does. On SIGTERM (and Ctrl-C) it takes no
+Callers use `sandbox.remote.RemotePool`; /run_code takes SandboxFusion's requests. On SIGTERM (and Ctrl-C) it takes no
 more calls, lets those in flight end, and exits with 0; with 3 when some had to be cut off.
 """
 

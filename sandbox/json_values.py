@@ -162,7 +162,7 @@ class _Conversion:
         plain = key if type(key) is str else self.value(key, (*place, key))
         if isinstance(plain, list | dict):
             raise _refused(place, f"an object with the key {_short(key)}; use texts as keys, or return a list of pairs")
-        return _text(plain, place) if isinstance(plain, str) else json.dumps(plain)
+        return _text(plain, (*place, key)) if isinstance(plain, str) else json.dumps(plain)
 
     def _tensor(self, value: Any, place: tuple[Any, ...]) -> Any:
         kind, shape, names = getattr(value.dtype, "kind", ""), tuple(value.shape), getattr(value.dtype, "names", None)

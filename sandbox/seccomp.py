@@ -64,7 +64,6 @@ _CORE = [
     "set_tid_address",
     "rseq",
     "arch_prctl",
-    "sched_yield",
     "sched_getaffinity",
     "fstat",
 ]
@@ -95,9 +94,11 @@ _WAITING = [
     "nanosleep",
     "clock_nanosleep",
     "membarrier",
+    "sched_yield",
 ]
-"""What takes time and no processor. A call has nothing to wait for: one thread, no sockets, a virtual clock. Could it
-wait, it would use a little of its time, wait for the rest, and have its end blamed on a busy machine."""
+"""Calls that take time and no processor. A call has nothing to wait for: one thread, no sockets, a virtual clock. Could
+it wait, it would use a little of its time, wait for the rest, and have its end blamed on a busy machine. The kernel
+counts processor time at its ticks, which a process that yields all the time mostly escapes."""
 
 _FCNTL_COMMANDS = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: no locks, no owner, nor F_SETFL, whose flags belong to the open

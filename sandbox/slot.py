@@ -366,10 +366,10 @@ class Slot:
         self._reply(job.number, verdict, detail, cpu_seconds, self._clock() - job.started, memory_kib, payload)
 
     def _judge(self, job: _Job, status: int, cpu_seconds: float) -> tuple[int, int]:
-        if job.stopped is not None:
+        overspent = cpu_seconds >= job.cpu_seconds  # also when the soft limit's signal was ignored, or came late
+        if job.stopped is not None and not (overspent and job.stopped == CallVerdict.WALL_LIMIT):
             return job.stopped, int(job.stopped == CallVerdict.WALL_LIMIT and self._can_wait)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        overspent = cpu_seconds >= job.cpu_seconds  # also when the soft limit's signal was ignored
         if number == signal.SIGXCPU or overspent:
             return CallVerdict.CPU_LIMIT, 0
         if number == signal.SIGKILL:
