@@ -319,12 +319,12 @@ class ChatTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; those of a part of a character are no UTF-8."""
         text = self.decode([token_id])
-        token = self._tokenizer.id_to_token(token_id)
-        if "\N{REPLACEMENT CHARACTER}" not in text or token is None:
+        if "\N{REPLACEMENT CHARACTER}" not in text:
             return text.encode()
+        token = self._tokenizer.id_to_token(token_id) or ""
         if byte := _FALLBACK.fullmatch(token):
             return bytes([int(byte.group(1), 16)])
-        return bytes(map(_BYTES.__getitem__, token)) if _BYTES.keys() >= set(token) else text.encode()
+        return bytes(map(_BYTES.__getitem__, token)) if token and _BYTES.keys() >= set(token) else text.encode()
 
     def encode_segments(self, segments: Sequence[Segment], *, most: int | None = None) -> tuple[list[int], list[int]]:
         """Token ids of the segments, each encoded on its own as in a rollout, and the loss mask (1: trainable).

@@ -208,11 +208,12 @@ def litellm_checks(url: str, folder: str) -> Checks:
         assert litellm.stream_chunk_builder(chunks).usage.completion_tokens
 
     def tools() -> None:
+        # `hosted_vllm` leaves `additionalProperties` out of schemas, and random weights then add names without end.
+        message = chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False).choices[0].message
+        call = message.tool_calls[0]
+        result = capital_of(**json.loads(call.function.arguments))
+        messages = [*question, message, {"role": "tool", "tool_call_id": call.id, "content": result}]
         for prefix in ("openai", "hosted_vllm"):
-            message = chat(prefix, tools=[TOOL], tool_choice="required", parallel_tool_calls=False).choices[0].message
-            call = message.tool_calls[0]
-            result = capital_of(**json.loads(call.function.arguments))
-            messages = [*question, message, {"role": "tool", "tool_call_id": call.id, "content": result}]
             chat(prefix, messages=messages, tools=[TOOL])
 
     def structured() -> None:

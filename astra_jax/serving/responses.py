@@ -84,6 +84,10 @@ class Response(Generic[Request]):
         """A chunk as an event of the stream."""
         return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
+    def frames(self, choice: Choice, part: Part) -> bytes:
+        """The events of `chunks`."""
+        return b"".join(map(self.framed, self.chunks(choice, part)))
+
     def failure(self, body: dict[str, Any]) -> dict[str, Any]:
         """The chunk that says of a stream that it ends in an error, whose body is given."""
         return body
@@ -226,7 +230,9 @@ class CompletionResponse(Response[CompletionRequest]):
     ) -> list[dict[str, float] | None]:
         """The likeliest tokens at each place, and the one that is there, likely or not."""
         return [
-            None if likely is None else {self._token(i): value for i, value in (*likely, (token_id, logprob))}
+            None
+            if likely is None or logprob is None
+            else {self._token(i): value for i, value in (*likely, (token_id, logprob))}
             for token_id, logprob, likely in zip(ids, logprobs, best, strict=True)
         ]
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -253,6 +254,9 @@ class OpenAIService(HttpService):
                 await send(chunk)
             async for choice, part in parts:
                 choice.parts.append(part)
+                if part.prompt_logprobs:  # of a long prompt they take seconds to write out
+                    await response.write(await _aside(self._short, partial(answer.frames, choice, part)))
+                    continue
                 for chunk in answer.chunks(choice, part):
                     await send(chunk)
             for chunk in answer.closing():

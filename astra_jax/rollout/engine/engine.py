@@ -138,7 +138,7 @@ class Engine:
                 of_prompt: dict[str, Any] = {"cached": request.reused} if is_first else {}
                 if is_first and (scores := request.scores) is not None:
                     of_prompt["prompt_logprobs"] = scores.logps.tolist()
-                    of_prompt["prompt_alternatives"] = scores.alternatives()
+                    of_prompt["prompt_alternatives"] = await asyncio.to_thread(scores.alternatives)
                 yield Drawn(*drawn, request.alternatives[part], **of_prompt)
         finally:
             request.dropped = True

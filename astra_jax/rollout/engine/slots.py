@@ -191,8 +191,9 @@ class PromptScores:
 
     def alternatives(self) -> list[Alternatives]:
         """As in `Drawn`; empty when none are asked for."""
-        ids, values = (one.tolist() for one in self.likeliest)
-        return [tuple(zip(*one, strict=True)) for one in zip(ids, values, strict=True) if one[0]]
+        ids, values = self.likeliest
+        places = zip(ids.tolist(), values.tolist(), strict=True) if ids.shape[1] else ()
+        return [tuple(zip(*place, strict=True)) for place in places]
 
 
 @dataclass(eq=False)
