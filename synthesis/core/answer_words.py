@@ -67,7 +67,8 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"no(?:pe)?(?=$|\s(?:it|that|this|the|there|wait|sorry|actually|make|i)\b|\s[\d\ue000-\ue0ff])|"
         r"(?:that|this|it)(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct|true))|just kidding",
         reports=r"(?:said|thought|guessed|assumed|believed|expected|estimated|first|initially|originally|previously)",
-        unsure=r"if|whether|unless|suppose|supposing|assuming|in case|had it been",
+        unsure=r"if|whether|unless|suppose|supposing|assuming|in case|had it been|"
+        r"(?:you asked|you want(?:ed)? to know|the question (?:is|was))(?![^:]{0,200}:)",
         mark=r"(?:answer|solution)(?: to [^.:?!\n]{1,80}?)?(?:\s?:|\s?=| is| was| would be| should be)"
         r"|(?:final|overall) (?:result|value|number|answer)(?:\s?:|\s?=| is)|\banswer$",
         generic=r"it|its|it's|is|are|was|were|be|been|that|that's|this|these|those|there|there's|the|a|an|answer|final|"
@@ -89,7 +90,7 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         than=r"(?<![同环年分对占])比(?![例率较重])|相比|相较于|高于|低于|多于|少于|超过|不同于",
         corrects=r"不对|等等|等一下|更正|抱歉|对不起|准确地说|错了|哦不|不$|其实(?:应该)?是|应该说|我错了|说错了|实际上是",
         reports=r"(?:刚才说|之前说|我说|以为|原以为|本来以为|曾认为|最初认为|起初)",
-        unsure=r"如果|假如|假设|若|是否|倘若|要是",
+        unsure=r"如果|假如|假设|若|是否|倘若|要是|(?:你|您)(?:想)?(?:问|知道)(?![^:]{0,200}:)",
         mark=r"(?:正确|最终|最后)?(?:的)?(?:答案|结果)(?:应该|应)?(?:是|为|:|=)",
         generic=r"答案|结果|最终|正确|这|那|它|就是|是|为|有|应该|可能|也许|或许|大概|大约|约|左右|一共|共|总共|总数|总计|"
         r"我|认为|觉得|猜|因此|所以|那么|其中|之一|要么|也|都|共有|数字|选项|等于|的|了|吧|呢|个|介于|之间|在|从",
@@ -263,36 +264,43 @@ class ReadWords:
     def __init__(self, language: str) -> None:
         locale = locale_of(language)
         signs = str.maketrans(locale.words.signs) if locale else {}
-        self.is_spaced = language not in ("zh", "ja", "th")
-        known = [_WORDS[one] for one in dict.fromkeys((language, "en", "zh")) if one in _WORDS]
+        self.is_spaced = language not in _TOUCHING
+        known = {one: _WORDS[one] for one in (language, "en", "zh") if one in _WORDS}
 
-        def pattern(form: str, **fields: str) -> re.Pattern[str]:
-            return re.compile(form.format(**fields), re.IGNORECASE)
+        def words(name: str, *, starts: bool = True, ends: bool = True) -> str:
+            """The pattern of a field. Words between spaces stand alone, others may touch what is beside them."""
+            spaced = [getattr(one, name) for key, one in known.items() if key not in _TOUCHING]
+            touching = [getattr(one, name) for key, one in known.items() if key in _TOUCHING]
+            alone = _START * starts + rf"(?:{'|'.join(spaced)})" + _END * ends
+            return normalized("NFKC", f"(?:{alone}|{'|'.join(touching)})").translate(signs)
 
-        def words(name: str) -> str:
-            return normalized("NFKC", "|".join(getattr(one, name) for one in known)).translate(signs)
+        def pattern(form: str) -> re.Pattern[str]:
+            return re.compile(form, re.IGNORECASE)
 
-        # A word of a language with spaces stands alone; Chinese, Japanese and Thai words touch.
-        edge = r"(?:(?<![^\W\d_])|(?<=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]))"
-        end = r"(?:(?![^\W\d_])|(?<=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]))"
-        self.negation = pattern(r"{edge}(?:{words})", edge=edge, words=words("negation"))
-        self.negated = pattern(r"\s{{0,2}}(?:{words})", words=words("negated"))
-        self.contrast = pattern(r"{edge}(?:{words}){end}", edge=edge, words=words("contrast"), end=end)
-        self.corrects = pattern(r"\W{{0,4}}(?:{words}){end}", words=words("corrects"), end=end)
-        self.reports = pattern(r"{edge}(?:{words}){end}", edge=edge, words=words("reports"), end=end)
-        self.unsure = pattern(r"\W{{0,4}}(?:{words}){end}", words=words("unsure"), end=end)
-        self.mark = pattern(r"{edge}(?:{words})", edge=edge, words=words("mark"))
-        self.generic = pattern(r"(?=[^\W\d_]){edge}(?:{words}){end}", edge=edge, words=words("generic"), end=end)
-        joins = "|".join([words("joins"), *([locale.words.joins] if locale else [])])
+        self.negation = pattern(words("negation", ends=False))
+        self.negated = pattern(r"\s{0,2}" + words("negated", starts=False, ends=False))
+        self.contrast = pattern(words("contrast"))
+        self.corrects = pattern(r"\W{0,4}" + words("corrects", starts=False))
+        self.reports = pattern(words("reports"))
+        self.unsure = pattern(r"\W{0,4}" + words("unsure", starts=False))
+        self.mark = pattern(words("mark", ends=False))
+        self.generic = pattern(rf"(?=[^\W\d_]){words('generic')}")
+        joins = "|".join([known["en"].joins, known["zh"].joins, *([locale.words.joins] if locale else [])])
+        listed = "" if language == "ja" else "、|"
         # What parts clauses, each kind in a group of its own.
         self.parts = pattern(
-            r"(?P<stop>[;。।!?]|\.(?=\s|$)|\.{{3,}})|(?P<line>\n)|(?P<listed>{listed}\s?[|→]\s?|\s?->\s?|(?<=[\ue000-\ue0ff])\s?/\s?|\s?/\s?(?=[\ue000-\ue0ff])|\s/\s)"
-            r"|(?P<comma>、|(?<!\d),|,(?!\d{{3}}(?!\d))|:\s?$)|(?P<dash>\s[-–—]{{1,2}}\s|—)"
-            r"|(?P<either>{edge}(?:{either}){end})|(?P<range>{edge}(?:{ranges}){end}(?=\s?[\d\ue000-\ue0ff])|~)"
-            r"|(?P<contrast>{edge}(?:{contrast}){end})|(?P<than>{edge}(?:{than}){end})|(?P<and>{joins})",
-            edge=edge, end=end, either=words("either"), ranges=words("ranges"), contrast=words("contrast"),
-            than=words("than"), joins=joins, listed="" if language == "ja" else "、|",
-        )  # fmt: skip
+            r"(?P<semicolon>;)|(?P<stop>[。।!?]|\.(?=\s|$)|\.{3,})|(?P<line>\n)"
+            rf"|(?P<listed>{listed}\s?[|→]\s?|\s?->\s?|(?<=[\ue000-\ue0ff])\s?/\s?|\s?/\s?(?=[\ue000-\ue0ff])|\s/\s)"
+            r"|(?P<comma>、|(?<!\d),|,(?!\d{3}(?!\d))|:\s?$)|(?P<dash>\s[-–—]{1,2}\s|—)"
+            rf"|(?P<either>{words('either')})|(?P<range>{words('ranges')}(?=\s?[\d\ue000-\ue0ff])|~)"
+            rf"|(?P<contrast>{words('contrast')})|(?P<than>{words('than')})|(?P<and>{joins})"
+        )
+
+
+_TOUCHING: Final = ("zh", "ja", "th")
+"""Languages whose words touch."""
+_START: Final = r"(?:(?<![^\W\d_])|(?<=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]))"
+_END: Final = r"(?:(?![^\W\d_])|(?<=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]))"
 
 
 @lru_cache(maxsize=32)

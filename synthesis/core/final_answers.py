@@ -73,6 +73,8 @@ _MARK: Final = "\uf8f0"
 """Stands for a box, in which mathematics puts its answer."""
 _ANSWER_KEYS = frozenset({"answer", "final_answer", "finalanswer", "result", "value", "答案", "结果"})
 _BOXED = re.compile(r"\$?\\(?:boxed|fbox)\s?\{((?:[^{}]|\{[^{}]{0,200}\}){1,400})\}\$?|</?(?:final_)?answer>")
+_OPENING = re.compile(r"^\s*[\[{]")
+_LINES = re.compile(r"[.!?。]?\n|[.!?。]\s")
 _LATEX = re.compile(r"\\(?:text|mathrm|mathbf)\{([^{}]{0,200})\}|\{(,)\}|\\[,;! ]|\\[()\[\]]|\\?\$(?=\D|$)")
 _FENCE = re.compile(r"^[ \t]{0,8}(?:```|~~~)\w{0,20}[ \t]*$\n?", re.MULTILINE)
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*|__([^_\n]{1,200})__")
@@ -84,7 +86,7 @@ _ABBREVIATED = re.compile(
     r"|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\.$"
 )
 _WORD = rf"(?:[^\W{CJK}\u0e00-\u0e7f]|[\u0300-\u036f\u064b-\u0652\u0900-\u0963])"
-_TOKEN = re.compile(rf"[{CJK}\u0e00-\u0e7f]|{_WORD}+(?:[.,:'’/-]{_WORD}+)*|\s+|.", re.DOTALL)
+_TOKEN = re.compile(rf"[{CJK}\u0e00-\u0e7f]|{_WORD}+(?:(?:[.'’/-]|(?<=\d)[,:](?=\d)){_WORD}+)*|\s+|.", re.DOTALL)
 _WORDS = re.compile(rf"[{CJK}\u0e00-\u0e7f]|{_WORD}+")
 _AROUND: Final = " .,:;*_\"'!?-–—()[]{}<>"
 _FIRST_NOTE: Final = 0xE300
@@ -103,10 +105,10 @@ _SUMS = re.compile(r"[=×*÷+≈]|\d\s?[-−/]\s?\d|\\times|\\cdot")
 _COPULA = re.compile(r"\b(?:is|are|was|were)\b|'s\b|是|为", re.IGNORECASE)
 _OPINION = re.compile(r"\b(?:think|believe|mean|say|that|true|likely|case|doubt)\b|认为", re.IGNORECASE)
 _FALSE_AT_END = re.compile(r"\s(?:is|was) (?:false|wrong|incorrect|untrue)\W{0,3}$", re.IGNORECASE)
-_WHETHER = re.compile(r"\bwhether\b|是否", re.IGNORECASE)
+_WHETHER = re.compile(r"\bwhether\b|\b(?:know|sure|clear|tell) if\b|是否", re.IGNORECASE)
 _YEAR = re.compile(r"(?:\b(?:in|of|since|by|from|until|year|after|before|as of|im jahr|en|em|nel|в|año|ano)\s)(\d{4})\b|(\d{4})\s?[年년]", re.IGNORECASE)
 _JOINS = frozenset({"either", "listed", "and"})
-_RUN = frozenset({"comma", "line", "stop", "listed", "and", "either"})
+_RUN = frozenset({"comma", "line", "stop", "semicolon", "listed", "and", "either"})
 
 
 def states_answer(text: str, answer: Answer, language: str = "en") -> bool:
@@ -124,7 +126,7 @@ def judge_answer(text: str, answer: Answer, language: str = "en") -> Verdict:
     """
     if len(text) > MOST_CHARACTERS:
         return Verdict(False, "too_long")
-    said = _BOXED.sub(lambda one: f"\n{_MARK}{one[1] or ''}\n", split_thought(text)[1])
+    said = _BOXED.sub(lambda one: f"\n{_MARK}{_LINES.sub(', ', one[1] or '')}\n", split_thought(text)[1])
     if markup_in(said, turn=True):
         return Verdict(False, "markup")
     locale = locale_of(language)
@@ -226,6 +228,7 @@ class _Clause:
         name: what is left of it, where that is shaped like the answer: a candidate that is a name.
         is_generic: whether words like "it is" were left out of it.
         is_void: whether nothing in it is stated: negated, compared, bracketed, an earlier opinion.
+        is_guess: whether it is a value and a question mark.
         is_denied: whether the words behind it negate it (ではなく).
         is_marked: whether it stands behind "the answer is" in its sentence.
     """
@@ -240,6 +243,7 @@ class _Clause:
     name: str = ""
     is_generic: bool = False
     is_void: bool = False
+    is_guess: bool = False
     is_denied: bool = False
     is_marked: bool = False
 
@@ -280,6 +284,8 @@ class _Judge:
         text = self._locale.spelled(text) if self._locale else plain(text)
         found: list[_Clause] = []
         for number, (link, sentence) in enumerate(self._sentences(text)):
+            if not self._is_typed and sentence.count(" = ") > 1:
+                sentence = sentence.replace(" = ", " | ")  # of names it is a list, of numbers a sum
             slotted = self._with_days(self._slotted(sentence))
             found += self._clauses_of(slotted, number, link, is_asked=sentence.rstrip().endswith("?"))
         return found
@@ -309,6 +315,7 @@ class _Judge:
         return found is not None and not line[found.end() :].strip(" :=*")
 
     def _holds(self, text: str, element: Answer) -> bool:
+        text = _OPENING.sub("(", text)  # a part of a text is not read as JSON
         for said in dict.fromkeys((text, self._said(text) if len(text) < _SHORT else text)):
             reading = Reading(said, self._language)
             if match(reading.in_pieces if len(self._wanted) > 1 else reading, element) is not None:
@@ -356,8 +363,10 @@ class _Judge:
             else:
                 low = middle + 1
         last = low
+        # A short text is a value, in which nothing is searched: the text up to the first place may not hold it yet.
+        earliest = -1 if last < 60 else last - 8
         for size in range(1, 25):
-            for end in range(last, max(-1, last - 8), -1):
+            for end in range(last, earliest, -1):
                 first = end - size + 1
                 if first >= 0 and self._holds(text[spans[first][0] : spans[end][1]], element):
                     return spans[first][0], spans[end][1]
@@ -377,7 +386,9 @@ class _Judge:
         clauses = list[_Clause]()
         for clause in self._parted(_NOTE.sub(note, sentence), number, link):
             clause.is_marked = clause.end > marked_from
-            clause.is_void |= is_asked
+            is_guess = not clause.is_generic and bool(clause.name or not clause.content) and not clause.slots
+            clause.is_guess = is_asked and is_guess
+            clause.is_void |= is_asked and not is_guess
             noted = [notes[ord(one) - _FIRST_NOTE] for one in _NOTED.findall(clause.text)]
             touches = re.search(r"[\ue000-\ue0ff]\W?\s*[\ue300-\ue3ff]", clause.text) is not None
             clause.text = _NOTED.sub(" ", clause.text)
@@ -514,6 +525,11 @@ class _Judge:
         """Whether the answer is anywhere in the text."""
         return any(one.slots for one in self._clauses)
 
+    @property
+    def is_stated(self) -> bool:
+        """Whether the text names the answer and commits to it."""
+        return self.finds_any and self.verdict().is_stated
+
     def verdict(self) -> Verdict:
         """The verdict on the text."""
         clauses, is_withdrawn = self._uncorrected()
@@ -521,10 +537,10 @@ class _Judge:
             return Verdict(False, "withdrawn" if is_withdrawn else "contradicted")
         marked = [one for one in clauses if one.is_marked and not one.is_void]
         if len(self._wanted) == 1 and any(one.slots or one.others or (one.content and not self._is_typed) for one in marked):
-            clauses = [one for one in clauses if one.is_marked]
+            clauses = list(self._marked(clauses))
             if not any(one.slots for one in clauses):
                 return Verdict(False, "contradicted")
-        elif self._bold and len(self._wanted) == 1 and self._holds(self._bold, self._wanted[0]):
+        elif self._bold and len(self._wanted) == 1 and _Judge(self._bold, self._wanted, self._language).is_stated:
             return self._of_bold(clauses)
         else:
             clauses = self._deciding(clauses)
@@ -553,6 +569,16 @@ class _Judge:
             else:
                 stated |= clause.slots
         return _STATED if stated == set(range(len(self._wanted))) else Verdict(False, worst)
+
+    def _marked(self, clauses: list[_Clause]) -> Iterator[_Clause]:
+        """The clauses behind an explicit mark, with a list of values that goes on in the lines below it."""
+        goes_on = False
+        for one in clauses:
+            is_value = one.slots or one.others if self._is_typed else self._is_element(one)
+            goes_on = one.is_marked or (goes_on and bool(is_value) and (not one.content or bool(one.name)))
+            if goes_on:
+                yield one
+            goes_on &= _MARK not in one.text  # nothing goes on behind a box
 
     def _uncorrected(self) -> tuple[list[_Clause], bool]:
         """The clauses behind the last correction, and whether there is one."""
@@ -592,7 +618,11 @@ class _Judge:
             is_far = len(_WORDS.findall(gap)) > (8 if _TOUCHING.search(gap) else 4)
             if not is_far and (not _COPULA.search(gap) or _OPINION.search(found[0] + gap)):
                 return "negated"
-        if _FALSE_AT_END.search(after) or words.negated.match(after) or (after.strip()[:1] and words.negated.match(" ".join(after.split()))):
+        # A unit and what is counted may stand between: 40 % of it, 40个螺栓.
+        nouns = list(_WORDS.finditer(after))[:3]
+        if _FALSE_AT_END.search(after) or any(words.negated.match(after, at) for at in (0, *(one.end() for one in nouns))):
+            return "negated"
+        if words.negated.match(after.lstrip(" %°")):
             return "negated"
         at = clauses.index(clause)
         following = clauses[at + 1] if at + 1 < len(clauses) else None
@@ -684,7 +714,8 @@ class _Judge:
         if link == "either" and (touches or is_bare):
             ends = other.text.split()[:6] if near > at else other.text.split()[-6:]
             return not self._is_capital or not self._words.is_spaced or any(one[:1].isupper() or not one[:1].isascii() for one in ends)
-        if other.name:
+        side = other.text.split("/")[0 if near > at else -1]
+        if other.name or (link == "listed" and self._is_name(self._said(side))):
             return touches or is_bare
         return is_bare and near < at and self._ends_in_name(other)
 
@@ -720,7 +751,7 @@ class _Judge:
             if size == 2:
                 return None if is_first or (has_head and (self._is_capital or not self._words.is_spaced)) or not own_bare else "several"
             return None if is_first and size == 3 else "several"
-        if all(link == "stop" for link in links) and not any(one.is_generic for one in run if one.name):
+        if all(link == "stop" for link in links) and not any(one.is_generic or one.is_guess for one in run if one.name):
             return "several" if size > 2 else None
         return "several"
 
@@ -783,7 +814,9 @@ def _quantity(wanted: Answer, locale: Locale | None) -> Quantity | None:
 
 
 def _is_rounded(rough: Quantity, exact: Quantity) -> bool:
-    """Whether a number is another one, rounded to two digits or more: 709 thousand of 709,037."""
+    """Whether a number is another one, rounded to two digits or more: 709 thousand of 709,037, or 12.3 of 12.34."""
+    if rough.value % 1000 and not exact.value % 1:
+        return False  # 190 and 189 are neighbours
     digits = f"{abs(rough.value):.12g}".replace(".", "").lstrip("0").rstrip("0")
     if rough.unit != exact.unit or not 2 <= len(digits) < 12:
         return False
