@@ -59,7 +59,7 @@ class EvalResult:
     Attributes:
         f1: the F1 reward, whatever reward the policy was trained with.
         f1_interval: 95 %, of the mean over environments: episodes of one environment are not independent.
-        answer_accuracy: share whose final answer says the expected one, see `answers_rightly`. The reward does not ask.
+        answer_accuracy: share whose final answer states the expected value, see `answers_rightly`. F1 does not ask.
         answer_interval: 95 %, as `f1_interval`.
         full_reward: share whose calls found all that was asked and nothing else.
         full_reward_accuracy: of those, the share whose final answer is right; None where there are none.
@@ -286,7 +286,7 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
 
 
 def answers_rightly(episode: Episode, environment: ToolEnvironment) -> bool:
-    """Whether the last thing that the model says is the expected answer: see `core.rewards.answers`."""
+    """Return whether the last thing that the model says states the expected answer: see `core.rewards.answers`."""
     made = played(environment, episode.messages, episode.calls, episode.finish)
     return answers(made, episode.score)
 

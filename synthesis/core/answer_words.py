@@ -56,7 +56,8 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"(?! (?:only|just|merely|until|sure|certain|more|less|fewer|later|earlier)\b)",
         negated=r"(?:is|are|was|were|'s|would be|seems?)\s?(?:n't|\snot)\s(?:(?:the|a) )?"
         r"(?:\w+ )?(?:correct|right|it|true|answer|solution|result|value|number|one|case)\b"
-        r"|(?:is|was)(?:n't|\snot) the (?!only)\w+|(?:is|are|was|were|would be|seems?) (?:also |clearly |simply )?(?:wrong|incorrect|false|untrue|impossible)\b"
+        r"|(?:is|was)(?:n't|\snot) the (?!only)\w+|(?:is|are|was|were|would be|seems?) (?:also |clearly |"
+        r"simply )?(?:wrong|incorrect|false|untrue|impossible)\b"
         r"|can(?:not|'t| not) be (?:right|correct|it|true|the)\b|does(?:n't| not) (?:fit|work|count)\b",
         contrast=r"(?<!anything )(?<!anywhere )(?<!anyone )but|rather|instead|however|whereas|yet",
         either=r"or(?: else)?|and/or|versus|vs|alternatively|otherwise|else",
@@ -97,8 +98,10 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         joins=r"(?:和|与|及|以及|跟)",
     ),
     "de": AnswerWords(
-        negation=r"(?:nicht|nie|niemals|weder|noch|kein(?:e[rsnm]?)?|ohne|außer|statt|anstatt)\b(?! (?:nur|mehr als|sicher))",
-        negated=r"(?:ist|sind|war|stimmt|wäre)(?: es| das)? (?:nicht(?: (?:die|der|das|richtig|korrekt|wahr|\w+ antwort)|$)|"
+        negation=r"(?:nicht|nie|niemals|weder|noch|kein(?:e[rsnm]?)?|ohne|außer|statt|anstatt)\b(?! (?:nur|"
+        r"mehr als|sicher))",
+        negated=r"(?:ist|sind|war|stimmt|wäre)(?: es| das)? (?:nicht(?: (?:die|der|das|richtig|korrekt|wahr|"
+        r"\w+ antwort)|$)|"
         r"falsch|unmöglich|inkorrekt)|nicht$",
         contrast=r"sondern|aber|jedoch|vielmehr|allerdings",
         either=r"oder|ansonsten|sonst|alternativ|bzw\.?|beziehungsweise", ranges=r"bis",
@@ -116,7 +119,8 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"(?! (?:seulement|plus de|moins de|sûr))",
         negated=r"(?:est|sont|serait|était) (?:faux|fausse|incorrecte?|inexacte?)|"
         r"n'est pas (?:la|le|correcte?|exacte?|vrai|juste|bonne?|ça)",
-        contrast=r"mais|plutôt|cependant|toutefois|par contre", either=r"ou(?: bien)?|sinon|alternativement", ranges=r"à|jusqu'à",
+        contrast=r"mais|plutôt|cependant|toutefois|par contre", either=r"ou(?: bien)?|sinon|alternativement",
+        ranges=r"à|jusqu'à",
         than=r"que|par rapport à|comparé à|contre",
         corrects=r"non|attendez|attends|correction|en fait|en réalité|pardon|désolée?|ou plutôt|je veux dire",
         reports=r"(?:disais|pensais|croyais|dit|pensé|cru|d'abord)", unsure=r"si|à supposer|supposons",
@@ -135,7 +139,8 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         corrects=r"espera|espere|corrección|en realidad|perdón|perdona|mejor dicho|quiero decir|no(?=$|\s(?:es|son))",
         reports=r"(?:dije|pensé|pensaba|creía|creí|primero)", unsure=r"si|suponiendo|en caso",
         mark=r"(?:respuesta|solución|resultado)(?: a [^.:?!\n]{1,80}?)?(?:\s?:|\s?=| es| sería)",
-        generic=r"es|son|era|está|hay|la|el|los|las|lo|un|una|respuesta|resultado|solución|por|tanto|entonces|así|quizás?|"
+        generic=r"es|son|era|está|hay|la|el|los|las|lo|un|una|respuesta|resultado|solución|por|tanto|entonces|"
+        r"así|quizás?|"
         r"tal|vez|probablemente|aproximadamente|unos|unas|cerca|de|creo|podría|ser|puede|entre|y|o|u|también|uno|se|"
         r"trata|número|valor|exactamente",
     ),
@@ -145,11 +150,14 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"não (?:é|são|era|está) (?:a|o|correto|correta|certo|certa|verdade|isso)",
         contrast=r"mas|e sim|senão|porém|no entanto", either=r"ou", ranges=r"a|até",
         than=r"que|comparado com|em comparação com",
-        corrects=r"espera|espere|correção|na verdade|desculpe|desculpa|aliás|ou melhor|quero dizer|não(?=$|\s(?:é|são))",
+        corrects=r"espera|espere|correção|na verdade|desculpe|desculpa|aliás|ou melhor|quero dizer|não(?=$|"
+        r"\s(?:é|são))",
         reports=r"(?:disse|pensei|pensava|achava|achei|primeiro)", unsure=r"se|supondo|caso",
         mark=r"(?:resposta|solução|resultado)(?: a [^.:?!\n]{1,80}?)?(?:\s?:|\s?=| é| seria)",
-        generic=r"é|são|era|está|há|a|o|os|as|um|uma|resposta|resultado|solução|portanto|então|assim|talvez|provavelmente|"
-        r"aproximadamente|cerca|de|acho|poderia|ser|pode|entre|e|ou|também|trata|se|número|valor|exatamente|possivelmente",
+        generic=r"é|são|era|está|há|a|o|os|as|um|uma|resposta|resultado|solução|portanto|então|assim|talvez|"
+        r"provavelmente|"
+        r"aproximadamente|cerca|de|acho|poderia|ser|pode|entre|e|ou|também|trata|se|número|valor|exatamente|"
+        r"possivelmente",
     ),
     "it": AnswerWords(
         negation=r"(?:non|mai|né|nessun[oa]?|senza|tranne|eccetto|invece di|neanche|nemmeno)\b"
@@ -162,7 +170,8 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         reports=r"(?:detto|dissi|pensavo|credevo|prima)", unsure=r"se|supponendo",
         mark=r"(?:risposta|soluzione|risultato)(?: a [^.:?!\n]{1,80}?)?(?:\s?:|\s?=| è| sarebbe)",
         generic=r"è|sono|era|ci|c'è|la|il|lo|i|le|un|una|risposta|risultato|soluzione|quindi|dunque|allora|forse|"
-        r"probabilmente|circa|credo|penso|potrebbe|essere|può|tra|fra|e|o|anche|uno|di|si|tratta|numero|valore|esattamente",
+        r"probabilmente|circa|credo|penso|potrebbe|essere|può|tra|fra|e|o|anche|uno|di|si|tratta|numero|valore|"
+        r"esattamente",
     ),
     "ru": AnswerWords(
         negation=r"(?:не|ни|никогда|нет|кроме|без|вместо)\b(?! (?:только|более|менее|меньше|больше))",
@@ -172,7 +181,8 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         reports=r"(?:сказал|сказала|думал|думала|считал|считала|сначала)", unsure=r"если|ли|допустим|предположим",
         mark=r"(?:ответ|результат|решение)(?: на [^.:?!\n]{1,80}?)?(?:\s?:|\s?=|\s?[-—]| это)",
         generic=r"это|есть|был|была|было|были|ответ|результат|итак|значит|поэтому|таким|образом|может|быть|возможно|"
-        r"наверное|вероятно|примерно|около|приблизительно|я|думаю|считаю|один|из|также|и|или|от|до|между|число|ровно|он|она",
+        r"наверное|вероятно|примерно|около|приблизительно|я|думаю|считаю|один|из|также|и|или|от|до|между|число|"
+        r"ровно|он|она",
     ),
     "tr": AnswerWords(
         negation=r"(?:ne|hiçbir|asla|hariç|dışında)\b",
@@ -182,7 +192,8 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         corrects=r"hayır|bekle|bekleyin|düzeltme|aslında|pardon|özür dilerim|daha doğrusu|yani",
         reports=r"(?:demiştim|dedim|sanmıştım|düşünmüştüm|önce)", unsure=r"eğer|şayet",
         mark=r"(?:cevap|yanıt|sonuç|cevabı|yanıtı)(?:\s?:|\s?=|,|\s)",
-        generic=r"bu|o|cevap|yanıt|sonuç|cevabı|yani|belki|muhtemelen|galiba|yaklaşık|civarı|sanırım|bence|olabilir|biri|"
+        generic=r"bu|o|cevap|yanıt|sonuç|cevabı|yani|belki|muhtemelen|galiba|yaklaşık|civarı|sanırım|bence|"
+        r"olabilir|biri|"
         r"ya|da|de|ve|veya|ile|arasında|sayı|değer|tam|olarak|dir|dır",
     ),
     "fi": AnswerWords(
@@ -202,7 +213,8 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         corrects=r"không(?=$|\slà)|khoan|đợi đã|chờ đã|đính chính|thực ra|xin lỗi|đúng hơn|ý tôi là|à không",
         reports=r"(?:đã nói|tưởng|nghĩ rằng|ban đầu)", unsure=r"nếu|liệu|giả sử",
         mark=r"(?:đáp án|câu trả lời|kết quả|trả lời)(?:\s?:|\s?=| là)",
-        generic=r"là|có|đó|này|nó|đáp|án|câu|trả|lời|kết|quả|vậy|nên|do|có thể|thể|lẽ|khoảng|chừng|tôi|nghĩ|một|trong|số|"
+        generic=r"là|có|đó|này|nó|đáp|án|câu|trả|lời|kết|quả|vậy|nên|do|có thể|thể|lẽ|khoảng|chừng|tôi|nghĩ|một|"
+        r"trong|số|"
         r"cũng|và|hoặc|hay|từ|đến|giữa|giá|trị|đúng",
     ),
     "hi": AnswerWords(
@@ -227,8 +239,10 @@ _WORDS: Final[dict[str, AnswerWords]] = {
     ),
     "ja": AnswerWords(
         negation=r"(?:以外|を除く|ではなく|でなく|じゃなく)",
-        negated=r"[^、。\n]{0,6}?(?:では(?:ありません|ない|なく)|じゃ(?:ありません|ない|なく)|でない|(?:は|が)?(?:間違い|誤り|違います|違う|ありません)|とは限りません)",
-        contrast=r"ではなく|でなく|じゃなくて|しかし|むしろ|ですが", either=r"または|もしくは|あるいは|それとも|か(?=[\d\ue000-\ue0ff])",
+        negated=r"[^、。\n]{0,6}?(?:では(?:ありません|ない|なく)|じゃ(?:ありません|ない|なく)|でない|"
+        r"(?:は|が)?(?:間違い|誤り|違います|違う|ありません)|とは限りません)",
+        contrast=r"ではなく|でなく|じゃなくて|しかし|むしろ|ですが",
+        either=r"または|もしくは|あるいは|それとも|か(?=[\d\ue000-\ue0ff])",
         ranges=r"から|~", than=r"より|に比べて",
         corrects=r"いいえ|いや|待って|待ってください|訂正|実は|すみません|失礼|というか|正確には|違います|違う",
         reports=r"(?:と言いました|と言った|と思っていました|と思った|最初)", unsure=r"もし|仮に",
@@ -248,11 +262,14 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"있습니다|같습니다|생각합니다|저는|그래서|따라서|또한|중|하나|총|모두|사이",
     ),
     "th": AnswerWords(
-        negation=r"(?:ไม่ใช่|ไม่ได้|มิใช่|ไม่มี|ไม่|ยกเว้น|นอกจาก)", negated=r"(?:ไม่ถูกต้อง|ผิด|ไม่ถูก|ไม่ใช่(?:คำตอบ|\s{0,3}$))",
+        negation=r"(?:ไม่ใช่|ไม่ได้|มิใช่|ไม่มี|ไม่|ยกเว้น|นอกจาก)",
+        negated=r"(?:ไม่ถูกต้อง|ผิด|ไม่ถูก|ไม่ใช่(?:คำตอบ|\s{0,3}$))",
         contrast=r"แต่|ทว่า|หากแต่", either=r"หรือ", ranges=r"ถึง", than=r"กว่า|เมื่อเทียบกับ",
-        corrects=r"ไม่(?=$|\s)|เดี๋ยว|รอสักครู่|แก้ไข|จริงๆ แล้ว|จริง ๆ แล้ว|ขอโทษ|ที่จริง", reports=r"(?:เคยบอก|คิดว่า|ตอนแรก)",
+        corrects=r"ไม่(?=$|\s)|เดี๋ยว|รอสักครู่|แก้ไข|จริงๆ แล้ว|จริง ๆ แล้ว|ขอโทษ|ที่จริง",
+        reports=r"(?:เคยบอก|คิดว่า|ตอนแรก)",
         unsure=r"ถ้า|หาก|สมมติ", mark=r"(?:คำตอบ|ผลลัพธ์)(?:สุดท้าย|ที่ถูกต้อง)?(?:คือ|:|=|\s)",
-        generic=r"คือ|เป็น|มี|คำตอบ|นี้|นั้น|มัน|อาจ|จะ|บางที|คง|น่าจะ|ประมาณ|ราว|ฉัน|ผม|คิดว่า|ดังนั้น|และ|หรือ|ครับ|ค่ะ|ทั้งหมด|"
+        generic=r"คือ|เป็น|มี|คำตอบ|นี้|นั้น|มัน|อาจ|จะ|บางที|คง|น่าจะ|ประมาณ|ราว|ฉัน|ผม|คิดว่า|ดังนั้น|และ|"
+        r"หรือ|ครับ|ค่ะ|ทั้งหมด|"
         r"ก็|ระหว่าง|อยู่|ที่|ได้|คน",
     ),
 }  # fmt: skip

@@ -267,8 +267,9 @@ def played(
 def answers(episode: PlayedEpisode, counted: Reward | None) -> bool:
     """Return whether the last thing that the model says, with no call in it, states the expected answer.
 
-    It must commit to it: lists of guesses and negations state nothing (`core.final_answers`). An episode that a limit has ended answers nothing, whatever was said on the way; thoughts are no answer. Where what
-    was asked for is a state, it is right when all of it was done, and the model then says something.
+    It must commit to it: lists of guesses and negations state nothing (`core.final_answers`). An episode that a limit
+    has ended answers nothing, whatever was said on the way. Thoughts are no answer. Where the question asks for a
+    state, the answer is right when all of it was done and the model then says something.
     """
     environment = episode.environment
     if episode.finish != "answered":

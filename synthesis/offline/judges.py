@@ -78,9 +78,7 @@ def tool_understanding(variables: Variables, language: Language, rng: random.Ran
     return a.ToolUnderstandingScore("it uses what the results say", "yes")
 
 
-def _said(
-    intent: Intent, values: Mapping[int, Value], content: str, language: Language
-) -> a.ToolUnderstandingScore:
+def _said(intent: Intent, values: Mapping[int, Value], content: str, language: Language) -> a.ToolUnderstandingScore:
     if _states(content, [values[step] for step in intent.terminals()], language):
         return a.ToolUnderstandingScore("it states what the results say", "yes")
     return a.ToolUnderstandingScore("it leaves out a result", "partly")

@@ -1,4 +1,4 @@
-"""Tasks over MCP servers as environments: `{"mcpServers": …, "tasks": […]}`, and what a final answer should say.
+"""Tasks over MCP servers as environments: `{"mcpServers": …, "tasks": […]}`, and what a final answer should state.
 
     {
       "mcpServers": {"clock": {"command": "python", "args": ["-m", "mcp_server_time"]}},
@@ -171,7 +171,7 @@ class _McpSession:
         return await tool_answer(self._connections[server], name, arguments)
 
     async def score(self, episode: PlayedEpisode) -> float:
-        """What the file's function says; else whether the final answer says the task's."""
+        """Return what the file's function says; else 1 where the final answer states the task's, else 0."""
         if self._judge is not None:
             return await self._judge.reward(0, episode, seconds=MOST_SECONDS)
         return float(answers(episode, None))

@@ -81,14 +81,16 @@ def test_wrong_sentences_are_not_stated() -> None:
 # Enumerations
 
 SEPARATORS = [", ", ",", "; ", " ", "\n", "\n\n", "\n- ", "\n* ", " / ", "/", " | ", "\t", " or ", " and ", " & ", ". ",
-              "... ", " or maybe ", ", possibly ", " → ", " - ", " — ", "? ", "、", "，", "；", "或", "或者", "还是", "和",
+              "... ", " or maybe ", ", possibly ", " → ", " - ", " — ", "? ", "、", "，", "；", "或", "或者",
+              "还是", "和",
               "，也可能是"]  # fmt: skip
 FRAMES = ["{}", "One of {}.", "It is {}.", "The answer is {}.", "Answer: {}", "答案是{}。", "可能是{}", "({})", "[{}]",
           "**{}**", "\\boxed{{{}}}", "I guess {}, but I am not sure.", "Maybe {}?", '{{"answer": [{}]}}']  # fmt: skip
 NAMES = ["Paris", "Rome", "Oslo", "Berlin", "Madrid", "Lisbon", "Vienna", "Prague", "Warsaw", "Athens", "Dublin",
          "Helsinki", "Sofia", "Bern", "Riga", "Tallinn"]  # fmt: skip
-PLACES = ["巴黎", "罗马", "奥斯陆", "柏林", "马德里", "里斯本", "维也纳", "布拉格", "华沙", "雅典", "都柏林", "索非亚"]
-EITHER = {"ar": "أو", "de": "oder", "en": "or", "es": "o", "fi": "tai", "fr": "ou", "hi": "या", "it": "o", "ja": "または",
+PLACES = ["巴黎", "罗马", "奥斯陆", "柏林", "马德里", "里斯本", "维也纳", "布拉格", "华沙", "雅典", "伦敦", "索非亚"]
+EITHER = {"ar": "أو", "de": "oder", "en": "or", "es": "o", "fi": "tai", "fr": "ou", "hi": "या", "it": "o",
+       "ja": "または",
           "ko": "또는", "pt": "ou", "ru": "или", "th": "หรือ", "tr": "veya", "vi": "hoặc", "zh": "或"}  # fmt: skip
 
 
@@ -131,9 +133,7 @@ def test_no_list_of_names_states_one(names: list[str], size: int, at: int, separ
     separator=st.sampled_from(["、", "；", "\n", "或", "或者", "还是", "和", "，也可能是", "/"]),
     frame=st.sampled_from(["{}", "答案是{}。", "可能是{}", "是{}吧。", "答案：{}"]),
 )
-def test_no_list_of_chinese_names_states_one(
-    names: list[str], size: int, at: int, separator: str, frame: str
-) -> None:
+def test_no_list_of_chinese_names_states_one(names: list[str], size: int, at: int, separator: str, frame: str) -> None:
     text = frame.format(separator.join(names[:size]))
     assert not states_answer(text, A(names[at % size]), "zh"), text
 
@@ -141,8 +141,20 @@ def test_no_list_of_chinese_names_states_one(
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     sentence=st.sampled_from(
-        ["It is {}.", "There are {} bolts.", "The answer is {}.", "Maybe it is {}.", "If you count again, {}.", "答案是{}。",
-         "有{}个螺栓。", "可能有{}个。", "Es sind {}.", "Il y en a {}.", "Guess: {}", "The warehouse holds {} pieces."]
+        [
+            "It is {}.",
+            "There are {} bolts.",
+            "The answer is {}.",
+            "Maybe it is {}.",
+            "If you count again, {}.",
+            "答案是{}。",
+            "有{}个螺栓。",
+            "可能有{}个。",
+            "Es sind {}.",
+            "Il y en a {}.",
+            "Guess: {}",
+            "The warehouse holds {} pieces.",
+        ]
     ),  # fmt: skip
     size=st.integers(2, 60),
     at=st.integers(0, 59),
@@ -185,9 +197,11 @@ def test_lists_of_every_type_state_nothing(answer: Answer, text: str) -> None:
 # Negations, hedges, corrections
 
 VALUES = {
-    "en": [("40", A(40), "41"), ("1.5 km", A(1500, unit="m"), "1.6 km"), ("May 3, 2026", A("2026-05-03"), "May 4, 2026"),
+    "en": [("40", A(40), "41"), ("1.5 km", A(1500, unit="m"), "1.6 km"), ("May 3, 2026", A("2026-05-03"),
+               "May 4, 2026"),
            ("2:30 PM", A("14:30"), "3:30 PM"), ("Paris", A("Paris"), "Rome"), ("45 %", A(45, unit="%"), "46 %")],
-    "zh": [("40", A(40), "41"), ("1.5公里", A(1500, unit="m"), "1.6公里"), ("2026年5月3日", A("2026-05-03"), "2026年5月4日"),
+    "zh": [("40", A(40), "41"), ("1.5公里", A(1500, unit="m"), "1.6公里"), ("2026年5月3日", A("2026-05-03"),
+               "2026年5月4日"),
            ("下午2点30分", A("14:30"), "下午3点30分"), ("巴黎", A("巴黎"), "罗马"), ("45%", A(45, unit="%"), "46%")],
 }  # fmt: skip
 NEGATED = {
@@ -196,13 +210,15 @@ NEGATED = {
     "zh": ["不是{}。", "答案不是{}。", "并非{}。", "我不认为是{}。", "{}不对。", "绝不是{}。", "{}是错的。"],
 }  # fmt: skip
 HEDGED = {
-    "en": ["Maybe {}.", "I think it is {}.", "It is probably {}.", "I guess it could be {}.", "I am not sure, but it is {}."],
+    "en": ["Maybe {}.", "I think it is {}.", "It is probably {}.", "I guess it could be {}.",
+               "I am not sure, but it is {}."],
     "zh": ["可能是{}。", "我认为是{}。", "大概是{}。", "也许是{}。", "我不确定，但应该是{}。"],
 }  # fmt: skip
 CORRECTED = {
     "en": ["It is not {1} but {0}.", "{1}, no, {0}.", "{1}... wait, it is {0}.", "I said {1} but it is {0}.",
            "The answer is {1}. Actually, it is {0}.", "It is {0}, not {1}.", "I thought {1}, but the tool says {0}."],
-    "zh": ["不是{1}，而是{0}。", "不是{1}而是{0}。", "{1}，不对，是{0}。", "我以为是{1}，但其实是{0}。", "是{0}，不是{1}。",
+    "zh": ["不是{1}，而是{0}。", "不是{1}而是{0}。", "{1}，不对，是{0}。", "我以为是{1}，但其实是{0}。",
+               "是{0}，不是{1}。",
            "{1}，等等，应该是{0}。"],
 }  # fmt: skip
 CASES = [(language, *one) for language, ones in VALUES.items() for one in ones]
@@ -255,7 +271,8 @@ def test_a_verdict_has_a_reason(text: str, reason: str) -> None:
 
 def test_an_explicit_mark_decides_among_candidates() -> None:
     for text in (
-        "Candidates are 38, 39, 40 and 41. The answer is 40.", "I see 38, 39, **40** and 41.", "38, 39, 40, 41: \\boxed{40}",
+        "Candidates are 38, 39, 40 and 41. The answer is 40.", "I see 38, 39, **40** and 41.",
+        "38, 39, 40, 41: \\boxed{40}",
         "候选有38、39、40。答案是40。",
     ):  # fmt: skip
         assert states_answer(text, A(40), "zh") and not states_answer(text, A(39), "zh"), text
