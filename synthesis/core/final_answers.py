@@ -54,14 +54,14 @@ Reason = Literal[
 ]
 
 
-class Verdict(NamedTuple):
+class AnswerVerdict(NamedTuple):
     """Return whether a text states an answer, and why."""
 
     is_stated: bool
     reason: Reason
 
 
-_STATED: Final = Verdict(True, "stated")
+_STATED: Final = AnswerVerdict(True, "stated")
 _MOST_CANDIDATES: Final = 6
 """Other values of a text whose sentences all count; the names of one sentence may be twice as many."""
 _MOST_SENTENCES: Final = 12
@@ -88,7 +88,7 @@ def states_answer(text: str, answer: Answer, language: str = "en") -> bool:
     return judge_answer(text, answer, language).is_stated
 
 
-def judge_answer(text: str, answer: Answer, language: str = "en") -> Verdict:
+def judge_answer(text: str, answer: Answer, language: str = "en") -> AnswerVerdict:
     """Decide whether a final answer states the expected value and commits to it.
 
     Args:
@@ -97,10 +97,10 @@ def judge_answer(text: str, answer: Answer, language: str = "en") -> Verdict:
         language: ISO 639-1 code of the text's and the answer's language.
     """
     if len(text) > MOST_CHARACTERS:
-        return Verdict(False, "too_long")
+        return AnswerVerdict(False, "too_long")
     said = _BOXED.sub(lambda one: f"\n{MARK}{_LINES.sub(', ', one[1] or '')}\n", split_thought(text)[1])
     if markup_in(said, turn=True):
-        return Verdict(False, "markup")
+        return AnswerVerdict(False, "markup")
     locale = locale_of(language)
     if isinstance(answer.value, bool) or _is_word_of_truth(answer.value, locale):
         return _judge_boolean(said, answer, language)
@@ -114,14 +114,14 @@ def judge_answer(text: str, answer: Answer, language: str = "en") -> Verdict:
         wanted = [answer]
     lines = len(re.findall(r"\n|[.!?。।]\s", said))
     if len(wanted) > MOST_ELEMENTS or lines > _MOST_PIECES:
-        return Verdict(False, "too_long")
+        return AnswerVerdict(False, "too_long")
     opened = json_lines(said.replace(MARK, ""))
     judge = _Judge(AnswerText(said if opened is None else opened, wanted, language))
     if judge.finds_any:
         return judge.verdict()
     # A unit beside its number, each under a key of its own, is in no line by itself.
     is_one = rule is not None and opened is not None and opened.count("\n") < _MOST_KEYS and "[" not in opened
-    return _STATED if is_one else Verdict(False, "missing")
+    return _STATED if is_one else AnswerVerdict(False, "missing")
 
 
 def _is_word_of_truth(value: Any, locale: Locale | None) -> bool:
@@ -134,7 +134,7 @@ def _is_word_of_truth(value: Any, locale: Locale | None) -> bool:
 # Yes and no
 
 
-def _judge_boolean(said: str, answer: Answer, language: str) -> Verdict:
+def _judge_boolean(said: str, answer: Answer, language: str) -> AnswerVerdict:
     """The explicit statements decide where there are any, and all of them; else the text as a whole."""
     words, locale = words_of(language), locale_of(language)
     text = untangled(said)
@@ -144,18 +144,18 @@ def _judge_boolean(said: str, answer: Answer, language: str) -> Verdict:
     if held:
         if all(match(one, answer, language) for one in held):
             return _STATED
-        return Verdict(False, "contradicted" if len(held) > 1 else "missing")
+        return AnswerVerdict(False, "contradicted" if len(held) > 1 else "missing")
     if not isinstance(answer.value, bool):
         is_true = fold(str(answer.value)) in TRUE | (locale.yes if locale else frozenset())
         answer = Answer(is_true) if match(text, answer, language) is None else answer
     if not (match(text, answer, language) or match(_first_word(text), answer, language)):
-        return Verdict(False, "missing")
+        return AnswerVerdict(False, "missing")
     said_words = {fold(words.generic.sub(" ", one)) for one in words.parts.split(text) if one and len(one) < SHORT}
     both = (
         said_words & (TRUE | (locale.yes if locale else set())),
         said_words & (FALSE | {"no"} | (locale.no if locale else set())),
     )
-    return Verdict(False, "contradicted") if all(both) else _STATED
+    return AnswerVerdict(False, "contradicted") if all(both) else _STATED
 
 
 def _first_word(text: str) -> str:
@@ -184,18 +184,18 @@ class _Judge:
         """Return whether the text names the answer and commits to it."""
         return self.finds_any and self.verdict().is_stated
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AnswerVerdict:
         """The verdict on the text."""
         clauses, is_withdrawn = self._uncorrected()
         if not any(one.slots for one in clauses):
-            return Verdict(False, "withdrawn" if is_withdrawn else "contradicted")
+            return AnswerVerdict(False, "withdrawn" if is_withdrawn else "contradicted")
         read = self._read
         is_one = len(read.wanted) == 1
         marked = [one for one in clauses if one.is_marked and not one.is_void]
         if is_one and any(one.slots or one.others or (one.content and not read.is_typed) for one in marked):
             clauses = list(self._marked(clauses))
             if not any(one.slots for one in clauses):
-                return Verdict(False, "contradicted")
+                return AnswerVerdict(False, "contradicted")
         elif is_one and read.bold and _Judge(AnswerText(read.bold, read.wanted, read.language)).is_stated:
             return self._of_bold(clauses)
         else:
@@ -203,15 +203,15 @@ class _Judge:
             rivals = {repr(other) for one in clauses if not one.is_void for other in one.others}
             named = [at for at, one in enumerate(clauses) if one.slots]
             if len(rivals) > _MOST_CANDIDATES and not all(self._is_result(at, clauses) for at in named):
-                return Verdict(False, "several")
+                return AnswerVerdict(False, "several")
         return self._of(clauses)
 
-    def _of_bold(self, clauses: list[Clause]) -> Verdict:
+    def _of_bold(self, clauses: list[Clause]) -> AnswerVerdict:
         named = [at for at, one in enumerate(clauses) if one.slots]
         reason = next((reason for at in named if (reason := self._uncommitted(at, clauses))), None)
-        return Verdict(False, reason) if reason else _STATED
+        return AnswerVerdict(False, reason) if reason else _STATED
 
-    def _of(self, clauses: list[Clause]) -> Verdict:
+    def _of(self, clauses: list[Clause]) -> AnswerVerdict:
         worst: Reason = "missing"
         stated: set[int] = set()
         for at, clause in enumerate(clauses):
@@ -224,7 +224,7 @@ class _Judge:
                     stated -= clause.slots
             else:
                 stated |= clause.slots
-        return _STATED if stated == set(range(len(self._read.wanted))) else Verdict(False, worst)
+        return _STATED if stated == set(range(len(self._read.wanted))) else AnswerVerdict(False, worst)
 
     def _marked(self, clauses: list[Clause]) -> Iterator[Clause]:
         """The clauses behind an explicit mark, with a list of values that goes on in the lines below it."""

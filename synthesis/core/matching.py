@@ -1,10 +1,11 @@
 """Does a tool's output contain the expected answer? Decided by typed rules, never by substring.
 
 Both synthesis (is this tool right?) and the RL reward (is this sub-task solved?) ask `contains`; `match` names the rule
-that decided. Final answers of a policy have to commit to a value as well: see `final_answers`. An output is any JSON value; its leaves are searched, and a string that holds JSON is opened first. Keys
-are no values, neither of JSON nor of JSON quoted in a text; of a key only the unit counts (`elevation_ft`). A leaf is
-either a *value* (short: it must equal the answer as a whole, or one of its comma-separated parts must) or a *text* (a
-sentence: the answer may also be a whole-word phrase of it).
+that decided. Final answers of a policy have to commit to a value as well: see `final_answers`. An output is any JSON
+value; its leaves are searched, and a string that holds JSON is opened first. Keys are no values, neither of JSON nor of
+JSON quoted in a text; of a key only the unit counts (`elevation_ft`). A leaf is either a *value* (short: it must equal
+the answer as a whole, or one of its comma-separated parts must) or a *text* (a sentence: the answer may also be a
+whole-word phrase of it).
 
 Rules, by the answer's type:
   number    equal within `tolerance`; thousands separators, signs, full-width and Chinese numerals, multipliers

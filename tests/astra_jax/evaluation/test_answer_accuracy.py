@@ -52,6 +52,10 @@ def episode(
         ("Paris and Oslo", Answer(["Oslo", "Paris"]), True),
         ("Paris, and I do not know the other", Answer(["Oslo", "Paris"]), False),
         ("Yes and no: true, false", Answer(True), False),
+        ("Lyon, Paris, Marseille or Nice", PARIS, False),
+        ("The capital is not Paris.", PARIS, False),
+        ("Not Lyon but Paris.", PARIS, True),
+        ("One of " + ", ".join(map(str, range(1, 101))) + ".", Answer(40), False),
         ("Lutetia, as it was called", Answer("Paris", aliases=["Lutetia"]), True),
     ],
 )

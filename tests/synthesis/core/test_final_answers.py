@@ -94,7 +94,7 @@ EITHER = {"ar": "أو", "de": "oder", "en": "or", "es": "o", "fi": "tai", "fr": 
           "ko": "또는", "pt": "ou", "ru": "или", "th": "หรือ", "tr": "veya", "vi": "hoặc", "zh": "或"}  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     first=st.integers(1, 500),
     size=st.integers(2, 100),

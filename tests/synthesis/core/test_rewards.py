@@ -331,6 +331,22 @@ async def test_an_answer_is_read_in_the_language_of_its_environment() -> None:
     assert (await Rewards("answer").score(episode(sentence, environment=english), counted, own)).value == 0.0
 
 
+async def test_a_list_of_guesses_is_worth_nothing() -> None:
+    class Lookup:
+        question = "How many bolts are there?"
+        answer = 40
+
+        def score(self, episode) -> float:
+            return float(episode.says(40))
+
+    environment = OwnEnvironment(Lookup())
+    for said, worth in (("There are 40.", 1.0), ("It is not 40.", 0.0), (", ".join(map(str, range(1, 101))), 0.0)):
+        ended = episode(said, environment=environment)
+        session = await environment.begin()
+        found = await Rewards("answer,score").score(ended, None, lambda: session.score(ended))  # noqa: B023
+        assert found.parts == {"answer": worth, "score": worth}, said
+
+
 def test_answers_in_a_language_that_is_not_read_are_refused_by_name() -> None:
     swahili = msgspec.structs.replace(RECORD, language="sw")
     with pytest.raises(
