@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ _SUITES = flags.DEFINE_list(
 _REWARD = shared.reward()
 _SOURCES = flags.DEFINE_list("sources", [], "SUITE=FOLDER of what no registry has, separated by commas.")
 _HARNESSES = flags.DEFINE_string(
-    "harnesses", str(Path.home() / ".cache" / "astra-jax" / "harnesses"), "Where the harnesses' environments are kept."
+    "harnesses", None, "Folder of the harnesses' environments; by default astra-jax/harnesses in the user's cache."
 )
 _USER = flags.DEFINE_string("user_url", None, "Endpoint of who plays the user, where a suite has one.")
 _USER_MODEL = flags.DEFINE_string("user_model", None, "Its model.")
@@ -120,7 +121,7 @@ async def _run(
     from astra_jax.evaluation.suites.held_out import OpenedEnvironments
     from astra_jax.evaluation.table import tabulate
     from launch.viewer.evaluation_page import write_evaluation
-    from synthesis.core.files import write_text
+    from synthesis.core.files import user_cache, write_text
     from synthesis.core.stages import Journal
 
     policy = await preflight.check(_served(_ENDPOINT, _MODEL, _KEY_FILE), _ENDPOINT.name)
@@ -137,7 +138,7 @@ async def _run(
             policy=policy,
             endpoint=endpoint,
             models=models,
-            harnesses=Path(_HARNESSES.value).expanduser().absolute(),
+            harnesses=_expanded(_HARNESSES.value) if _HARNESSES.value else user_cache("harnesses"),
             sources=sources,
             logs=workdir / "logs",
             sandbox=sandbox,
@@ -210,6 +211,10 @@ def _environments(suite: str) -> GivenEnvironments:
     return found
 
 
+def _expanded(folder: str) -> Path:
+    return Path(os.path.expanduser(folder)).absolute()  # `Path.expanduser` fails without a home directory
+
+
 def _sources() -> dict[str, Path]:
     from astra_jax.evaluation.suites import sources_of
 
@@ -217,11 +222,11 @@ def _sources() -> dict[str, Path]:
     sources: dict[str, Path] = {}
     for entry in _SOURCES.value:
         name, equals, folder = entry.partition("=")
-        if not equals or not Path(folder).expanduser().is_dir():
+        if not equals or not _expanded(folder).is_dir():
             raise cli.UsageError(f"--sources={entry}: write SUITE=FOLDER, a folder that is there")
         if name in sources:
             raise cli.UsageError(f"--sources={','.join(_SOURCES.value)} names {name} twice")
-        sources[name] = Path(folder).expanduser().absolute()
+        sources[name] = _expanded(folder)
     if unwanted := sorted(sources.keys() - sources_of(named)):
         raise cli.UsageError(
             f"--sources={unwanted[0]}=... is of no suite in --suites={','.join(_SUITES.value)}, which want "

@@ -87,7 +87,7 @@ class HarnessEnvironment:
         if low <= sys.version_info.minor < high:
             return sys.executable
         versions = [f"3.{minor}" for minor in range(low, high)]
-        pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+        pyenv = Path(os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")) / "versions"
         for version in versions:
             found = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))]
             for python in filter(None, found):

@@ -16,6 +16,7 @@ from absl import logging
 
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location, user_cache
+from synthesis.core.refusals import InputError
 
 FOLDER = "compiled"
 """In a run's workdir."""
@@ -31,12 +32,16 @@ def keep_programs(folder: Folder | None = None) -> None:
     it off. On CPUs a folder of each kind of processor is made in it: what is compiled for one may not run on another.
 
     Args:
-        folder: on disk or in a bucket; all hosts may share it. By default `~/.cache/astra-jax/compiled`, where that can
-            be written.
+        folder: on disk or in a bucket; all hosts may share it. By default `~/.cache/astra-jax/compiled`, or of
+            XDG_CACHE_HOME, where one can be written.
     """
     if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]  # made as JAX is imported
         return
-    base = location(folder or user_cache(FOLDER))
+    try:
+        base = location(folder or user_cache(FOLDER))
+    except InputError as error:
+        logging.info("compiled programs are not kept: %s", error)
+        return
     if jax.default_backend() == "cpu":
         base /= f"cpu-{_processor()}"
     if folder is None and not _can_write(Path(base)):

@@ -80,8 +80,9 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     if not _is_read(text):
         return text
     files = hub.dataset_files(text, said, SUFFIXES) if text.startswith(hub.PREFIX) else [Path(text)]
+    cache = user_cache(FOLDER)
     try:
-        found = kept_dataset(files, user_cache(FOLDER), accept=_ACCEPT.value, skip_bad=_SKIP_BAD.value, source=text)
+        found = kept_dataset(files, cache, accept=_ACCEPT.value, skip_bad=_SKIP_BAD.value, source=text)
     except InputError as error:
         remedy = "" if _SKIP_BAD.value else " (--skip_bad leaves such rows out)"
         raise cli.UsageError(f"--{flag.name}: {error}{remedy}") from None

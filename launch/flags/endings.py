@@ -67,13 +67,15 @@ def note_folder(flag: str, folder: str) -> None:
 
 
 def prepare() -> None:
-    """Protect the standard streams, and make logged text safe to show."""
+    """Protect the standard streams, make logged text safe to show, and let libraries find a home directory."""
     logging.use_absl_handler()  # it removes other handlers of standard error, which it knows by their stream
     protect_streams()
     handler = logging.get_absl_handler()
     handler.setFormatter(_PrintableFormatter())
     handler.python_handler.setStream(sys.stderr)
     getLogger("asyncio").addFilter(_is_news)
+    if os.path.expanduser("~").startswith("~"):  # no HOME, and a user id that no passwd file has, as in containers
+        os.environ["HOME"] = os.devnull  # libraries ask for the path as they are imported; nothing is ever made in it
     sys.excepthook = _outside
     sys.unraisablehook = _unheard
     # Shared memory that data workers leave where a run is interrupted is unlinked by Python's tracker, a process of its
@@ -217,6 +219,8 @@ def refusal(error: BaseException) -> str | None:
         return None if None in lines else lines[0]
     if isinstance(error, (Refusal, SandboxError, SettingError)):
         return str(error)
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # of `tempfile`, without a path
+        return f"{error.strerror}; set TMPDIR to a folder that can be written"
     if isinstance(error, OSError) and error.errno in (_DISK if error.filename else _WRITES):
         return _of_disk(error)
     return None

@@ -11,6 +11,7 @@ A token is never printed: errors name the repository, and what to do.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -132,6 +133,11 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
     import httpx2
     from huggingface_hub import constants, errors
 
+    if constants.HF_HUB_CACHE.startswith(("~", os.devnull)):  # see `user_cache`
+        raise HubError(
+            f"{said}: HOME is not set, and user id {os.getuid()} has no home directory; set HF_HOME to a folder that "
+            "can be written"
+        )
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repo}"
     if not said.partition("=")[2].startswith(PREFIX):
         said += " is no folder here; as a name on the Hub"
@@ -173,6 +179,13 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
         ) from None
     except errors.HFValidationError as error:
         raise HubError(f"{said}: {error}") from None
+    except OSError as error:
+        if not isinstance(error.filename, str) or not error.filename.startswith(constants.HF_HOME):
+            raise
+        raise HubError(
+            f"{said}: {error.filename}: {error.strerror}; set HF_HOME to a folder that can be written, with room for "
+            f"the {kind}"
+        ) from None
     except httpx2.HTTPError as error:
         raise HubError(
             f"{said}: {constants.ENDPOINT} cannot be reached ({type(error).__name__}); see to the network or to "

@@ -125,8 +125,24 @@ def check_held(path: Folder) -> None:
 
 
 def user_cache(name: str) -> Path:
-    """A folder of what can be made again, in the user's cache; it need not be there."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "astra-jax" / name
+    """A folder in the user's cache, for files that can be made again; it is made if it is not there.
+
+    Raises:
+        InputError: there is no home directory, as in a container whose user id has no passwd entry, or the folder
+            cannot be written.
+    """
+    set_it = "set XDG_CACHE_HOME to a folder that can be written"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith(("~", os.devnull)):  # programs set HOME to the latter where there is none
+        raise InputError(f"HOME is not set, and user id {os.getuid()} has no home directory; {set_it}")
+    folder = Path(cache, "astra-jax", name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made: {error.strerror}; {set_it}") from None
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder} cannot be written; {set_it}")
+    return folder
 
 
 def unpacked(path: Path) -> IO[bytes]:

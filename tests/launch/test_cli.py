@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import resource
 import subprocess
@@ -209,6 +210,52 @@ def test_help_answers_at_once(program: str) -> None:
             break
     assert result.returncode == 0 and f"--{FLAGS[program]}" in result.stdout
     assert min(seconds) < 0.6, seconds
+
+
+NOBODY = """
+import pwd
+def unknown(*_): raise KeyError("getpwuid(): uid not found: 12345")
+pwd.getpwuid = pwd.getpwnam = unknown
+"""
+
+
+def as_nobody(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python as a user id without a passwd entry and HOME, as in containers."""
+    (folder / "sitecustomize.py").write_text(NOBODY)
+    others = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME", "HF_HOME")}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=others | {"PYTHONPATH": str(folder)} | environment,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_is_the_same_without_a_home_and_docstrings_and_with_warnings_as_errors(tmp_path, program: str) -> None:
+    """`launch.evaluate` looked for the home directory as it was imported; -OO removed what settings mean."""
+    plain = ended(program, "--help")
+    odd = as_nobody(tmp_path, "-W", "error", "-OO", "-m", program, "--help")
+    assert (odd.returncode, odd.stderr) == (plain.code, plain.errors) == (0, "")
+    assert odd.stdout.partition("\nflags:\n")[2] == plain.out.partition("\nflags:\n")[2] != ""
+
+
+@pytest.mark.slow
+def test_small_jobs_are_the_same_without_a_home_and_docstrings_and_with_warnings_as_errors(tmp_path) -> None:
+    made = as_nobody(
+        tmp_path, "-m", "launch.environments", f"--workdir={tmp_path / 'run'}", "--config.count=3",
+        PYTHONOPTIMIZE="2", PYTHONWARNINGS="error",
+    )  # fmt: skip
+    assert made.returncode in (0, 4) and "Traceback" not in made.stderr, made.stderr
+    own = tmp_path / "own.jsonl"
+    own.write_text("{}\n")
+    arguments = ("-m", "launch.sft", "--config=sft:0.6b", f"--workdir={tmp_path / 'sft'}")
+    refused = as_nobody(tmp_path, *arguments, "--weights=nowhere", f"--data={own}")
+    assert refused.returncode == 2 and "has no home directory; set XDG_CACHE_HOME to a folder" in refused.stderr
+    refused = as_nobody(tmp_path, *arguments, "--weights=nowhere", f"--data={own}", HOME="/proc/none")
+    assert refused.returncode == 2 and "/proc/none/.cache/astra-jax/data cannot be made" in refused.stderr
+    refused = as_nobody(tmp_path, *arguments, "--weights=nowhere", "--data=hub:a/b")
+    assert refused.returncode == 2 and "has no home directory; set HF_HOME" in refused.stderr, refused.stderr
+    assert not (ROOT / "~").exists()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,15 @@ def test_a_write_that_names_no_path_is_of_the_workdir(monkeypatch) -> None:
     assert said.getvalue() == (
         "error: --workdir=/data/run: No space left on device; make room there, and run the same command again\n"
     )
+
+
+def test_no_folder_for_temporary_files_is_a_refusal_that_names_the_variable(monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/none"])
+    with pytest.raises(FileNotFoundError) as raised:
+        tempfile.mkdtemp()
+    line = endings.refusal(raised.value)
+    assert line is not None and "'/proc/none'" in line and line.endswith("; set TMPDIR to a folder that can be written")
 
 
 @pytest.mark.parametrize(
