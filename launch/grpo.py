@@ -172,6 +172,11 @@ def main() -> int:
         replay = _replayed()
         if replay is not None and _URLS.value:
             raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
+        if _DIFFICULTY.value is not None and config.grpo.solve_rates is None and config.grpo.order == "shuffled":
+            raise cli.UsageError(
+                f"--{_DIFFICULTY.name} is for --config.grpo.solve_rates and --config.grpo.order=easy_first; give one "
+                "of them"
+            )
         given = None if replay is not None else environments.read(_ENVIRONMENTS.value or "")
         held_out = _held_out(given)
         for one in (given, *held_out):

@@ -298,7 +298,7 @@ def test_programs_that_compute_with_a_model_do_so_in_the_environment_for_cpus() 
         file = ROOT / program.replace(".", "/")
         file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
         source = file.read_text(encoding="utf-8")
-        assert ("keep_programs" in source or "flags import cli, policies" in source) == (program in computing)
+        assert ("keep_programs" in source or "policies.load(" in source) == (program in computing)
         assert (f'cli.with_cpu_environment("{program}", large=' in source) == (program in computing), program
         # Of any model: with a small one's malloc a large one's memory grows with each checkpoint.
         assert (f'("{program}", large=True)' in source) == (program in computing - {"launch.quickstart"}), program

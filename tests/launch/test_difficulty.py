@@ -14,6 +14,7 @@ import pytest
 from programs_world import Ended, Programs, in_journal, programs
 from rollout_world import make_environment, tiny_model
 
+from astra_jax.evaluation.solve_rates import SolveRate
 from astra_jax.models.hf_checkpoint import copy_tokenizer, save_hf
 from astra_jax.run.weights import save_orbax
 from astra_jax.tokenizer import ChatTokenizer
@@ -137,16 +138,99 @@ def test_what_is_wrong_is_said_in_one_line(world, run, tmp_path) -> None:
     assert (tmp_path / "mine" / "letters.txt").exists() and not (tmp_path / "to").exists()
 
 
-def test_grpo_refuses_what_was_not_measured_and_points_here(world, start, tmp_path) -> None:
-    (tmp_path / "config.py").write_text(
+LEVELS = """
+class Level:
+    def __init__(self, id, worth, said="Which level is this?"):
+        self.id, self.worth, self.question = id, worth, said
+
+    def look(self) -> str:
+        \"\"\"Look around.\"\"\"
+        return self.id
+
+    def score(self, episode) -> float:
+        if self.id == "broken" or self.worth is None:
+            raise ArithmeticError("no score today")
+        return self.worth
+
+
+levels = [Level("never", 0.0), Level("half", 0.5), Level("always", 1.0)]
+broken = [Level("broken", 1.0)]
+partly = [*levels, Level("unscored", None)]
+"""
+
+
+def grpo_config(world: Path, folder: Path, reward: str = "f1") -> Path:
+    (folder / "config.py").write_text(
         "from astra_jax.grpo.config import GRPOConfig\n"
         "from astra_jax.models.hf_checkpoint import read_config\n"
         "from astra_jax.rollout.episode import EpisodeConfig\n"
         "from configs.training import GRPORun\n"
-        "EPISODE = EpisodeConfig(max_prompt_tokens=600, max_response_tokens=40)\n"
-        f"CONFIG = GRPORun(read_config({str(world / 'hf')!r}), GRPOConfig(episode=EPISODE))\n"
+        f"EPISODE = EpisodeConfig(max_prompt_tokens=600, max_response_tokens=40, reward={reward!r})\n"
+        "GRPO = GRPOConfig(episode=EPISODE, batch_size=1, group_size=2, max_groups_per_step=2, row_buckets=(640,),\n"
+        "                  concurrent_groups=1, steps=1)\n"
+        f"CONFIG = GRPORun(read_config({str(world / 'hf')!r}), GRPO)\n"
     )
-    flags = {"config": tmp_path / "config.py", "weights": world / "hf", "workdir": tmp_path / "run"}
+    return folder / "config.py"
+
+
+def test_environments_of_ones_own(world, run, start, tmp_path) -> None:
+    """Their rates are by their ids; GRPO filters and orders by them, and refuses those of what has changed."""
+    module, to = tmp_path / "levels.py", tmp_path / "rates"
+    module.write_text(LEVELS)
+    own = f"--environments={module}:levels"
+    said = run(to, own, "--max_response_tokens=8").out
+    assert "3 environments, mean solve rate 0.500 of hf; 1 never solved, 1 always, 0 voided" in said
+    rates = read_dataset(to, SolveRate)
+    assert [(one.id, one.solve_rate, one.rewards) for one in rates] == [
+        ("never", 0.0, [0.0, 0.0]), ("half", 0.5, [0.5, 0.5]), ("always", 1.0, [1.0, 1.0])
+    ]  # fmt: skip
+    card = read_card(to)
+    assert card["solve_rates"]["settings"]["episode"]["reward"] == "score" and card["source"] == f"{module}:levels"
+    assert "/6 " not in run(to, own, "--max_response_tokens=8").errors, "nothing is played twice"
+    flags = {"config": grpo_config(world, tmp_path, "score"), "weights": world / "hf", "workdir": tmp_path / "run"}
+    given = [*(f"--{name}={value}" for name, value in flags.items()), own]
+    filtered = "--config.grpo.solve_rates=[0.1,0.9]"
+    unmeasured = start(*given, filtered, module="launch.grpo").line
+    assert "environment never has no recorded solve rate (3 of 3 have none)" in unmeasured
+    assert "`python -m launch.difficulty`, and give the folder that it writes as --difficulty" in unmeasured
+    ended = start(*given, filtered, f"--difficulty={to}", module="launch.grpo")
+    assert ended.code == 1 and "1 of 3 environments have a solve rate within (0.1, 0.9)" in ended.errors
+    ordered = start(*given, "--config.grpo.order=easy_first", f"--difficulty={to}", f"--workdir={tmp_path / 'ordered'}",
+                    module="launch.grpo")  # fmt: skip
+    assert ordered.code == 1, ordered.errors  # its two groups are of equal rewards
+    unused = start(*given, f"--difficulty={to}", module="launch.grpo").line
+    assert (
+        "--difficulty is for --config.grpo.solve_rates and --config.grpo.order=easy_first; give one of them" in unused
+    )
+    record = start(
+        *given[:3], f"--environments={world / 'train'}", filtered, f"--difficulty={to}", module="launch.grpo"
+    )
+    assert "is for environments that are no dataset, and e0 is a record of one; leave the flag out" in record.line
+    module.write_text(LEVELS.replace("Which level", "What level"))
+    changed = start(*given, filtered, f"--difficulty={to}", module="launch.grpo").line
+    assert "3 of 3 environments have changed since they were measured, such as 'never' (prompt or tools)" in changed
+
+
+def test_environments_that_cannot_be_measured(run, tmp_path) -> None:
+    module = tmp_path / "levels.py"
+    module.write_text(LEVELS)
+    short, to = "--max_response_tokens=8", tmp_path / "to"
+    for more, words in (
+        ([f"--environments={module}:broken"], "no episode has a reward, all 2 are masked: 2 times reward score raised "
+                                              "ArithmeticError: no score today"),
+        ([f"--environments={module}:levels", "--reward=f1"], "reward f1 counts sub-tasks"),
+        ([f"--environments={module}:levels", "--reward=score,format"], "give positive weights that sum to 1"),
+        ([f"--environments={module}:levels", "--environments_count=3"], "--environments_count is for verifiers:ID"),
+        ([f"--environments={module}:nothing"], "has no nothing; it has Level, levels, broken, partly"),
+    ):  # fmt: skip
+        assert words in run(to, short, *more, code=2).line, more
+    partly = run(to, short, f"--environments={module}:partly").out
+    assert "1 voided; 2 episodes masked (2 times reward score raised ArithmeticError: no score today)" in partly
+    assert [one.solve_rate for one in read_dataset(to, SolveRate)] == [0.0, 0.5, 1.0, None]
+
+
+def test_grpo_refuses_what_was_not_measured_and_points_here(world, start, tmp_path) -> None:
+    flags = {"config": grpo_config(world, tmp_path), "weights": world / "hf", "workdir": tmp_path / "run"}
     more = [f"--environments={world / 'train'}", "--config.grpo.solve_rates=[0.1, 0.9]"]
     said = start(*(f"--{name}={value}" for name, value in flags.items()), *more, module="launch.grpo").line
     assert "solve_rates is (0.1, 0.9), but environment e0 has no recorded solve rate (24 of 24 have none)" in said

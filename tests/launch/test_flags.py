@@ -201,7 +201,7 @@ def test_sizes_of_axes_that_make_no_mesh_are_refused(items: list[str], message: 
             "is 'capitol_of_country'; use one of 114 names (the nearest is capital_of_country)",
         ),
         (["launch.trajectories", "--workdir=W", "--config.surplus=-1"], "TrajectoriesConfig.surplus is -1.0;"),
-        (["launch.grpo"], "--environments and --config and --workdir and --weights are missing; see --help"),
+        (["launch.grpo"], "--config and --workdir and --weights and --environments are missing; see --help"),
         (["benchmarks.plans", "--only=nan", "stray"], "unexpected argument 'stray'"),
     ],
 )

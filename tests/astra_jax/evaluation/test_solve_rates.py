@@ -11,14 +11,18 @@ from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
 from sft_world import starting
 
 from astra_jax.evaluation.episodes import EvalConfig
-from astra_jax.evaluation.solve_rates import Measured, measure, recorded, statistics
+from astra_jax.evaluation.solve_rates import Measured, SolveRate, as_rate, measure, rated, recorded, statistics
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import select_environments
 from astra_jax.grpo.groups import GroupSampler
 from astra_jax.grpo.train import train
 from astra_jax.rollout.episode import EpisodeConfig
 from sandbox import CallResult, Outcome
+from synthesis.core.datasets import write_dataset
+from synthesis.core.environment import fingerprint, kind_of, solve_rate_of
+from synthesis.core.own_objects import OwnEnvironment
 from synthesis.core.records import Difficulty, ToolEnvironment
+from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
 
 EPISODE = EpisodeConfig(max_turns=3, max_prompt_tokens=600, max_response_tokens=200, distractors_per_band=1)
@@ -151,7 +155,7 @@ def test_a_record_keeps_all_but_its_rate():
 # ------------------------------------------------------------------------------------------------------- curricula
 
 
-def rated(rates: dict[str, float | None]) -> list[ToolEnvironment]:
+def rated_records(rates: dict[str, float | None]) -> list[ToolEnvironment]:
     return [
         recorded(make_environment(name), Measured([] if rate is None else [rate], 0), "p")
         for name, rate in rates.items()
@@ -159,7 +163,7 @@ def rated(rates: dict[str, float | None]) -> list[ToolEnvironment]:
 
 
 def chosen(rates: dict[str, float | None], **settings) -> list[str]:
-    return [one.id for one in select_environments(rated(rates), dataclasses.replace(GRPO, **settings))]
+    return [one.id for one in select_environments(rated_records(rates), dataclasses.replace(GRPO, **settings))]
 
 
 def test_environments_are_chosen_by_their_solve_rates():
@@ -183,7 +187,7 @@ def test_environments_are_chosen_by_their_solve_rates():
 
 
 def test_easy_first_is_a_function_of_the_position():
-    environments = rated({"hard": 0.1, "easy": 0.9, "x": 0.5, "y": 0.5, "z": 0.5})
+    environments = rated_records({"hard": 0.1, "easy": 0.9, "x": 0.5, "y": 0.5, "z": 0.5})
 
     def order(first: int, **settings) -> list[str]:
         sampler = GroupSampler(None, None, environments, None, EPISODE, group_size=2, seed=3, **settings)
@@ -195,6 +199,39 @@ def test_easy_first_is_a_function_of_the_position():
     assert len({tuple(one) for one in passes}) > 1, "equals are shuffled anew in each pass"
     assert order(13, order="easy_first") == ids[13:]
     assert order(0) == order(0, order="shuffled") != ids
+
+
+def test_rates_of_environments_that_are_no_records(tmp_path):
+    class Door:
+        def __init__(self, id: str) -> None:
+            self.id, self.question = id, f"Open door {id}."
+
+        def score(self, episode) -> float:
+            return 0.0
+
+    doors = [OwnEnvironment(Door(id)) for id in "abcd"]
+    rates = [as_rate(door, Measured([rate], 0), "p") for door, rate in zip(doors, (0.1, 0.9, 0.5), strict=False)]
+    write_dataset(tmp_path / "rates", SolveRate, [*rates, as_rate(doors[3], Measured([], 2), "p")], card={})
+    known = rated(doors, tmp_path / "rates")
+    assert [solve_rate_of(one) for one in known] == [0.1, 0.9, 0.5, None]
+    assert [(one.id, one.prompt, one.tools, one.subject) for one in known] == [
+        (one.id, one.prompt, one.tools, one.subject) for one in doors
+    ]
+    assert known[0].language == "en" and [kind_of(one) for one in known] == ["Door"] * 4
+    assert [one.id for one in select_environments(known[:3], dataclasses.replace(GRPO, solve_rates=(0.2, 0.9)))] == [
+        "b", "c"
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"environment d has no recorded solve rate \(1 of 4 .* as --difficulty"):
+        select_environments(known, dataclasses.replace(GRPO, order="easy_first"))
+    sampler = GroupSampler(None, None, known[:3], None, EPISODE, group_size=2, seed=3, order="easy_first")
+    assert [sampler.environment(index).id for index in range(3)] == ["b", "c", "a"]
+    assert fingerprint(known[0]) != fingerprint(doors[0]), "another order is another run"
+    other = Door("a")
+    other.question = "Open another door."
+    with pytest.raises(InputError, match="1 of 1 environments have changed since they were measured, such as 'a'"):
+        rated([OwnEnvironment(other)], tmp_path / "rates")
+    with pytest.raises(InputError, match="france is a record of one; leave the flag out"):
+        rated([make_environment()], tmp_path / "rates")
 
 
 async def test_a_filtered_run_samples_only_what_it_keeps(pool, chat_tokenizer, tmp_path):
