@@ -172,6 +172,10 @@ def main() -> int:
         replay = _replayed()
         if replay is not None and _URLS.value:
             raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
+        if config.grpo.eval_every and replay is None and not _HELD_OUT.value:
+            raise cli.UsageError(
+                f"--config.grpo.eval_every={config.grpo.eval_every} is for held-out environments: give --held_out too"
+            )
         if _DIFFICULTY.value is not None and config.grpo.solve_rates is None and config.grpo.order == "shuffled":
             raise cli.UsageError(
                 f"--{_DIFFICULTY.name} is for --config.grpo.solve_rates and --config.grpo.order=easy_first; give one "

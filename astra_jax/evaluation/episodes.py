@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +29,9 @@ _FULL = 0.999
 """The paper's F1 of calls that are all right is a little below 1: its denominators have an epsilon."""
 INFRASTRUCTURE = "the environment, the sandbox or the policy failed (the log says how)"
 """Why an episode is masked that no reward was asked about."""
+MOST_KINDS = 50
+"""Kinds of task that results are reported by."""
+OTHER_KINDS = "other"
 _NO_NAME = re.compile(r"[^\w.-]")
 """Characters that no part of a metric's name has."""
 
@@ -196,9 +199,15 @@ def check_is_share(reward: str) -> None:
         )
 
 
-def name_of_kind(environment: AnyEnvironment) -> str:
-    """Return the kind of task (`kind_of`) as a part of a metric's name."""
-    return _NO_NAME.sub("_", kind_of(environment))
+def kinds_of(environments: Sequence[AnyEnvironment]) -> list[str]:
+    """Return each environment's kind of task (`kind_of`) as a part of a metric's name. Of more than `MOST_KINDS` the
+    rarest are together `other`."""
+    names = [_NO_NAME.sub("_", kind_of(one)) for one in environments]
+    common = [name for name, _ in Counter(names).most_common()]
+    if len(common) > MOST_KINDS:
+        kept = {*common[: MOST_KINDS - 1]}
+        names = [name if name in kept else OTHER_KINDS for name in names]
+    return names
 
 
 def is_solved(episode: Episode, reward: str) -> bool:
@@ -238,8 +247,8 @@ def summarise_by_kind(
         return found
 
     kinds: dict[str, list[str]] = defaultdict(list)
-    for one in environments:
-        kinds[name_of_kind(one)].append(one.id)
+    for one, kind in zip(environments, kinds_of(environments), strict=True):
+        kinds[kind].append(one.id)
     by_kind = {f"{kind}/{name}": value for kind, ids in sorted(kinds.items()) for name, value in shares(ids).items()}
     masked = {
         "masked_episodes": float(sum(one.voided for one in every)),

@@ -170,8 +170,10 @@ def rated(environments: Sequence[AnyEnvironment], folder: Folder) -> list[AnyEnv
         rate = rates.get(environment.id)
         if rate is not None and rate.fingerprint != fingerprint(environment).hex():
             changed.append(environment.id)
-        known = rate is not None and rate.solve_rate is not None
-        found.append(cast(Environment, RatedEnvironment(environment, rate.solve_rate)) if known else environment)
+        if rate is None or rate.solve_rate is None:
+            found.append(environment)
+        else:
+            found.append(cast(Environment, RatedEnvironment(environment, rate.solve_rate)))
     if changed:
         raise InputError(
             f"--difficulty={folder}: {len(changed)} of {len(environments)} environments have changed since they were "

@@ -235,25 +235,27 @@ def check_apart(
     environments: Sequence[AnyEnvironment],
     warn: Callable[[str], None] = say_beside_bars,
 ) -> None:
-    """Check that held-out environments are not trained on, by id and by prompt.
+    """Check that held-out environments are not trained on: that none has the id and the prompt of one that is.
 
     Args:
-        warn: called with a line about those that only begin as one that is trained on does: what differs behind the
-            prompt (a seed, a state) may make them others.
+        warn: called with a line about those that have another id and the same prompt: they may differ behind it.
 
     Raises:
         InputError: one is trained on too, or two have one id.
     """
-    ids = {one.id for one in environments}
-    if both := [one.id for one in held_out if one.id in ids]:
+    trained = {(one.id, _prompt(one)) for one in environments}
+    if both := [one.id for one in held_out if (one.id, _prompt(one)) in trained]:
         raise InputError(
-            f"{len(both)} of the {len(held_out)} held-out environments are trained on too (by their ids), such as "
-            f"{both[0]!r:.80}; leave them out of --held_out, or give each environment an id of its own"
+            f"{len(both)} of the {len(held_out)} held-out environments are trained on too (same id and prompt), such "
+            f"as {both[0]!r:.80}; leave them out of --held_out, or give each environment an id of its own"
         )
     repeated = Counter(one.id for one in held_out).most_common(1)
     if repeated and repeated[0][1] > 1:
-        raise InputError(f"{repeated[0][1]} held-out environments have the id {repeated[0][0]!r:.80}; name each once")
-    prompts = {_prompt(one) for one in environments}
+        raise InputError(
+            f"{repeated[0][1]} held-out environments have the id {repeated[0][0]!r:.80}; name each once, and give each "
+            "an id of its own"
+        )
+    prompts = {prompt for _, prompt in trained}
     if alike := [one.id for one in held_out if _prompt(one) in prompts]:
         warn(
             f"{len(alike)} of the {len(held_out)} held-out environments have the prompt of one that is trained on, "

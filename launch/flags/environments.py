@@ -61,8 +61,8 @@ class GivenEnvironments:
         self.records: Sequence[ToolEnvironment] | None = None
         self._made: Sequence[AnyEnvironment] | None = None
         self._kind, _, self._place = name.partition(":")
-        self._count = count
-        self._first = after._first + after._count if after is not None and after.name == name else 0
+        self._count: int = count
+        self._first: int = after._first + after._count if after is not None and after.name == name else 0
         self.is_counted = False
         if self._kind in SERVED and not Path(name).exists():
             if not self._place:

@@ -104,7 +104,7 @@ def mesh(more: str = "By default one device.") -> Any:
     return flags.DEFINE_list("mesh", [], f"Sizes of mesh axes; such as fsdp=8,context=2. {more}")
 
 
-def environments(*, required: bool = True) -> flags.FlagHolder[str]:
+def environments(*, required: bool = True) -> flags.FlagHolder[Any]:
     """Flag `--environments`, whose value `launch.flags.environments` reads.
 
     Args:

@@ -245,10 +245,10 @@ async def verifiers_environments(id: str, count: int, *, first: int = 0) -> Asyn
         interception = await stack.enter_async_context(InterceptionServer(state_service_secrets=secrets))
         one_of = _Taskset(id, vf, shared, interception)
         try:
-            first = await one_of.session(tasks[0])
+            session = await one_of.session(tasks[0])
         except ToolsUnavailable as error:
             raise InputError(f"verifiers:{id} cannot be begun: {error}") from error
-        await first.close()
+        await session.close()
         assert one_of.tools is not None, "listed by the first session"
         made: list[Environment] = [VerifiersEnvironment(task, one_of.tools.specs, one_of) for task in tasks]
         check_ids(made, f"verifiers:{id}")

@@ -59,13 +59,15 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
         assert "error: --replay samples nothing from --held_out; give one of the two" in both
         train = str(tmp_path / "environments")
         for held_out, said in (
-            (train, "4 of the 4 held-out environments are trained on too (by their ids), such as 'e0'"),
+            (train, "4 of the 4 held-out environments are trained on too (same id and prompt), such as 'e0'"),
             (f"{train},{train}", f"--held_out={train},{train} names {train} twice"),
             ("json:no_name", "json has no no_name"),
             (" , ", "--held_out= names nothing"),
             (str(tmp_path / "nowhere"), "no dataset at"),
         ):
             assert said in start(*given[:-2], f"--workdir={tmp_path / 'twice'}", f"--held_out={held_out}").line
+        unread = start(*given[:-1], "--config.grpo.eval_every=2").line
+        assert "--config.grpo.eval_every=2 is for held-out environments: give --held_out too" in unread
         counted = start(*given, "--held_out_count=3").line
         assert "--held_out_count is for verifiers:ID and openenv:URL in --held_out" in counted
         alone = start(*given, f"--rollout_sync_key_file={tmp_path / 'key'}").line

@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 import numpy as np
 
 from astra_jax.evaluation.endpoint_agent import EndpointAgent
-from astra_jax.evaluation.episodes import check_is_share, name_of_kind
+from astra_jax.evaluation.episodes import OTHER_KINDS, check_is_share, kinds_of
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
 from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, offered_tools
@@ -201,9 +201,10 @@ class OpenedEnvironments(_Suite):
         except InputError as error:
             raise EvaluationError(f"--suites={self._name}: {error}") from error
         self._digest = hashlib.sha256(b"".join(map(fingerprint, environments))).hexdigest()
-        self._titles = {name_of_kind(one): kind_of(one) for one in environments}
-        for one in environments:
-            self._environments.setdefault(name_of_kind(one), {})[one.id] = one
+        kinds = list(zip(environments, kinds_of(environments), strict=True))
+        self._titles = {kind: kind if kind == OTHER_KINDS else kind_of(one) for one, kind in kinds}
+        for one, kind in kinds:
+            self._environments.setdefault(kind, {})[one.id] = one
 
     async def close(self) -> None:
         await self._stack.aclose()

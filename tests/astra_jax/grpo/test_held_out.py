@@ -13,6 +13,7 @@ from grpo_world import MODEL, caller
 from rollout_world import ScriptedPolicy, make_environment, tiny_model
 from sft_world import starting
 
+from astra_jax.evaluation.episodes import kinds_of
 from astra_jax.grpo import held_out
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.dump import DumpedBatches
@@ -148,6 +149,16 @@ async def test_before_and_after_greedy_and_sampled_by_kind(run, chat_tokenizer, 
     assert last.endswith("; 3 environments, update 0 → 2")
 
 
+def test_kinds_are_names_of_metrics_and_not_too_many() -> None:
+    class Door(Calculatrice):
+        pass
+
+    kinds = ["a b", "a b", "c/d", "", *(f"k{i}" for i in range(60))]
+    found = kinds_of([OwnEnvironment(Door(i, 0, kind)) for i, kind in enumerate(kinds)])
+    assert found[:4] == ["a_b", "a_b", "c_d", "Door"] and found[-1] == "other" and len(set(found)) == 50
+    assert kinds_of([make_environment()]) == ["multi_hop"]
+
+
 async def test_every_so_many_updates(run, chat_tokenizer, tmp_path) -> None:
     config = dataclasses.replace(CONFIG, steps=3, eval_every=2)
     await run("run", Calculator(chat_tokenizer), config)
@@ -231,11 +242,11 @@ async def test_an_interrupted_evaluation_is_finished_and_a_finished_one_not_repe
     with pytest.raises(ConnectionError):
         await run("run", first)
     assert not evaluated(tmp_path / "run")
-    watched = Watcher(tmp_path / "run").look().trainings[0]
-    assert watched.evaluation is not None and watched.evaluation.update == 0 and watched.evaluation.episodes >= 3
     with pytest.raises(ConnectionError):
         await run("run", second)  # in the last evaluation
     assert list(evaluated(tmp_path / "run")) == [0]
+    watched = Watcher(tmp_path / "run").look().trainings[0].evaluation
+    assert watched is not None and watched.update == 2 and 3 <= watched.episodes <= 5
     assert not {*first.played[:3]} & {*second.played[:6]}, "what was finished of it is not played again"
     result = await run("run", third)
     assert result.stopped == "finished" and len(third.played) == 9 - 3
@@ -284,6 +295,9 @@ async def test_what_is_trained_on_is_not_held_out(run, pool, chat_tokenizer, tmp
     check_apart([named], [make_environment("france")], said.append)
     assert len(said) == 1 and "1 of the 1 held-out environments have the prompt of one that is trained on" in said[0]
     check_apart(HELD_OUT, TRAINED, said.append)
+    same_id = Calculatrice(7, 7)
+    same_id.id = "1+2"  # as the first tasks of two files have
+    check_apart([OwnEnvironment(same_id)], TRAINED, said.append)
     assert len(said) == 1
     with pytest.raises(InputError, match="reward f1 counts sub-tasks, and environment 10.20 has none"):
         config = dataclasses.replace(CONFIG, episode=dataclasses.replace(EPISODE, reward="f1"))
