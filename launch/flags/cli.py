@@ -128,7 +128,7 @@ def run(
                 takes = "flags only" if argument is None else f"one argument, --{argument.name}, next to its flags"
                 raise UsageError(f"unexpected argument {stray[0]!r}; this program takes {takes} (see --help)")
             return main()
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # no program of ours raises the last
             if flags.FLAGS.pdb_post_mortem:
                 raise
             return endings.code(error, again=again)

@@ -6,7 +6,7 @@
 4     a synthesis fell short: less than half of what was asked for came of it; the line says why, in order.
 130   interrupted: the line says what the same command does when it is given again.
 141   nobody reads what it says any more (`astra sft --help_config | head`): nothing, as a shell's own programs.
-1     a bug: the traceback, and a line that says so.
+1     a bug: the traceback, and a line that says so; or code of the user's or of a library called `sys.exit`.
 """
 
 from __future__ import annotations
@@ -188,6 +188,10 @@ def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # again while it ends: at once, and in silence
         say(f"interrupted; run the same command again{f': {again}' if again else ''}", file=out)
         return INTERRUPTED
+    if isinstance(error, SystemExit):  # whatever its code: the program's work is not done
+        say("".join(traceback.format_exception(error)).rstrip(), file=out)
+        say("error: code that was imported or called ended the program by SystemExit (above); remove that", file=out)
+        return BROKEN
     if isinstance(error, BrokenPipeError) and _unread():
         return UNREAD
     if (line := refusal(error)) is not None:

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import core_schema
 
 from synthesis.core.files import first_line
 from synthesis.core.records import ToolSpec
@@ -201,16 +200,16 @@ class _Schemas(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> Literal[False]:
         return False
 
-    def literal_schema(self, schema: core_schema.LiteralSchema) -> dict[str, Any]:
+    def literal_schema(self, schema: Any) -> dict[str, Any]:
         return _listed(schema["expected"])
 
-    def enum_schema(self, schema: core_schema.EnumSchema) -> dict[str, Any]:
+    def enum_schema(self, schema: Any) -> dict[str, Any]:
         return _listed([member.value for member in schema["members"]])
 
-    def list_schema(self, schema: core_schema.ListSchema) -> dict[str, Any]:
+    def list_schema(self, schema: Any) -> dict[str, Any]:
         return {name: value for name, value in super().list_schema(schema).items() if (name, value) != ("items", {})}
 
-    def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
         found = super().dict_schema(schema).items()
         return {name: value for name, value in found if (name, value) != ("additionalProperties", True)}
 

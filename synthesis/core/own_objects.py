@@ -29,7 +29,7 @@ from typing import Any, Final
 from synthesis.core.environment import Environment, EnvironmentDied, EnvironmentSession, PlayedEpisode, ToolAnswer
 from synthesis.core.object_tools import ObjectTools, object_tools
 from synthesis.core.own_process import Known, listed, named
-from synthesis.core.own_workers import OwnCodeError, OwnWorkers, Worker, WorkerDied, share_of
+from synthesis.core.own_workers import OwnCodeError, OwnWorker, OwnWorkers, WorkerDied, share_of
 from synthesis.core.records import Answer, Message, ToolSpec
 from synthesis.core.references import is_reference
 from synthesis.core.refusals import InputError
@@ -89,7 +89,7 @@ class OwnEnvironment:
 
 
 class _OwnSession:
-    def __init__(self, worker: Worker, position: int, call_seconds: float, *, has_close: bool) -> None:
+    def __init__(self, worker: OwnWorker, position: int, call_seconds: float, *, has_close: bool) -> None:
         self._worker, self._position = worker, position
         self._call_seconds, self._has_close = call_seconds, has_close
         self._death = ""

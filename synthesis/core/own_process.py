@@ -41,6 +41,7 @@ from synthesis.core.files import first_line
 from synthesis.core.object_tools import note_tools, object_tools
 from synthesis.core.plain_values import json_text
 from synthesis.core.references import load_file, referred
+from synthesis.core.terminal import say
 
 HELLO: Final = 0
 """Number of a worker's first message."""
@@ -140,7 +141,7 @@ class _Zygote:
                 warnings.simplefilter("ignore")  # Python's of threads that a user's module has started
                 pid = os.fork()
         except OSError as error:  # the trainer sees the socket close
-            print(f"no worker could be forked: {error}", file=sys.stderr, flush=True)
+            say(f"no worker could be forked: {error}", file=sys.stderr)
             os.close(descriptor)
             return
         if pid == 0:

@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import io
 import itertools
 import json
 import os
@@ -33,12 +32,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any, Final
 
-import cloudpickle
 import msgspec
 
 from sandbox.protocol import FrameReader, frame
 from synthesis.core.environment import PlayedEpisode, ToolsUnavailable
 from synthesis.core.object_tools import object_tools
+from synthesis.core.own_pickling import by_value, pickling_problem
 from synthesis.core.own_process import HELLO, Kind, Known, Order, named, questions_digest
 from synthesis.core.references import loaded_files
 from synthesis.core.refusals import InputError
@@ -58,7 +57,6 @@ _START: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from synthesis.core.own_process import main; main(int(sys.argv[1]))"
 )
-_LOCK, _RLOCK, _CACHED = type(threading.Lock()), type(threading.RLock()), type(functools.lru_cache(abs))
 
 
 class OwnCodeError(Exception):
@@ -77,7 +75,7 @@ class WorkerDied(OwnCodeError):
         self.late = late
 
 
-class Worker(asyncio.Protocol):
+class OwnWorker(asyncio.Protocol):
     """A forked process, which holds a copy of all objects. It is killed at its end, with everything that it started."""
 
     def __init__(self, zygote: _Zygote, token: int) -> None:
@@ -113,8 +111,15 @@ class Worker(asyncio.Protocol):
         if self._transport is None:
             raise self._death()
         number = next(self._numbers)
+        pickled = by_value if action in ("score", "reward") else pickle.dumps
+        try:
+            request = pickled((number, action, position, given))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever the user's objects raise
+            raise OwnCodeError(f"cannot be sent an episode that cannot be pickled ({named(error)})") from error
         future = self._expect(number)
-        self._transport.write(frame(_pickled((number, action, position, given))))
+        self._transport.write(frame(request))
         # A timer, not `asyncio.timeout`: after a pause of the whole loop the answer that is there already counts.
         timer = None if seconds is None else self._loop.call_later(seconds, self._late, future, seconds)
         try:
@@ -190,7 +195,7 @@ class Worker(asyncio.Protocol):
 class _Zygote:
     """The process that workers are forked from. It is killed, with all of them, when nobody refers to it any more."""
 
-    def __init__(self, order: Order, pickled: bytes, digest: str) -> None:
+    def __init__(self, order: Order, sent: bytes, digest: str) -> None:
         """Start it, and wait until it has loaded everything. Blocks. Raises `ToolsUnavailable`."""
         ours, theirs = socket.socketpair()
         self._control = Connection(ours.detach())
@@ -210,19 +215,19 @@ class _Zygote:
         self._end = weakref.finalize(self, _end_process, self._process, self._control)
         threading.Thread(target=_print, args=(reader,), name="own-code", daemon=True).start()
         self._tokens = itertools.count()
-        self._workers: weakref.WeakValueDictionary[int, Worker] = weakref.WeakValueDictionary()
+        self._workers: weakref.WeakValueDictionary[int, OwnWorker] = weakref.WeakValueDictionary()
         self._opening = asyncio.Semaphore(_OPENING_AT_ONCE)
-        self.asking, self.idle = asyncio.Semaphore(MOST_AT_ONCE), list[Worker]()
+        self.asking, self.idle = asyncio.Semaphore(MOST_AT_ONCE), list[OwnWorker]()
         self.sharing = asyncio.Lock()
-        self.shared: Worker | None = None  # of all asynchronous rewards
-        self._load(order, pickled, digest)
+        self.shared: OwnWorker | None = None  # of all asynchronous rewards
+        self._load(order, sent, digest)
 
-    def _load(self, order: Order, pickled: bytes, digest: str) -> None:
+    def _load(self, order: Order, sent: bytes, digest: str) -> None:
         watch = threading.Timer(LOAD_SECONDS, self._process.kill)
         watch.start()
         try:
             self._control.send_bytes(pickle.dumps(order))
-            self._control.send_bytes(pickled)
+            self._control.send_bytes(sent)
             is_loaded, said = msgspec.msgpack.decode(self._control.recv_bytes())
         except (EOFError, OSError):
             self._end()
@@ -261,7 +266,7 @@ class _Zygote:
         loop.add_reader(descriptor, read)
         weakref.finalize(self, _detach, loop, descriptor)
 
-    async def open(self) -> Worker:
+    async def open(self) -> OwnWorker:
         """Fork a worker. Raises `ToolsUnavailable`."""
         async with self._opening:
             token, (ours, theirs) = next(self._tokens), socket.socketpair()
@@ -271,7 +276,7 @@ class _Zygote:
                     send_handle(self._control, theirs.fileno(), None)
                 ours.setblocking(False)
                 loop = asyncio.get_running_loop()
-                _, worker = await loop.create_unix_connection(functools.partial(Worker, self, token), sock=ours)
+                _, worker = await loop.create_unix_connection(functools.partial(OwnWorker, self, token), sock=ours)
             except OSError as error:
                 ours.close()
                 raise ToolsUnavailable(f"no worker for own code could be started: {error}") from error
@@ -309,7 +314,7 @@ class OwnWorkers:
         self._reference = ""
         self._starting: asyncio.Task[_Zygote] | None = None
         self._started_for: tuple[asyncio.AbstractEventLoop, int] | None = None
-        if objects and (problem := _pickling_problem(self._objects)):
+        if objects and (problem := pickling_problem(self._objects)):
             if not reference:
                 raise InputError(
                     f"environment {type(objects[0]).__name__}: it cannot be copied to the process of its episode "
@@ -326,7 +331,7 @@ class OwnWorkers:
         for position, one in enumerate(self._objects[self._own :], self._own):
             if one is function:
                 return position
-        if problem := _pickling_problem(function):
+        if problem := pickling_problem(function):
             raise InputError(f"it cannot be copied to a process of its own ({problem}); define it in a module")
         self._objects.append(function)
         return len(self._objects) - 1
@@ -338,7 +343,7 @@ class OwnWorkers:
         kinds = {type(one): one for one in self._objects[: self._own]}
         return {kind: object_tools(one).annotations for kind, one in kinds.items()}, self._objects
 
-    async def open(self) -> Worker:
+    async def open(self) -> OwnWorker:
         """Fork a worker. Raises `ToolsUnavailable`: the objects cannot be loaded, or no process can be had."""
         return await (await self._zygote()).open()
 
@@ -367,8 +372,7 @@ class OwnWorkers:
     async def _zygote(self) -> _Zygote:
         wanted = asyncio.get_running_loop(), len(self._objects)
         starting = self._starting
-        is_over = starting is None or (starting.done() and (starting.cancelled() or starting.exception() is not None))
-        if is_over or self._started_for != wanted or (starting.done() and not starting.result().is_alive):
+        if starting is None or self._started_for != wanted or _is_over(starting):
             self._started_for = wanted
             self._starting = starting = wanted[0].create_task(self._start())
         return await asyncio.shield(starting)
@@ -376,11 +380,18 @@ class OwnWorkers:
     async def _start(self) -> _Zygote:
         def start() -> _Zygote:
             digest = questions_digest(self._objects)
-            return _Zygote(Order(loaded_files(), self._reference), _by_value(self._sent_objects()), digest)
+            return _Zygote(Order(loaded_files(), self._reference), by_value(self._sent_objects()), digest)
 
         zygote = await asyncio.to_thread(start)
         zygote.attach(asyncio.get_running_loop())
         return zygote
+
+
+def _is_over(starting: asyncio.Task[_Zygote]) -> bool:
+    """Whether a start has failed, or what it started has ended."""
+    if not starting.done():
+        return False
+    return starting.cancelled() or starting.exception() is not None or not starting.result().is_alive
 
 
 def workers_of(environment: Any) -> OwnWorkers | None:
@@ -412,7 +423,7 @@ async def _ask_shared(zygote: _Zygote, position: int, given: PlayedEpisode, seco
         return await worker.ask("reward", position, given, seconds=seconds, kills=False)
     except WorkerDied as error:
         if error.late:
-            with contextlib.suppress(WorkerDied):  # it is killed, if its loop stands still
+            with contextlib.suppress(WorkerDied, ToolsUnavailable):  # it is killed, if its loop stands still
                 await worker.ask("ping", 0, None, seconds=_PING_SECONDS)
         raise
 
@@ -425,66 +436,6 @@ def share_of(reply: tuple[Kind, Any]) -> float:
     if kind == "no_share":
         raise OwnCodeError(f"gave {value}, which is no number from 0 to 1")
     return float(value)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Pickling
-
-
-class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, with locks, which arrive unlocked, and caches of functions that it pickles by value, empty."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
-        if kind is _LOCK:
-            return threading.Lock, ()
-        if kind is _RLOCK:
-            return threading.RLock, ()
-        if kind is _CACHED and ("<locals>" in obj.__qualname__ or obj.__module__ == "__main__"):
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
-        return super().reducer_override(obj)
-
-
-def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    return functools.lru_cache(**parameters)(function)
-
-
-def _by_value(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
-
-
-def _pickled(request: tuple[int, str, int, Any]) -> bytes:
-    try:
-        return pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception:
-        pass
-    try:
-        return _by_value(request)
-    except Exception as error:
-        raise OwnCodeError(
-            f"cannot be shown the episode, whose environment cannot be pickled ({named(error)})"
-        ) from None
-
-
-class _Nowhere(io.RawIOBase):
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
-def _pickling_problem(value: Any) -> str:
-    """Why a value cannot be pickled; "" where it can."""
-    try:
-        _Pickler(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever __reduce__ and __getstate__ raise
-        return named(error)
-    return ""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -164,8 +164,8 @@ class Rewards:
             else list(environment.prompt)
         )
         silent = played(environment, [*shown, Message("assistant", "")], [], "answered")
-        workers = workers_of(environment)
-        for name in self._own if workers else ():
+        workers = workers_of(environment) or self._workers
+        for name in self._own:
             self._position(name, workers)  # all of them, so that they are loaded once
         for name in self._own:
             try:

@@ -350,6 +350,12 @@ def test_what_is_away_may_come_back_and_has_a_code_of_its_own(error, code) -> No
     assert said.getvalue().startswith("error: ") and said.getvalue().count("\n") == 1
 
 
+def test_a_program_that_foreign_code_ends_has_not_done_its_work() -> None:
+    said = io.StringIO()
+    assert endings.code(SystemExit(0), file=said) == endings.BROKEN
+    assert "ended the program by SystemExit" in said.getvalue()
+
+
 def test_refusals_of_tasks_are_refusals() -> None:
     group = ExceptionGroup("of tasks", [DatasetError("no dataset at x"), ExceptionGroup("", [InputError("y")])])
     assert endings.refusal(group) == "no dataset at x"

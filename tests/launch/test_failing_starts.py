@@ -118,6 +118,12 @@ def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere,
     mine.write_text(
         "class Mine:\n    question = 'How many?'\n    def score(self, episode): return 1\nmine = [Mine()]\n"
     )
+    leaves, leaving = tmp_path / "leaves.py", tmp_path / "leaving.py"
+    leaves.write_text("import sys\nsys.exit(0)\n")
+    leaving.write_text(
+        f"import sys\n{mine.read_text()}def made(): sys.exit(0)\n"
+        "class Asks(Mine):\n    @property\n    def question(self): sys.exit(0)\n"
+    )
     servers: dict[str, Path | str] = {"rollout_url": "http://127.0.0.1:9"}
     cases: list[tuple[dict[str, Path | str], str]] = [
         ({"environments": nowhere, "weights": nowhere}, f"no dataset at {nowhere}"),
@@ -133,6 +139,10 @@ def test_grpo_looks_at_its_inputs_before_it_wakes_a_device(world, start_nowhere,
         ({"environments": "no_such_module:mine"}, "no_such_module:mine: no_such_module cannot be imported"),
         ({"environments": f"{mine}:others"}, "has no others; it has Mine, mine"),
         ({"environments": f"{mine}:mine"}, "reward f1 counts sub-tasks"),
+        ({"environments": f"{leaves}:mine"}, f"{leaves} cannot be imported (SystemExit: 0)"),
+        ({"environments": f"{leaving}:made"}, f"{leaving}:made raised SystemExit: 0"),
+        ({"environments": f"{leaving}:Asks"}, "environment Asks: question raised SystemExit: 0"),
+        ({"config.grpo.episode.reward": f"{leaves}:judge"}, f"{leaves} cannot be imported (SystemExit: 0)"),
         ({"environments": f"mcp:{nowhere}"}, f"{nowhere}: No such file"),
         ({"environments_count": "3"}, "--environments_count is for verifiers:ID and openenv:URL"),
         ({"config.grpo.episode.reward": "f2"}, "there is no reward 'f2'; use f1"),
