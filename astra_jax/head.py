@@ -48,6 +48,7 @@ class _Plan:
     Attributes:
         words: of the vocabulary, filled up.
         tokens: on all devices.
+        has_entropy_gradient: gradients flow through the entropies too.
     """
 
     temperature: float
@@ -55,11 +56,20 @@ class _Plan:
     mesh: AnyMesh | None
     words: int
     tokens: int
+    has_entropy_gradient: bool = False
 
     @classmethod
-    def of(cls, temperature: float, chunk: int | None, mesh: AnyMesh | None, words: int, tokens: int) -> _Plan:
+    def of(
+        cls,
+        temperature: float,
+        chunk: int | None,
+        mesh: AnyMesh | None,
+        words: int,
+        tokens: int,
+        has_entropy_gradient: bool = False,
+    ) -> _Plan:
         chunk = chunk or (cpu.HEAD_CHUNK if platform_of(mesh) == "cpu" else CHUNK)
-        return cls(temperature, chunk, mesh, words, tokens)
+        return cls(temperature, chunk, mesh, words, tokens, has_entropy_gradient)
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -206,6 +216,7 @@ def summed_loss(
     temperature: float = 1.0,
     chunk: int | None = None,
     mesh: AnyMesh | None = None,
+    has_entropy_gradient: bool = False,
 ) -> tuple[Array, Any]:
     """An objective's sum over the counted tokens; gradients flow to `x_btd` and `w_dv` through the logprobs.
 
@@ -214,17 +225,19 @@ def summed_loss(
             are filled up with tokens that are not counted or whose terms are 0: they must add nothing.
         terms: what else it needs of each token, a pytree of [B, T].
         counted_bt: which tokens may add something; any number that is not 0 says yes.
+        has_entropy_gradient: gradients flow through the entropies too, whose logits are in memory by chunks all the
+            same. False: entropies are measurements.
 
     The other arguments are those of `token_logprobs`.
 
     Returns:
-        (loss, sums), as the objective returns them, over all tokens of all devices. Entropies and sums are
-        measurements: no gradient flows through them.
+        (loss, sums), as the objective returns them, over all tokens of all devices. Sums are measurements: no gradient
+        flows through them.
 
     Raises:
         ValueError: the temperature is not positive.
     """
-    plan = _Plan.of(temperature, chunk, mesh, w_dv.shape[1], targets_bt.size)
+    plan = _Plan.of(temperature, chunk, mesh, w_dv.shape[1], targets_bt.size, has_entropy_gradient)
     return _summed_loss(x_btd, w_dv, targets_bt, (terms, counted_bt), objective, plan)
 
 
@@ -277,9 +290,12 @@ class _Distribution:
     """The softmax of everyone's tokens of a chunk over this device's words; what is [C] is over all words.
 
     Attributes:
+        below_cv: logits less the highest of all words.
+        weights_cv: exp(below_cv).
         at_c: the target's column here; outside where it is another device's.
     """
 
+    below_cv: Array
     weights_cv: Array
     total_c: Array
     logps_c: Array
@@ -301,7 +317,7 @@ def _distribution(x_cd: Array, w_dv: Array, targets_c: Array, plan: _Plan) -> _D
     sums = jnp.stack([weights_cv.sum(-1), cpu.sum_of_products(weights_cv, below_cv), target_c])
     total_c, weighted_c, target_c = plan.summed(sums)
     logps_c = target_c - highest_c - jnp.log(total_c)
-    return _Distribution(weights_cv, total_c, logps_c, jnp.log(total_c) - weighted_c / total_c, targets_c)
+    return _Distribution(below_cv, weights_cv, total_c, logps_c, jnp.log(total_c) - weighted_c / total_c, targets_c)
 
 
 def _total(parts: Any, plan: _Plan) -> Any:
@@ -391,11 +407,17 @@ def _loss_and_gradients(
         x_cd, targets_c = plan.everyones(block[:2])
         found, count = _distribution(x_cd, w_dv, targets_c, plan), len(block[1])
         entropy_c = plan.own(found.entropy_c, count)
-        of_logps = jax.value_and_grad(lambda logps_c: objective(logps_c, entropy_c, block[2]), has_aux=True)
-        result, g_c = of_logps(plan.own(found.logps_c, count))
+        through = (0, 1) if plan.has_entropy_gradient else 0
+        of_chunk = jax.value_and_grad(lambda *of: objective(*of, block[2]), argnums=through, has_aux=True)
+        result, found_c = of_chunk(plan.own(found.logps_c, count), entropy_c)
+        g_c, h_c = found_c if plan.has_entropy_gradient else (found_c, None)
         g_c = plan.everyones(g_c / plan.temperature)
         hit_cv = jnp.arange(w_dv.shape[1]) == found.at_c[:, None]
         dlogits_cv = jnp.where(hit_cv, g_c[:, None], 0.0) - found.weights_cv * (g_c / found.total_c)[:, None]
+        if h_c is not None:  # dH/dlogit = -p (log p + H)
+            h_c = plan.everyones(h_c / plan.temperature) / found.total_c
+            more_c = found.entropy_c - jnp.log(found.total_c)
+            dlogits_cv -= found.weights_cv * h_c[:, None] * (found.below_cv + more_c[:, None])
         dlogits_cv = dlogits_cv.astype(x_cd.dtype)
         dx_cd = jnp.einsum("cv,dv->cd", dlogits_cv, w_dv, preferred_element_type=jnp.float32)
         dw_vd = dw_vd + weight_gradient(dlogits_cv, x_cd)

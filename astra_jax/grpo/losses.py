@@ -6,6 +6,9 @@ so that accumulating over N micro-batches equals one big batch exactly.
 The paper's is the default: token-level PPO clip, advantages in deviations of the group, a sum over all tokens divided
 by their number (eq. 32), no KL term, no entropy bonus. The alternatives are those that people compare it with:
 
+  KL term (arXiv 2402.03300)     kl_coef: of each token, to the weights that the run started from, by Schulman's k3.
+  entropy bonus                  entropy_coef: of each token's distribution.
+
   Dr. GRPO (arXiv 2503.20783)    advantage="mean", normalisation="fixed": neither an episode's length nor its group's
                                  deviation weighs.
   GSPO (arXiv 2507.18071)        ratio="sequence", normalisation="episode": one clipped ratio for the whole episode.
@@ -52,6 +55,10 @@ class ObjectiveConfig(Settings):
         fixed_tokens: the constant of `fixed`. Ours: the response limit; another only scales the learning rate.
         proximal: what ratio and clip are relative to: the `trainer`'s weights before the update, or the `sampler` that
             drew the token, without an importance weight then.
+        kl_coef: weight of a KL term, to the weights that the run started from: r - 1 - log r of each token, r = start /
+            trained probability (Schulman's k3, as in GRPO's paper, arXiv 2402.03300 eq. 4; TRL's `beta`). It costs a
+            forward pass, and a copy of the weights unless there are adapters. Ours: 0, as in the paper.
+        entropy_coef: weight of each token's entropy, in nats, at the sampling temperature. Ours: 0, as in the paper.
     """
 
     clip_low: Annotated[float, Bound(least=0, below=1)] = 0.2
@@ -63,6 +70,8 @@ class ObjectiveConfig(Settings):
     normalisation: Literal["batch", "group", "episode", "fixed"] = "batch"
     fixed_tokens: Count = 49_152
     proximal: Literal["trainer", "sampler"] = "trainer"
+    kl_coef: Annotated[float, Bound(least=0, most=1e3)] = 0.0
+    entropy_coef: Annotated[float, Bound(least=-1e3, most=1e3)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +85,11 @@ class ObjectiveConfig(Settings):
     def corrects_episodes(self) -> bool:
         """Whether a token's weight depends on its episode's other tokens, whose logprobs must then be known before."""
         return self.tis == "sequence" and self.tis_cap is not None
+
+    @property
+    def has_token_weights(self) -> bool:
+        """Whether a term beside the advantages needs to know what `normalisation` weighs a token with."""
+        return bool(self.kl_coef or self.entropy_coef) and self.normalisation in ("group", "episode")
 
 
 @struct.dataclass
@@ -92,6 +106,9 @@ class PolicyTerms:
         episode_mismatch: sum of old_logps - sampler_logps over them; only for `tis="sequence"`.
         ages: int32, updates that the weights which drew the token are older than those that the update starts from;
             only where they may differ.
+        reference_logps: logprobs under the weights that the run started from; only with `kl_coef`.
+        entropies: of the trained policy's distributions; only with `entropy_coef`.
+        weights: what `normalisation` weighs the token with, which is in `advantages` already; None: all weigh 1.
     """
 
     logps: Array
@@ -102,6 +119,9 @@ class PolicyTerms:
     episode_log_ratio: Array = None
     episode_mismatch: Array = None
     ages: Array = None
+    reference_logps: Array = None
+    entropies: Array = None
+    weights: Array = None
 
 
 @struct.dataclass
@@ -127,6 +147,7 @@ class ObjectiveSums:
             KL(sampler || trainer).
         mismatch_abs: |trainer - sampler| logprob.
         by_age: None where tokens have no ages.
+        kl_reference: the KL term's estimate; None without one.
     """
 
     tokens: Array
@@ -136,10 +157,11 @@ class ObjectiveSums:
     mismatch_kl: Array
     mismatch_abs: Array
     by_age: AgeSums | None = None
+    kl_reference: Array | None = None
 
 
 def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 0) -> tuple[Array, ObjectiveSums]:
-    """PPO clip with truncated importance sampling; no KL term, no entropy bonus (paper eq. 32).
+    """PPO clip with truncated importance sampling (paper eq. 32); with `kl_coef` and `entropy_coef` those terms too.
 
     Args:
         terms: see `PolicyTerms`.
@@ -192,6 +214,15 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
             mismatch_abs=totals(jnp.abs(mismatch)),
         )
 
+    loss, kl = -total(gain), None
+    weights = 1.0 if terms.weights is None else terms.weights
+    if config.kl_coef:
+        below = jnp.where(on, terms.reference_logps - terms.logps, 0.0)
+        estimate = jnp.exp(below) - below - 1.0
+        loss, kl = loss + config.kl_coef * total(weights * estimate), total(estimate)
+    if config.entropy_coef:
+        loss -= config.entropy_coef * total(weights * terms.entropies)
+
     sums = ObjectiveSums(
         tokens=jnp.sum(mask),
         clipped_low=total((ratio < 1.0 - config.clip_low) & (advantages < 0)),
@@ -200,8 +231,9 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
         mismatch_kl=total(sampler_ratio - 1.0 - mismatch),
         mismatch_abs=total(jnp.abs(mismatch)),
         by_age=by_age,
+        kl_reference=kl,
     )
-    return -total(gain), sums
+    return loss, sums
 
 
 def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"] = "deviation") -> np.ndarray:
@@ -240,3 +272,10 @@ def batch_advantages(
     else:
         total = float(sum(n.sum() for n in counts))
     return [float(a) for group in advantages for a in group], total
+
+
+def token_weights(tokens: Sequence[Sequence[int]], config: ObjectiveConfig) -> list[float]:
+    """What `config.normalisation` weighs the tokens of each episode with; arguments and order of `batch_advantages`."""
+    if config.normalisation == "group":
+        return [1.0 / sum(group) for group in tokens for _ in group]
+    return [1.0 / count if config.normalisation == "episode" else 1.0 for group in tokens for count in group]

@@ -39,6 +39,7 @@ class PolicyBatch(PackedBatch):
         old_logps_bt, episode_log_ratio_bt, episode_mismatch_bt: what `losses.PolicyTerms` says; None until the update
             has computed them, and where it need not.
         ages_bt: int32, see there; None where all tokens are drawn by the weights that are trained.
+        reference_logps_bt, weights_bt: float32, see there; None where the objective does not ask for them.
         go_on: static: what `Model.forward` is to be told of documents that go on from others.
     """
 
@@ -48,6 +49,8 @@ class PolicyBatch(PackedBatch):
     episode_log_ratio_bt: Array | None = None
     episode_mismatch_bt: Array | None = None
     ages_bt: Array | None = None
+    reference_logps_bt: Array | None = None
+    weights_bt: Array | None = None
     go_on: bool = struct.field(pytree_node=False, default=False)
 
 
@@ -128,6 +131,7 @@ def pack(
     groups: Sequence[int] | None = None,
     told: bool = False,
     update: int | None = None,
+    weights: Sequence[float] | None = None,
 ) -> list[PolicyBatch]:
     """Lay episodes into micro-batches of [rows, bucket].
 
@@ -145,6 +149,7 @@ def pack(
             whole.
         told: whether batches with such documents must say so: `Model.is_told_what_goes_on`.
         update: that trains on them, from the weights of this version; None leaves `ages_bt` out.
+        weights: of each episode's tokens; None leaves `weights_bt` out.
 
     Returns:
         Micro-batches (NumPy); the last one is filled up with padding rows.
@@ -168,6 +173,8 @@ def pack(
         floats = {name: np.zeros(shape, np.float32) for name in ("sampler_logps", "advantages")}
         if update is not None:
             ints["ages"] = np.zeros(shape, np.int32)
+        if weights is not None:
+            floats["weights"] = np.zeros(shape, np.float32)
         for row, together in enumerate(placed[start : start + rows]):
             at = 0
             for segment, index, first, last in _documents(together, episodes):
@@ -179,6 +186,8 @@ def pack(
                 ints["positions"][span] = np.arange(first, last)
                 floats["sampler_logps"][span] = episode.logprobs[own]
                 floats["advantages"][span] = advantages[index]
+                if weights is not None:
+                    floats["weights"][span] = weights[index]
                 if update is not None:
                     ages = (update - np.asarray(episode.versions[own])) * np.asarray(episode.loss_mask[own])
                     ints["ages"][span] = ages

@@ -24,7 +24,14 @@ from jax.sharding import Mesh
 
 from astra_jax.attention.documents import numbers
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.grpo.losses import AgeSums, ObjectiveSums, PolicyTerms, batch_advantages, grpo_objective
+from astra_jax.grpo.losses import (
+    AgeSums,
+    ObjectiveSums,
+    PolicyTerms,
+    batch_advantages,
+    grpo_objective,
+    token_weights,
+)
 from astra_jax.grpo.packing import PolicyBatch, pack
 from astra_jax.head import summed_loss, token_logprobs
 from astra_jax.mesh import BATCH, AnyMesh, batch_sharding, constrain, unzigzag
@@ -36,6 +43,7 @@ from astra_jax.run.batch import context_size, in_mesh_order, same_document, shif
 from astra_jax.run.compiler import program
 from astra_jax.run.config import JitKey
 from astra_jax.run.gradients import add, added, gradient_shapes, whole, zero_gradients
+from astra_jax.run.moments import on_devices
 from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 
 Array = jax.Array
@@ -54,6 +62,7 @@ def update_step(
     config: GRPOConfig,
     *,
     base: Params | None = None,
+    reference: Params | None = None,
     mesh: Mesh | None = None,
     update: int = 0,
     on_rows: Callable[[np.ndarray], None] = lambda segment_ids_bt: None,
@@ -65,6 +74,8 @@ def update_step(
     Args:
         groups: `config.mini_batches` must divide their number.
         base: frozen weights, under `params` that are adapters; not donated. None: `params` are all weights.
+        reference: the weights that the run started from, with `objective.kl_coef`; not donated. With adapters they are
+            `base`, and None here.
         update: how many came before: the version of `params`, to which tokens' ages are relative.
         on_rows: told of the segment ids of each micro-batch that is trained on.
         before: told of a program, `take_step` or `accumulate` and its rows' length, before it is called.
@@ -89,25 +100,37 @@ def update_step(
             under_way.popleft().block_until_ready()
             on_result()
 
+    objective = config.objective
+    needs_old = config.mini_batches > 1 or objective.corrects_episodes
+    anchor = None
+    if objective.kl_coef:
+        anchor = jax.tree.map(on_devices, base if reference is None else reference)
+
     def prepared(batch: PolicyBatch) -> PolicyBatch:
-        batch = with_old_logps(policy(params), batch, **options)
-        told(batch.old_logps_bt)
+        if needs_old:
+            batch = with_old_logps(policy(params), batch, **options)
+            told(batch.old_logps_bt)
+        if anchor is not None:
+            logps = trainer_logprobs(anchor, to_device(batch, mesh), **options)
+            batch = replace(batch, reference_logps_bt=logps)
+            told(logps)
         return batch
 
     size = len(groups) // config.mini_batches
     mini_batches = [
         lay_out(groups[start : start + size], model, config, update, mesh=mesh) for start in range(0, len(groups), size)
     ]
-    if config.mini_batches > 1 or config.objective.corrects_episodes:
+    if needs_old or objective.kl_coef:
         mini_batches = [([prepared(batch) for batch in batches], total) for batches, total in mini_batches]
 
+    anchor = None  # what lies in the host's memory leaves the devices before the gradients come
     rate = learning_rate(config, config.steps)(update)
     loss, parts, taken = 0.0, None, []
     for number, (batches, total) in enumerate(mini_batches):
         gradients = zero_gradients(params, mesh)
         for batch in batches:
             on_rows(np.asarray(batch.segment_ids_bt))
-            if number and config.objective.ratio == "sequence":  # before the first step it is 1
+            if number and objective.ratio == "sequence":  # before the first step it is 1
                 batch = with_episode_ratio(policy(params), batch, **options)
             batch = to_device(batch, mesh)
             before(f"accumulate {batch.tokens_bt.shape[1]}")
@@ -121,8 +144,8 @@ def update_step(
         taken.append(said)
 
     told(None, most=0)
-    (objective, entropy, router), loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
-    of_batch = jax.tree.map(float, replace(objective, by_age=None))
+    (sums, entropy, router), loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
+    of_batch = jax.tree.map(float, replace(sums, by_age=None))
     every = [batch for batches, _ in mini_batches for batch in batches]
     in_rows = sum(int((b.segment_ids_bt > 0).sum()) for b in every)
     metrics = {
@@ -140,8 +163,10 @@ def update_step(
         "row_fill": in_rows / sum(b.tokens_bt.size for b in every),
         "shared_share": 1 - in_rows / sum(len(episode.token_ids) for group in groups for episode in group.episodes),
     }
-    if objective.by_age is not None:
-        metrics |= _by_age(objective.by_age)
+    if of_batch.kl_reference is not None:
+        metrics["kl_reference"] = of_batch.kl_reference / of_batch.tokens
+    if sums.by_age is not None:
+        metrics |= _by_age(sums.by_age)
     if router is not None:
         metrics |= {name: float(value) for name, value in router_metrics(router).items()}
     return params, opt_state, metrics
@@ -167,6 +192,7 @@ def lay_out(
     tokens = [[sum(episode.loss_mask) for episode in group.episodes] for group in groups]
     advantages, total = batch_advantages([group.rewards for group in groups], tokens, config.objective)
     of = update if config.async_steps else None
+    weights = token_weights(tokens, config.objective) if config.objective.has_token_weights else None
     batches = pack(
         episodes,
         advantages,
@@ -175,6 +201,7 @@ def lay_out(
         groups=[number for number, group in enumerate(groups) for _ in group.episodes],
         told=model.is_told_what_goes_on(mesh),
         update=of,
+        weights=weights,
     )
     return batches, total
 
@@ -199,7 +226,8 @@ def loss_sums(
     def objective(logps: Array, entropies: Array, terms: PolicyTerms) -> tuple[Array, Any]:
         if terms.old_logps is None:
             terms = replace(terms, old_logps=jax.lax.stop_gradient(logps))
-        loss, sums = grpo_objective(replace(terms, logps=logps), config.objective, config.async_steps)
+        terms = replace(terms, logps=logps, entropies=entropies if config.objective.entropy_coef else None)
+        loss, sums = grpo_objective(terms, config.objective, config.async_steps)
         return loss, (sums, jnp.sum(entropies * terms.mask))
 
     terms = in_mesh_order(_terms(batch, config), mesh)
@@ -212,6 +240,7 @@ def loss_sums(
         terms.mask,
         temperature=config.episode.temperature,
         mesh=mesh,
+        has_entropy_gradient=bool(config.objective.entropy_coef),
     )
     return loss, (sums, entropy, router)
 
@@ -228,6 +257,8 @@ def _terms(batch: PolicyBatch, config: GRPOConfig | JitKey) -> PolicyTerms:
         "episode_log_ratio": ratio if config.objective.ratio == "sequence" else None,
         "episode_mismatch": batch.episode_mismatch_bt,
         "ages": batch.ages_bt,
+        "reference_logps": batch.reference_logps_bt,
+        "weights": batch.weights_bt,
     }
     shifted = {name: None if x is None else shift(x) for name, x in at_token.items()}
     return PolicyTerms(logps=None, mask=target_mask(batch), **shifted)
@@ -288,7 +319,13 @@ def abstract_arguments(
     integer = jax.ShapeDtypeStruct(number.shape, jnp.int32, sharding=place)
     ages = integer if config.async_steps else None
     go_on = model.is_told_what_goes_on(mesh)
-    batch = PolicyBatch(integer, integer, integer, integer, number, number, ages_bt=ages, go_on=go_on)
+    batch = PolicyBatch(
+        *(integer, integer, integer, integer, number, number),
+        ages_bt=ages,
+        reference_logps_bt=number if config.objective.kl_coef else None,
+        weights_bt=number if config.objective.has_token_weights else None,
+        go_on=go_on,
+    )
     return params, opt_state, gradients, batch, jax.ShapeDtypeStruct((), jnp.float32)
 
 

@@ -5,8 +5,8 @@ One step:
      until `batch_size` groups have Std(reward) > delta. Valid surplus waits for the next step.
   2. Advantage = (reward - group mean) / group deviation, the same for every sampled token of the episode.
   3. Pack the episodes into rows; sum the clipped objective over all sampled tokens, divide by their number (eq. 32).
-     No KL term, no entropy bonus. What the sampler computed differently (kernels, or weights one step old) is
-     corrected by truncated importance sampling. See `step.py`, and `losses.py` for other objectives.
+     By default no KL term and no entropy bonus. What the sampler computed differently (kernels, or weights one step
+     old) is corrected by truncated importance sampling. See `step.py`, and `losses.py` for other objectives.
   4. Step, hand the new weights to the policy, log, checkpoint.
 
 With `async_steps=k` rollouts go on during steps 2 to 4, and across them: the policy gets new weights in the middle of
@@ -50,10 +50,12 @@ from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
 from astra_jax.grpo.step import abstract_arguments, accumulate, grpo_optimizer, take_step, update_step
 from astra_jax.mesh import check_batch
 from astra_jax.models import adapters
+from astra_jax.models.hf_checkpoint import WeightsError
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.engine.room import check_room
 from astra_jax.rollout.policy import TrainablePolicy
+from astra_jax.run import moments
 from astra_jax.run.batch import on_mesh
 from astra_jax.run.compiler import CompiledAhead, check_options
 from astra_jax.run.digests import digest_of_json
@@ -127,6 +129,7 @@ async def train(
     Args:
         start: gives the starting policy's weights; called where there is no checkpoint. They are taken over: a step
             donates them, and nothing of them stays on the devices. With adapters it is called always, and they stay.
+            With `objective.kl_coef` it is called when the run resumes, too, and must give the weights of its start.
         environments: at least one, records or others; each must be scorable, its prompt must fit, and the reference
             calls of a record must succeed. `config.solve_rates` may leave some out.
         sandbox: where the calls of records run; already started.
@@ -146,6 +149,7 @@ async def train(
             targets that the model does not have; a model whose vocabulary is too small or its context too short; a mesh
             that does not divide a micro-batch; several hosts without a policy. The message names it.
         SettingError: the devices have no room for the embedded engine's cache.
+        WeightsError: a run with `objective.kl_coef` resumes with other weights from `start`.
         NonFiniteError: a loss or gradient was not finite.
         Exception: what `TrainingRun` raises.
     """
@@ -201,6 +205,10 @@ async def train(
         run = stack.enter_context(shell)
         ahead = stack.enter_context(CompiledAhead(_programs(model, config, longest, mesh)))
         step, params, opt_state, extra = run.begin(start, grpo_optimizer(config), mesh)
+        started_from = run.digest(params) if extra is None else extra.get("started_from", "")
+        reference = None
+        if config.objective.kl_coef and config.lora.rank is None and step < config.steps:
+            reference = _reference(run, start, params if extra is None else None, started_from)
 
         def of_policy(params: Params, copied: bool = False) -> Params:
             """What samples: of what is trained, a copy; what is frozen is shared."""
@@ -250,7 +258,7 @@ async def train(
 
         def save() -> None:
             before = run.saved
-            run.save(step, params, opt_state, {"rollouts": rollouts.state()})
+            run.save(step, params, opt_state, {"rollouts": rollouts.state(), "started_from": started_from})
             # The checkpoint before is whole once the next one is begun, and may be gone on from. One that is saved
             # twice, since the run is asked to stop behind it, may still be written.
             if journals is not None and before is not None and before != step:
@@ -343,6 +351,7 @@ async def train(
                     model,
                     config,
                     base=run.base,
+                    reference=reference,
                     mesh=mesh,
                     update=step,
                     on_rows=run.meter.add,
@@ -399,6 +408,29 @@ async def train(
         )
 
 
+def _reference(run: TrainingRun, start: Callable[[], Params], params: Params | None, started_from: str) -> Params:
+    """The weights that the run started from, for the KL term; they lie where the optimizer's statistics do.
+
+    Args:
+        params: these weights, of which a copy is made; None: the run resumes, and `start` gives them again.
+        started_from: their digest, as the checkpoint has it; "": it has none.
+
+    Raises:
+        WeightsError: `start` gives other weights, or nobody knows which they were.
+    """
+    is_away = run.config.optimizer_memory == "host"
+    if params is not None:
+        return moments.away(params) if is_away else jax.tree.map(jnp.copy, params)
+    found = start()
+    if run.digest(found) != started_from:
+        why = "were other ones" if started_from else "are not recorded: an earlier version of the program saved it"
+        raise WeightsError(
+            f"objective.kl_coef is set, and the weights that {run.folder} started from {why}; give "
+            "those as --weights, or set it to 0"
+        )
+    return moments.away(found) if is_away else found
+
+
 async def _cancelled(*tasks: asyncio.Task[Any] | None) -> None:
     for task in tasks:
         if task is not None:
@@ -427,7 +459,7 @@ def _programs(model: Model, config: GRPOConfig, longest: int, mesh: Mesh | None)
     in a row once, is compiled when it is first taken. On CPUs, which sample meanwhile, and with whose time a program
     that no batch needs would be paid, several are left to the first batch that has them.
     """
-    if config.mini_batches > 1 or config.objective.corrects_episodes:
+    if config.mini_batches > 1 or config.objective.corrects_episodes or config.objective.kl_coef:
         return {}  # what is computed before has a place that the compiler chooses
     largest = bucket_for(longest, config.row_buckets)
     lengths = sorted(bucket for bucket in config.row_buckets if bucket <= largest)

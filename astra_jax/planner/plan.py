@@ -170,6 +170,8 @@ def make_plan(
         }
     if host := max(one.host for one in compiled):
         uncounted.add("copies from and to the host's memory")
+    if isinstance(job.config, GRPOConfig) and job.config.objective.kl_coef:
+        uncounted.add("the forward pass of objective.kl_coef")
     bound = max(seconds, key=lambda name: seconds[name])
     step_seconds = sum(seconds.values()) if expected else seconds[bound]
     speed = job.rows * job.row_tokens / step_seconds / slice_.chips

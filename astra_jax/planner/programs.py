@@ -95,8 +95,11 @@ def grpo_programs(
         return grpo_step.take_step.lower(params, opt_state, gradients, total, total, config=config, mesh=mesh)
 
     resident, host = _held(opt_state), _held(opt_state, HOST)
-    first = _compile("accumulate", accumulate, mesh, how, resident=resident, host=host, runs=micro_batches)
-    return [first, _compile("take_step", take_step, mesh, how, resident=_held(base), host=host)]
+    # The weights that the run started from, for the KL term, lie where the optimizer's statistics do.
+    reference = _held(params) if config.objective.kl_coef and base is None else 0
+    kept, host = (0, host + reference) if config.optimizer_memory == "host" else (reference, host)
+    first = _compile("accumulate", accumulate, mesh, how, resident=resident + kept, host=host, runs=micro_batches)
+    return [first, _compile("take_step", take_step, mesh, how, resident=_held(base) + kept, host=host)]
 
 
 def _held(tree: Any, memory: str | None = None) -> int:

@@ -138,6 +138,8 @@ def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
         if name.endswith("grpo.batch_size"):
             found.setdefault(name.removesuffix("batch_size") + "rounding", "nearest")  # while GRPO had no such setting
             found.setdefault(name.removesuffix("batch_size") + "stored", "none")
+            for term in ("kl_coef", "entropy_coef"):
+                found.setdefault(f"{name.removesuffix('batch_size')}objective.{term}", 0.0)
     return {name: value for name, value in found.items() if name.rpartition(".")[2] not in free}
 
 

@@ -110,6 +110,11 @@ def on_devices(x: Any) -> Any:
     return jax.device_put(x, x.sharding.with_memory_kind("device")) if away else x
 
 
+def away(tree: Any) -> Any:
+    """Arrays, copied to the host's memory: each part lies beside its device; `on_devices` is the way back."""
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(HOST)), tree)
+
+
 def stepped(step: Step, params: Any, state: Any, gradients: Any, keys: Any) -> tuple[Any, Any]:
     """`step` with the state on the devices.
 

@@ -149,11 +149,12 @@ def test_the_head_over_a_spread_vocabulary(axes, words, peers) -> None:
     weights = jnp.asarray(rng.normal(size=(8, 16)), jnp.float32)
 
     def objective(logps, entropies, weights):
-        return (logps * weights).sum(), (entropies * weights).sum()
+        return (logps * weights + jnp.sin(entropies) * weights).sum(), (entropies * weights).sum()
 
     def run(mesh):
         def total(x, w):
-            return summed_loss(objective, x, w, targets_bt, weights, weights, temperature=0.7, chunk=5, mesh=mesh)
+            how = {"temperature": 0.7, "chunk": 5, "mesh": mesh, "has_entropy_gradient": True}
+            return summed_loss(objective, x, w, targets_bt, weights, weights, **how)
 
         measured = jax.jit(partial(token_logprobs, temperature=0.7, chunk=5, mesh=mesh))(x_btd, w_dv, targets_bt)
         return measured, jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(x_btd, w_dv)

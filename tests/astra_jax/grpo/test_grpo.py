@@ -22,12 +22,21 @@ from sft_world import starting
 from astra_jax.evaluation.episodes import EvalConfig, evaluate
 from astra_jax.grpo import packing
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.grpo.losses import ObjectiveConfig
+from astra_jax.grpo.losses import ObjectiveConfig, batch_advantages, token_weights
 from astra_jax.grpo.packing import pack
-from astra_jax.grpo.step import grpo_optimizer, update_step, with_episode_ratio, with_old_logps
+from astra_jax.grpo.step import (
+    grpo_optimizer,
+    lay_out,
+    loss_sums,
+    trainer_logprobs,
+    update_step,
+    with_episode_ratio,
+    with_old_logps,
+)
 from astra_jax.grpo.train import train
 from astra_jax.head import token_logprobs
 from astra_jax.mesh import make_mesh
+from astra_jax.models.hf_checkpoint import WeightsError
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.episode import Episode, EpisodeConfig
@@ -63,6 +72,7 @@ ALTERNATIVES = {
     "dr_grpo": ObjectiveConfig(advantage="mean", normalisation="fixed", fixed_tokens=40),
     "gspo": ObjectiveConfig(ratio="sequence", normalisation="episode", clip_low=0.003, clip_high=0.004),
     "group, sequence correction": ObjectiveConfig(tis="sequence", tis_cap=1.5, normalisation="group"),
+    "kl, entropy": ObjectiveConfig(kl_coef=0.1, entropy_coef=0.05, normalisation="episode"),
 }
 
 
@@ -99,7 +109,10 @@ def stepped(objective: ObjectiveConfig, *, rows: int, mini_batches: int, mesh=No
     state = initial_state(WIDER.init(jax.random.key(0)), grpo_optimizer(config), shardings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "WORTH", 1.0 if share else 0.0)
-        params, _, metrics = update_step(*state, random_groups(0, prompts=True), WIDER, config, mesh=mesh)
+        start = WIDER.init(jax.random.key(7)) if objective.kl_coef else None
+        reference = start if mesh is None or start is None else jax.device_put(start, shardings)
+        options = {"mesh": mesh, "reference": reference}
+        params, _, metrics = update_step(*state, random_groups(0, prompts=True), WIDER, config, **options)
     return jax.device_get(params), metrics
 
 
@@ -131,8 +144,65 @@ def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: s
             "tis_clipped_share",
             "clipped_low_share",
             "clipped_high_share",
+            "entropy",
+            "kl_reference",
         ):
+            if figure == "kl_reference" and not objective.kl_coef:
+                assert figure not in metrics
+                continue
             assert metrics[figure] == pytest.approx(want_metrics[figure], rel=2e-3, abs=1e-5), figure
+
+
+def test_kl_and_entropy_have_the_gradient_of_the_plain_formula() -> None:
+    """Of a micro-batch with common prompts, against full logits of each episode alone."""
+    objective = ObjectiveConfig(kl_coef=0.2, entropy_coef=0.1, normalisation="group")
+    episode = dataclasses.replace(EPISODE, temperature=0.8)
+    config = dataclasses.replace(
+        CONFIG, objective=objective, episode=episode, micro_batch_size=4, row_buckets=(128, 900)
+    )
+    params, start = MODEL.init(jax.random.key(0)), MODEL.init(jax.random.key(1))
+    groups = random_groups(2, groups=2, prompts=True)
+    batches, _ = lay_out(groups, MODEL, config)
+    tokens = [[sum(one.loss_mask) for one in group.episodes] for group in groups]
+    advantages, _ = batch_advantages([group.rewards for group in groups], tokens, objective)
+    weights = token_weights(tokens, objective)
+    episodes = [one for group in groups for one in group.episodes]
+    ids, mask, sampled = np.zeros((3, len(episodes), 101))
+    for row, one in enumerate(episodes):
+        n = len(one.token_ids)
+        ids[row, :n], mask[row, :n], sampled[row, :n] = one.token_ids, one.loss_mask, one.logprobs
+    ids, mask, sampled = ids.astype(np.int32), mask[:, 1:], sampled[:, 1:]
+    advantage, weight = (np.array(x)[:, None] for x in (advantages, weights))
+
+    @jax.jit
+    def plain(params):
+        def distributions(tree):
+            at = jnp.broadcast_to(jnp.arange(101), ids.shape)
+            x_btd, _ = MODEL.forward(tree, jnp.asarray(ids), at, jnp.ones_like(ids))
+            return jax.nn.log_softmax((x_btd @ MODEL.head_kernel(tree))[:, :-1] / 0.8)
+
+        every, first = distributions(params), distributions(start)
+        logps, reference = (jnp.take_along_axis(x, ids[:, 1:, None], -1)[..., 0] for x in (every, first))
+        old = jax.lax.stop_gradient(logps)
+        correction = jnp.minimum(jnp.exp(old - sampled), objective.tis_cap)
+        gain = jnp.exp(logps - old) * correction * advantage
+        k3 = jnp.exp(reference - logps) - (reference - logps) - 1
+        entropy = -(jnp.exp(every) * every).sum(-1)
+        return (mask * (-gain + weight * (0.2 * k3 - 0.1 * entropy))).sum()
+
+    before = [trainer_logprobs(start, batch, model=MODEL, config=config) for batch in batches]
+    batches = [
+        dataclasses.replace(batch, reference_logps_bt=logps) for batch, logps in zip(batches, before, strict=True)
+    ]
+
+    @jax.jit
+    def ours(params):
+        return sum(loss_sums(params, batch, model=MODEL, config=config)[0] for batch in batches)
+
+    (loss, gradients), (want, wanted) = (jax.value_and_grad(one)(params) for one in (ours, plain))
+    assert float(loss) == pytest.approx(float(want), rel=1e-4)
+    for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-3)
 
 
 def test_what_an_update_needs_before_it_is_of_each_episode() -> None:
@@ -444,6 +514,35 @@ async def test_a_run_resumes_with_another_rate_group_size_and_objective(pool, ch
         WorkdirError, match=r"grpo.batch_size is 2 there, 1 here \(--config.grpo.batch_size\).*--weights="
     ):
         await run(steps=2, batch_size=1, **changes)
+
+
+async def test_a_resumed_run_has_the_same_reference(pool, chat_tokenizer, tmp_path) -> None:
+    model = model_for(chat_tokenizer)
+    params, objective = model.init(jax.random.key(1)), ObjectiveConfig(kl_coef=0.1, entropy_coef=0.01)
+
+    async def run(name: str, steps: int, start=params, **changes):
+        policy = ScriptedPolicy(chat_tokenizer, by_seed)
+        config = dataclasses.replace(CONFIG, steps=steps, **{"objective": objective} | changes)
+        arguments = (config, model, starting(start), [make_environment()], chat_tokenizer, pool, tmp_path / name)
+        return await train(*arguments, policy=policy, progress=False)
+
+    straight = await run("straight", 2)
+    assert [row["train/kl_reference"] > 1e-6 for row in straight.history] == [False, True], "at first they are equal"
+    await run("resumed", 1)
+    with pytest.raises(WeightsError, match="started from were other ones; give those as --weights"):
+        await run("resumed", 2, model.init(jax.random.key(2)))
+    resumed = await run("resumed", 2)
+    assert_same(resumed.params, straight.params)
+    assert resumed.history[0]["train/kl_reference"] == straight.history[1]["train/kl_reference"]
+    # The term can come when a run resumes: its start is known. In the host's memory the reference is the same.
+    await run("later", 1, objective=ObjectiveConfig())
+    later = await run("later", 2, optimizer_memory="host")
+    assert later.history[0]["train/kl_reference"] > 1e-6
+
+
+def assert_same(ours, theirs) -> None:
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path, capsys):

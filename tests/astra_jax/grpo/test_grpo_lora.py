@@ -14,7 +14,8 @@ from rollout_world import ScriptedPolicy, call, decisive, make_environment
 from sft_world import starting
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.grpo.step import accumulate, grpo_optimizer, lay_out, take_step
+from astra_jax.grpo.losses import ObjectiveConfig
+from astra_jax.grpo.step import accumulate, grpo_optimizer, lay_out, take_step, update_step
 from astra_jax.grpo.train import train
 from astra_jax.models import adapters, hf_checkpoint
 from astra_jax.models.layers.adapted import is_adapted
@@ -96,6 +97,24 @@ def test_an_update_goes_where_the_full_gradient_goes_by_the_chain_rule(stored) -
     state = initial_state(trained, grpo_optimizer(config))
     stepped, _, said = take_step(*state, ours, jnp.float32(total), jnp.float32(config.learning_rate), config=config)
     assert said["weights_finite"] and jax.tree.structure(stepped) == jax.tree.structure(drawn())
+
+
+def test_the_reference_of_adapters_is_the_weights_under_them() -> None:
+    """They cost no copy: the KL is what merged weights have to the base."""
+    objective = ObjectiveConfig(kl_coef=0.5)
+    config = dataclasses.replace(CONFIG, row_buckets=(64, 800), objective=objective)
+    groups, base = [group(np.random.default_rng(0))], MODEL.init(jax.random.key(0))
+    merged = adapters.without_adapters(adapters.joined(drawn(), base, LORA))
+    of_merged = dataclasses.replace(config, lora=LoRA())
+    ours, theirs = (
+        update_step(*initial_state(params, grpo_optimizer(one)), groups, MODEL, one, **options)[2]
+        for params, one, options in (
+            (drawn(), config, {"base": base}),
+            (merged, of_merged, {"reference": jax.tree.map(jnp.copy, base)}),
+        )
+    )
+    assert ours["kl_reference"] == pytest.approx(theirs["kl_reference"], rel=1e-3) and ours["kl_reference"] > 1e-3
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("stored", ["none", "int8"])

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.grpo.losses import ObjectiveConfig, PolicyTerms, batch_advantages, group_advantages, grpo_objective
+from astra_jax.grpo.losses import (
+    ObjectiveConfig,
+    PolicyTerms,
+    batch_advantages,
+    group_advantages,
+    grpo_objective,
+    token_weights,
+)
 from sandbox.settings import SettingError
 
 
@@ -162,6 +169,41 @@ def test_objective_equals_numpy_reference(ratio, tis, advantage, normalisation) 
             assert float(getattr(sums, name)) == pytest.approx(want, rel=1e-4, abs=1e-4), name
         clipped += want_counts["clipped_low"], want_counts["clipped_high"]
     assert clipped.all(), "both clips were tried"
+
+
+@pytest.mark.parametrize("normalisation", ["batch", "group", "episode", "fixed"])
+def test_the_terms_of_kl_and_entropy_equal_numpy(normalisation) -> None:
+    """They are added to the loss, with the weights of the normalisation; the rest of it stays."""
+    plain = ObjectiveConfig(normalisation=normalisation, fixed_tokens=31)
+    config = dataclasses.replace(plain, kl_coef=0.3, entropy_coef=0.07)
+    groups = random_groups(5)
+    terms, total = laid_out(groups, config)
+    rng, tokens = np.random.default_rng(1), [[len(one.logps) for one in group] for group in groups]
+    start, entropies = (rng.normal(-2, 1, terms.mask.shape).astype(np.float32) for _ in range(2))
+    by_episode = np.array(token_weights(tokens, config), np.float32)
+    weights = np.where(terms.mask > 0, by_episode[:, None], 0)
+    more = {"reference_logps": jnp.asarray(start), "entropies": jnp.asarray(entropies)}
+    if config.has_token_weights:
+        more["weights"] = jnp.broadcast_to(by_episode[:, None], terms.mask.shape)
+    assert config.has_token_weights == (normalisation in ("group", "episode"))
+
+    def loss(logps, entropies, config=config):
+        given = dataclasses.replace(terms, logps=logps, **more | {"entropies": entropies})
+        return grpo_objective(given, config)
+
+    of = (terms.logps, more["entropies"])
+    (found, sums), (by_logps, by_entropies) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(*of)
+    (without, bare), plain_gradient = jax.value_and_grad(lambda logps: loss(logps, of[1], plain), has_aux=True)(of[0])
+    below = np.where(terms.mask > 0, start - terms.logps, 0)
+    k3 = np.exp(below) - below - 1
+    wanted = 0.3 * (weights * k3).sum() - 0.07 * (weights * entropies).sum()
+    assert float(found - without) / total == pytest.approx(wanted / total, rel=1e-3, abs=1e-6)
+    np.testing.assert_allclose(by_logps - plain_gradient, 0.3 * weights * (1 - np.exp(below)), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(by_entropies, -0.07 * weights, rtol=1e-5)
+    assert float(sums.kl_reference) == pytest.approx((k3 * (np.asarray(terms.mask) > 0)).sum(), rel=1e-4)
+    assert bare.kl_reference is None
+    for name in ("tokens", "clipped_low", "mismatch_kl"):
+        assert getattr(sums, name) == getattr(bare, name)
 
 
 def test_the_sequence_ratio_has_gspos_gradient() -> None:
