@@ -408,8 +408,12 @@ def _loss_and_gradients(
         found, count = _distribution(x_cd, w_dv, targets_c, plan), len(block[1])
         entropy_c = plan.own(found.entropy_c, count)
         through = (0, 1) if plan.has_entropy_gradient else 0
-        of_chunk = jax.value_and_grad(lambda *of: objective(*of, block[2]), argnums=through, has_aux=True)
-        result, found_c = of_chunk(plan.own(found.logps_c, count), entropy_c)
+
+        def of_chunk(logps_c: Array, entropy_c: Array) -> tuple[Array, Any]:
+            return objective(logps_c, entropy_c, block[2])
+
+        with_gradient = jax.value_and_grad(of_chunk, argnums=through, has_aux=True)
+        result, found_c = with_gradient(plan.own(found.logps_c, count), entropy_c)
         g_c, h_c = found_c if plan.has_entropy_gradient else (found_c, None)
         g_c = plan.everyones(g_c / plan.temperature)
         hit_cv = jnp.arange(w_dv.shape[1]) == found.at_c[:, None]

@@ -214,14 +214,15 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
             mismatch_abs=totals(jnp.abs(mismatch)),
         )
 
-    loss, kl = -total(gain), None
     weights = 1.0 if terms.weights is None else terms.weights
+    kl, more = None, []
     if config.kl_coef:
         below = jnp.where(on, terms.reference_logps - terms.logps, 0.0)
         estimate = jnp.exp(below) - below - 1.0
-        loss, kl = loss + config.kl_coef * total(weights * estimate), total(estimate)
+        kl = total(estimate)
+        more.append(config.kl_coef * total(weights * estimate))
     if config.entropy_coef:
-        loss -= config.entropy_coef * total(weights * terms.entropies)
+        more.append(-config.entropy_coef * total(weights * terms.entropies))
 
     sums = ObjectiveSums(
         tokens=jnp.sum(mask),
@@ -233,7 +234,7 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
         by_age=by_age,
         kl_reference=kl,
     )
-    return loss, sums
+    return sum(more, -total(gain)), sums
 
 
 def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"] = "deviation") -> np.ndarray:
