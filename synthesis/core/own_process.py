@@ -19,6 +19,7 @@ import functools
 import gc
 import hashlib
 import inspect
+import json
 import os
 import pickle
 import select
@@ -35,16 +36,18 @@ from typing import Any, Final, Literal, NoReturn
 import msgspec
 
 from sandbox import libc
+from sandbox.json_values import NotJsonError, to_json
 from sandbox.protocol import ERROR_CHARACTERS, frame
 from synthesis.core.environment import PlayedEpisode
 from synthesis.core.files import first_line
 from synthesis.core.object_tools import note_tools, object_tools
-from synthesis.core.plain_values import json_text
 from synthesis.core.references import load_file, referred
 from synthesis.core.terminal import say
 
 HELLO: Final = 0
 """Number of a worker's first message."""
+_MOST_CHARACTERS: Final = 10_000_000
+"""Longest JSON text of a result; the model is shown far less."""
 _PR_SET_PDEATHSIG: Final = 1
 _FIRST_TO_GO: Final = "1000"
 """Score of a worker for the kernel's out-of-memory killer, which is to spare the trainer."""
@@ -289,9 +292,12 @@ class _Worker:
 
 def _result(tool: str, value: Any) -> tuple[Kind, Any]:
     try:
-        return "ok", json_text(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        return "error", f"{tool} returned {first_line(error)}"
+        text = json.dumps(to_json(value), ensure_ascii=False, separators=(",", ":"))
+    except NotJsonError as error:
+        return "error", f"{tool} returned what JSON cannot hold: {first_line(error)}"
+    if len(text) > _MOST_CHARACTERS:
+        return "error", f"{tool} returned {len(text):,} characters of JSON; return at most {_MOST_CHARACTERS:,}"
+    return "ok", text
 
 
 def _share(value: Any) -> tuple[Kind, Any]:
