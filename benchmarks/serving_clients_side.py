@@ -279,11 +279,11 @@ def langchain_checks(url: str, folder: str) -> Checks:
 
 
 def pydantic_checks(url: str, folder: str) -> Checks:
+    from openai import AsyncOpenAI
     from pydantic_ai import Agent, NativeOutput
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    provider = OpenAIProvider(base_url=url, api_key="none")
     called: list[bool] = []
 
     def capital(is_peru: bool) -> str:
@@ -293,6 +293,7 @@ def pydantic_checks(url: str, folder: str) -> Checks:
 
     def agent(kind: Any, **more: Any) -> Any:
         settings = {"max_tokens": MOST, "parallel_tool_calls": False, **LIMITS, **more.pop("settings", {})}
+        provider = OpenAIProvider(openai_client=AsyncOpenAI(base_url=url, api_key="none"))  # of this event loop
         return Agent(kind(MODEL, provider=provider), model_settings=settings, retries=5, **more)
 
     def each(work: Callable[[Any], object]) -> Callable[[], object]:
