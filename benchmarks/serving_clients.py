@@ -60,7 +60,8 @@ def random_model(folder: Path) -> None:
         max_positions=_LENGTH,
     )
     # Random weights would never close a thought.
-    (folder / "chat_template.jinja").write_text(template_of(QWEN3_INSTRUCT))
+    (template,) = folder.glob("*.jinja")
+    template.write_text(template_of(QWEN3_INSTRUCT))
     save_hf(config.init(jax.random.key(0)), config, folder)
 
 

@@ -292,7 +292,8 @@ def pydantic_checks(url: str, folder: str) -> Checks:
         return "Lima" if is_peru else "Nairobi"
 
     def agent(kind: Any, **more: Any) -> Any:
-        settings = {"max_tokens": MOST, "parallel_tool_calls": False, **LIMITS, **more.pop("settings", {})}
+        settings = {"max_tokens": MOST, "parallel_tool_calls": False, "extra_body": STOP, **LIMITS}
+        settings |= more.pop("settings", {})
         provider = OpenAIProvider(openai_client=AsyncOpenAI(base_url=url, api_key="none"))  # of this event loop
         return Agent(kind(MODEL, provider=provider), model_settings=settings, retries=5, **more)
 
