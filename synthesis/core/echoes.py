@@ -7,9 +7,10 @@ output counts as evidence of an answer only where the call's own arguments do no
             answer "Paris". Each value counts once, and of a list only where the call gives the whole list.
   strings   All other text of the arguments, read as a tool might transform it: split, joined, cut, reversed, in another
             case, percent-encoded, as JSON, or misspelt ("did you mean Oslo?"). If it states the answer, one of its
-            aliases or one element of a list, the output is no evidence.
+            aliases or one element of a list, the output is no evidence. Nor is it if the text states the answer only
+            together with values of the reference call: the zone "Asia" of the city "Kabul".
   numbers   The same and, besides, numbers of the output that the arguments have are left out before the answer is
-            looked for: `{"people_in_millions": 2.1}` repeats a 2.1. Parts of dates and of times are numbers too.
+            looked for: `{"people_in_millions": 2.1}` repeats a 2.1.
   booleans  A flag is passed for other reasons. Only what repeats it is left out: a value under the argument's name, and
             "yes" or "true" in texts.
 
@@ -21,7 +22,6 @@ from __future__ import annotations
 import base64
 import html
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,9 +40,15 @@ from synthesis.core.records import Answer
 
 _TOKEN: Final = re.compile(rf"\d+(?:[.,]\d+)*|[{CJK}]|[^\W\d_{CJK}]+")
 _SEPARATOR: Final = re.compile(r"[,;|/\n，；、]")
+_MOST_BITS: Final = 10_000
+_GROWING: Final = "\ufdfa"
+_GROWTH: Final = 17
+"""Characters by which NFKC lengthens this letter; all others grow to eight at most."""
 _SHORTEST_PART: Final = 4
 _SHORTEST_OF_OTHER_SCRIPTS: Final = 2
 """Characters of an answer that is looked for inside of longer words; a shorter one must be a word of its own."""
+_SHORTEST_REVERSED: Final = 3
+"""Letters of a word that is read backwards too: the language "en" is not Niger's code NE."""
 _MISSPELT: Final = 0.75
 """Similarity from which one word counts as another, misspelt; `difflib` suggests from 0.6 on."""
 
@@ -66,12 +72,16 @@ def is_evidence(
     reading = output if isinstance(output, Reading) else Reading(output, language)
     if not contains(reading, answer):
         return False
-    written = Written([*_not_given(arguments, given), *earlier], reading.language)
-    if not written.leaves:
+    own = [*_not_given(arguments, given), *earlier]
+    if not own:
         return True
-    if written.states(answer):
+    written = Written(own, reading.language)
+    if written.states(answer, misspelt=True):
         return False
-    if isinstance(answer.value, str) and not (whole_date(answer.value) or whole_time(answer.value)):
+    known, every = (Written(one, reading.language) for one in (list(values_of(given)), [*_values(arguments), *own]))
+    if every.states(answer) and not known.states(answer):
+        return False
+    if isinstance(answer.value, str):
         return True
     flags = {name: value for name, value in arguments.items() if isinstance(value, bool) and given.get(name) != value}
     return contains(reading.without(written.repeats, written.has_number, flags), answer)
@@ -102,9 +112,16 @@ def form_of(value: str | float) -> str | float:
     return value
 
 
+def _values(arguments: Call) -> list[str | int | float | bool]:
+    """Return all values of a call."""
+    return list(values_of(list(arguments.values())))
+
+
 def _not_given(arguments: Call, given: Call) -> list[str | int | float | bool]:
     """Return the values of a call that its reference call does not give."""
-    found = [*(name for name in arguments if name not in given), *values_of(list(arguments.values()))]
+    found = [*(name for name in arguments if name not in given), *_values(arguments)]
+    if _is_endless(found):
+        return [] if arguments == given else found
     forms = Counter(map(form_of, found))
     free: Counter[str | float] = Counter()
     texts: dict[str | float, str] = {}
@@ -114,7 +131,7 @@ def _not_given(arguments: Call, given: Call) -> list[str | int | float | bool]:
         if len(inside) > 1 and not wanted <= forms:
             continue  # whoever leaves elements of a list out chooses among them
         free += wanted
-        texts |= {form_of(one): str(one) for one in inside}
+        texts |= {form_of(one): one if isinstance(one, str) else _digits(one) for one in inside}
     kept: list[str | int | float | bool] = []
     for value in found:
         if free[form := form_of(value)]:
@@ -124,10 +141,17 @@ def _not_given(arguments: Call, given: Call) -> list[str | int | float | bool]:
     # Values of the reference call that stand in longer ones: the Paris of "Paris, France".
     for place, value in enumerate(kept):
         for form, text in texts.items():
-            if isinstance(value, str) and free[form] and (found_at := _place(value, text)):
+            if isinstance(value, str) and text and free[form] and (found_at := _place(value, text)):
                 free[form] -= 1
                 value = kept[place] = f"{value[: found_at.start()]} · {value[found_at.end() :]}"
     return kept
+
+
+def _is_endless(values: Sequence[str | int | float | bool]) -> bool:
+    """Return whether values are too many, or too long, to be searched: they may state anything."""
+    texts = [one for one in values if isinstance(one, str)]
+    characters = sum(len(one) + _GROWTH * one.count(_GROWING) for one in texts)
+    return len(values) > MOST_VALUES or characters > MOST_CHARACTERS
 
 
 def _place(text: str, phrase: str) -> re.Match[str] | None:
@@ -145,21 +169,28 @@ class Written:
     def __init__(self, leaves: Sequence[str | int | float | bool], language: str = "en") -> None:
         self.leaves = leaves
         self.language = language
-        self._texts = [str(one) for one in leaves]
-        # More than is ever an answer: it may state anything.
-        self._is_endless = len(leaves) > MOST_VALUES or sum(map(len, self._texts)) > MOST_CHARACTERS
+        self._texts = [_digits(one) if isinstance(one, int | float) else one for one in leaves]
+        self._is_endless = _is_endless(leaves)
 
-    def states(self, answer: Answer) -> bool:
-        """Return whether the values state an answer, one of its aliases, or one element of it."""
+    def states(self, answer: Answer, *, misspelt: bool = False) -> bool:
+        """Return whether the values state an answer, one of its aliases, or one element of it.
+
+        Args:
+            misspelt: whether nearly the same word counts.
+        """
         if isinstance(answer.value, bool):
             return self._is_endless
         values = answer.value if isinstance(answer.value, list) else [answer.value]
-        every = [*values, *answer.aliases]
+        every = [Answer(one, unit=answer.unit, tolerance=answer.tolerance) for one in (*values, *answer.aliases)]
         return self._is_endless or any(
-            self._says(text) or contains(self._reading, Answer(one, unit=answer.unit, tolerance=answer.tolerance))
+            contains(self._reading, one)
+            or (
+                self._says(one.value) or (misspelt and self._nearly_says(one.value))
+                if isinstance(one.value, str)
+                else self._has_about(one.value, one.tolerance)
+            )
             for one in every
-            for text in (one if isinstance(one, str) else _digits(one),)
-        ) or any(self._rounds_to(one) for one in values)  # fmt: skip
+        )
 
     def has_number(self, value: float) -> bool:
         """Return whether a number is one of the values, or stands in one of their texts."""
@@ -184,7 +215,7 @@ class Written:
     @cached_property
     def _tokens(self) -> frozenset[str]:
         tokens = {token for form in self._forms for token in form}
-        return frozenset(tokens | {token[::-1] for token in tokens if len(token) > 1})
+        return frozenset(tokens | {token[::-1] for token in tokens if len(token) >= _SHORTEST_REVERSED})
 
     @cached_property
     def _joined(self) -> list[str]:
@@ -196,9 +227,10 @@ class Written:
 
     @cached_property
     def _numbers(self) -> frozenset[float]:
-        found = {
-            number for form in self._texts for token in _TOKEN.findall(plain(form)) for number in _numbers_of(token)
-        }
+        decoded = {form for one in self.leaves if isinstance(one, str) for form in (one, *_decoded(one))}
+        tokens = {token for form in decoded for token in _TOKEN.findall(plain(form))}
+        tokens |= {token[::-1] for token in tokens if token[-1] != "0"}
+        found = {number for token in tokens for number in _numbers_of(token)}
         return frozenset(found | {one for one in self.leaves if not isinstance(one, str | bool)})
 
     @cached_property
@@ -219,17 +251,33 @@ class Written:
             return fold(text) in map(fold, self._texts)
         if self._tokens.issuperset(tokens):
             return True
-        shortest = _SHORTEST_PART if wanted.isascii() else _SHORTEST_OF_OTHER_SCRIPTS
-        if len(wanted) >= shortest and any(wanted in one for one in self._joined):
+        day, time = whole_date(text), whole_time(text)
+        if (day and self._numbers.issuperset((day.year, day.month, day.day))) or (
+            time and self._numbers.issuperset(time if time[2] else time[:2])
+        ):
             return True
+        shortest = _SHORTEST_PART if wanted.isascii() else _SHORTEST_OF_OTHER_SCRIPTS
+        return len(wanted) >= shortest and any(wanted in one for one in self._joined)
+
+    def _nearly_says(self, text: str) -> bool:
+        wanted = "".join(_tokens(text))
         is_word = len(wanted) >= _SHORTEST_PART and not re.search(r"\d", wanted)
         return is_word and any(_is_misspelt(part, wanted) for part in self._parts)
 
-    def _rounds_to(self, value: str | float) -> bool:
-        """Return whether a fraction among the values is a whole number, rounded in any way."""
-        if isinstance(value, str) or value != int(value if math.isfinite(value) else 0):
-            return False
-        return any(abs(one - value) < 1 for one in self._numbers if one != math.trunc(one))
+    def _has_about(self, value: float, tolerance: float) -> bool:
+        """Return whether the values have a number, or a fraction that it is when rounded in any way."""
+        digits = _digits(value)
+        if len(digits) >= _SHORTEST_PART and any(digits in one for one in self._joined):
+            return True
+        return any(_is_about(one, value, tolerance) for one in self._numbers)
+
+
+def _is_about(number: float, value: float, tolerance: float) -> bool:
+    try:
+        by = abs(number - value)
+    except OverflowError:  # an integer beyond every float
+        return False
+    return by <= tolerance or (by < 1 and value % 1 == 0 and number % 1 != 0)
 
 
 def _is_misspelt(text: str, word: str) -> bool:
@@ -261,7 +309,9 @@ def _tokens(text: str) -> list[str]:
 
 
 def _digits(value: float) -> str:
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return str(value) if value.bit_length() < _MOST_BITS else ""  # Python writes no integer of more than 4300 digits
 
 
 def _numbers_of(token: str) -> list[float]:

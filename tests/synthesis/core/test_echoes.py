@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import html
 import json
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processor_time import MOST_SECONDS, loop_seconds
 
 from synthesis.core.echoes import guesses, is_evidence
 from synthesis.core.matching import contains
@@ -18,7 +20,7 @@ from synthesis.core.records import Answer
 
 ANSWERS = {
     "en": [
-        "Reykjavik", "Guinea-Bissau", "São Tomé", "NO", "A-1043", "New Zealand", 2_102_650, 7, 3.25, "2026-01-05",
+        "Reykjavik", "Guinea-Bissau", "São Tomé", "NOR", "A-1043", "New Zealand", 2_102_650, 7, 3.25, "2026-01-05",
         "14:30",
     ],
     "zh": ["北京", "长江", 1_400_000],
@@ -81,6 +83,11 @@ def test_what_a_policy_wrote_is_no_evidence(language: str, answer: Any, write: A
         ({"Oslo": 1}, ["Oslo"], "Oslo"),
         ({"query": "Reykjavikkk"}, "Reykjavik", "Reykjavik"),
         ({"query": "Reykjavic"}, {"did you mean": ["Reykjavik"]}, "Reykjavik"),
+        ({"code": "NO"}, {"code": "NO", "name": None}, "NO"),
+        ({"codes": "DK, NO, SE"}, ["DK", "NO", "SE"], "NO"),
+        # The rest of it is a value of the reference call.
+        ({"query": "Oslo Norway"}, "Oslo, Norway", "Oslo, Norway"),
+        ({"query": "Norway", "of": "Bank of"}, "Bank of Norway", "Bank of Norway"),
         ({"n": 7}, {"number": 7, "name": None}, 7),
         ({"n": [5, 6, 7]}, [7], 7),
         ({"n": "1,2,3,4,5,6,7"}, ["5", "7"], 7),
@@ -131,6 +138,9 @@ def test_parts_lists_numbers_and_flags_that_a_policy_wrote(arguments: Any, outpu
         ({"city": "Paris"}, {"city": "Paris", "limit": 10}, "In 2020 there were 2,102,650 people in Paris.", 2_102_650),
         ({"city": "Paris"}, {"city": "City of Paris"}, "The University of Paris is old.", "University of Paris"),
         ({"country": "TN"}, {"country": "TN", "language": "en"}, {"capital": "Tunis"}, "Tunis"),
+        ({"country": "Tunisia"}, {"country": "Tunisia", "language": "en"}, {"capital": "Tunis"}, "Tunis"),
+        ({"country": "Niger"}, {"country": "Niger", "language": "en"}, {"code": "NE"}, "NE"),
+        ({"year": 1966}, {"year": 1966, "limit": 10}, {"easter": "1966-04-10"}, "1966-04-10"),
         ({}, {}, {"capital": "Tunis"}, "Tunis"),
     ],
 )  # fmt: skip
@@ -150,6 +160,34 @@ def test_a_world_may_give_back_what_was_stored_before() -> None:
     output, answer = {"notes": ["Oslo", "Rome"]}, Answer("Oslo")
     assert is_evidence(output, answer, {}, {})
     assert not is_evidence(output, answer, {}, {}, "en", ["Rome, Oslo"])
+
+
+HOSTILE = {
+    "many parts": ",".join(f"Reykjav{n}" for n in range(1_300)),
+    "escapes": "&#65;" * 3_000,
+    "numbers": "1.1," * 4_000,
+    "letters that grow": "\ufdfb" * 1_900,
+    "letters that grow more": "\ufdfa" * 16_000,
+    "values of the reference call": [f"Norway {n}" for n in range(990)],
+    "many values": [str(n) for n in range(10_000)],
+    "a large number": 10**9_000,
+    "no number": float("nan"),
+    "half a character": "\ud800",
+    "deep": "[" * 9_000,
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_arguments_cost_bounded_time_and_raise_nothing(hostile: Any) -> None:
+    for answer in ("Reykjavik", 7, 10**400, "2026-01-05", True):
+        for value in ("Norway", hostile):
+            read = partial(is_evidence, [answer], Answer(answer), {"query": hostile, "more": hostile}, {"query": value})
+            assert loop_seconds(read) < 2 * MOST_SECONDS
+
+
+def test_a_reference_call_with_long_arguments_is_evidence() -> None:
+    given = {"text": "x" * 20_000}
+    assert is_evidence(7, Answer(7), given, given) and not is_evidence(7, Answer(7), {"text": "y" * 20_000}, given)
 
 
 words = st.text(st.characters(categories=("Lu", "Ll", "Nd", "Zs", "Po")), max_size=20)
