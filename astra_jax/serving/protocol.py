@@ -348,6 +348,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (True,),
+    "prediction": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
@@ -372,7 +373,6 @@ _IGNORED = {
     "add_special_tokens",  # Qwen3 has none to add
     "cache_salt",
     "metadata",
-    "prediction",
     "priority",
     "prompt_cache_key",
     "prompt_cache_options",

@@ -120,7 +120,7 @@ def test_no_field_of_openais_client_is_unknown(read, minimal, params):
 
 
 def test_what_cannot_change_an_answer_is_named_in_a_header(server):
-    chat = {"user": "me", "verbosity": "low", "prediction": {"type": "content", "content": "x"}, "service_tier": "flex"}
+    chat = {"user": "me", "verbosity": "low", "prompt_cache_key": "a", "service_tier": "flex"}
     assert ignored(server, "chat/completions", {**HELLO, **chat, "best_of": 1, "n": 1}) == list(chat)
     assert ignored(server, "chat/completions", HELLO) == []
     assert ignored(server, "completions", {"prompt": "x", "safety_identifier": "a", "best_of": 2, "n": 2}) == [
