@@ -395,17 +395,8 @@ async def train(
         elif journals is not None:
             run.checkpointer.wait()
             journals.forget()
-        summary = "" if evaluation is None else evaluation.summary
-        return GRPOResult(
-            params=params,
-            base=run.base,
-            steps=step,
-            stopped=run.stopped or "finished",
-            history=run.history,
-            skipped=run.skipped.count,
-            advice=advice,
-            held_out=summary,
-        )
+        summary, stopped = "" if evaluation is None else evaluation.summary, run.stopped or "finished"
+        return GRPOResult(params, run.base, step, stopped, run.history, run.skipped.count, advice, summary)
 
 
 def _reference(run: TrainingRun, start: Callable[[], Params], params: Params | None, started_from: str) -> Params:

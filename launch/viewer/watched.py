@@ -275,9 +275,7 @@ class Watcher:
             sample_step=samples[-1].stem.lstrip("0") if samples else "",
             episodes=[folder / "episodes" / name for name in newest_pages(_names(folder / "episodes"))],
             batch=None if last else self._batch(folder / ROLLOUTS),
-            exhausted={
-                name.removeprefix(EXHAUSTED): value for name, value in last.items() if name.startswith(EXHAUSTED)
-            },
+            exhausted={name.removeprefix(EXHAUSTED): last[name] for name in last if name.startswith(EXHAUSTED)},
             evaluation=self._batch(folder / HELD_OUT),
         )
 
