@@ -10,6 +10,7 @@ import msgspec
 from astra_jax.evaluation.suite import EvaluationError, Limit, ModelEndpoint
 from sandbox.answers import read_answer
 from synthesis.core.endpoint_replies import error_problem
+from synthesis.core.proxies import may_be_proxied, via
 from synthesis.core.typed import decode_any_json
 
 _SECONDS = 60.0
@@ -33,32 +34,33 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
     """
     role = flag.removesuffix("_url")
     named = role if role == "model" else f"{role}_model"
+    shown = f"--{flag}={served.url}{via(served.url)}"
     headers = {"Authorization": f"Bearer {served.key}"}
     timeout = aiohttp.ClientTimeout(total=_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers, trust_env=True) as session:
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers, trust_env=may_be_proxied(served.url)) as session:
         try:
             names = await _models(session, served.url)
             model = served.model or (names[0] if len(names) == 1 else "")
             if not model:
-                raise EvaluationError(f"--{flag}={served.url} serves {_shown(names)}; name one with --{named}")
+                raise EvaluationError(f"{shown} serves {_shown(names)}; name one with --{named}")
             limit: Limit = "max_tokens"
             status, text = await _asked(session, served.url, model, limit)
             if status == 400 and "max_completion_tokens" in text:
                 limit = "max_completion_tokens"
                 status, text = await _asked(session, served.url, model, limit)
         except TimeoutError:
-            raise EvaluationError(f"--{flag}={served.url} has not answered in {_SECONDS:g} s; is it up?") from None
+            raise EvaluationError(f"{shown} has not answered in {_SECONDS:g} s; is it up?") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EvaluationError(f"--{flag}={served.url} cannot be reached ({error}); is it up?") from None
+            raise EvaluationError(f"{shown} cannot be reached ({error}); is it up?") from None
     if status in (401, 403):
-        raise EvaluationError(f"--{flag}={served.url} refuses the key ({status}); give it with --{role}_key_file")
+        raise EvaluationError(f"{shown} refuses the key ({status}); give it with --{role}_key_file")
     if status == 404 or (status == 400 and model in text and "model" in text.lower()):
         raise EvaluationError(f"--{named}={model} is not served by {served.url}, which has {_shown(names)}")
     if status != 200:
-        raise EvaluationError(f"--{flag}={served.url} answered {status} to a request of one token: {text[:300]}")
+        raise EvaluationError(f"{shown} answered {status} to a request of one token: {text[:300]}")
     if not _is_completion(text):
         raise EvaluationError(
-            f"--{flag}={served.url} answered a request of one token without a completion: {text[:300]}; give the "
+            f"{shown} answered a request of one token without a completion: {text[:300]}; give the "
             "address of the API, which ends in /v1 for most services"
         )
     return ModelEndpoint(served.url, model, served.key, limit)

@@ -153,7 +153,7 @@ class TrainingRun:
         self._changed: dict[str, tuple[Any, Any]] = {}
         self._tracing = False
         self._saving_seconds = 0.0
-        self._started = time.time()
+        self._started, self._monotonic = time.time(), time.monotonic()
 
     def __enter__(self) -> TrainingRun:
         trackers.check_installed(self.config.log_to)
@@ -245,7 +245,7 @@ class TrainingRun:
             kept = [row for row in rows if row["step"] <= step]
             # Of rows that are forgotten, too: of a start that came to nothing there may be no others.
             began = next((row["goodput/began"] for row in rows if row.get("goodput/began")), self._started)
-            self._goodput = Goodput(kept, time.time(), began)
+            self._goodput = Goodput(kept, self._now(), began)
         self.bar = progress_bar(
             total=self.steps, initial=step, desc=self._name, unit="step", disable=not (self._progress and is_first())
         )
@@ -382,7 +382,7 @@ class TrainingRun:
         """
         whole = {**row, "checkpoint_seconds": self._saving_seconds, "skipped_steps": float(self.skipped.count)}
         if self.writer is not None:
-            whole |= self._goodput.step(time.time())
+            whole |= self._goodput.step(self._now())
         self.history.append({"step": step, **whole})
         if self.writer is not None:
             self.writer.write(step, whole)
@@ -434,6 +434,10 @@ class TrainingRun:
 
     def _remedy(self) -> str:
         return f"Lower learning_rate (it is {self.config.learning_rate}), or see to the data of these steps"
+
+    def _now(self) -> float:
+        """Seconds of the wall clock as this process found it; it does not follow when that clock is set."""
+        return self._started + time.monotonic() - self._monotonic
 
     def _end_trace(self) -> None:
         if self._tracing:

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import runpy
-import subprocess
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,20 +77,6 @@ def with_cpu_environment(module: str, *, large: bool = False) -> None:
         del os.environ["GLIBC_TUNABLES"]
 
 
-def _run_unoptimized() -> None:
-    """Start this program again without -O, -OO and PYTHONOPTIMIZE; returns in the new process.
-
-    Help texts and tools are made of docstrings, which -OO removes, and libraries check what they are given by `assert`.
-    """
-    if not sys.flags.optimize:
-        return
-    spec = sys.modules["__main__"].__spec__
-    started = [sys.argv[0]] if spec is None else ["-m", spec.name.removesuffix(".__main__")]
-    options = [one for one in subprocess._args_from_interpreter_flags() if not re.fullmatch("-O+", one)]  # type: ignore[attr-defined]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
-    os.execve(sys.executable, [sys.executable, *options, *started, *sys.argv[1:]], environment)
-
-
 def run(
     main: Callable[[], int | None],
     *,
@@ -111,7 +96,7 @@ def run(
             parsed. None: the program has none, and refuses such arguments.
         again: what the same command does after Ctrl-C, such as "it goes on from its last checkpoint".
     """
-    _run_unoptimized()
+    endings.run_unoptimized()
     _define_standard_flags(configurable=settings is not None)
     if argument is not None:
         flags.FLAGS.set_gnu_getopt()  # else absl takes the flags after it for arguments too

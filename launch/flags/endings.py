@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +29,7 @@ from typing import TextIO
 
 from absl import logging
 
+from synthesis.core.proxies import exempt_this_machine
 from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import printable, protect_streams, say
 
@@ -66,8 +69,23 @@ def note_folder(flag: str, folder: str) -> None:
     _folders[flag] = folder
 
 
+def run_unoptimized() -> None:
+    """Start this program again without -O, -OO and PYTHONOPTIMIZE; returns in the new process.
+
+    Help texts and tools are made of docstrings, which -OO removes, and libraries check what they are given by `assert`.
+    """
+    if not sys.flags.optimize:
+        return
+    spec = sys.modules["__main__"].__spec__
+    started = [sys.argv[0]] if spec is None else ["-m", spec.name.removesuffix(".__main__")]
+    options = [one for one in subprocess._args_from_interpreter_flags() if not re.fullmatch("-O+", one)]  # type: ignore[attr-defined]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
+    os.execve(sys.executable, [sys.executable, *options, *started, *sys.argv[1:]], environment)
+
+
 def prepare() -> None:
-    """Protect the standard streams, make logged text safe to show, and let libraries find a home directory."""
+    """Protect the standard streams, and make logged text safe to show. Let libraries find a home directory, and ask no
+    proxy for this machine's addresses."""
     logging.use_absl_handler()  # it removes other handlers of standard error, which it knows by their stream
     protect_streams()
     handler = logging.get_absl_handler()
@@ -76,6 +94,7 @@ def prepare() -> None:
     getLogger("asyncio").addFilter(_is_news)
     if os.path.expanduser("~").startswith("~"):  # no HOME, and a user id that no passwd file has, as in containers
         os.environ["HOME"] = os.devnull  # libraries ask for the path as they are imported; nothing is ever made in it
+    exempt_this_machine()
     sys.excepthook = _outside
     sys.unraisablehook = _unheard
     # Shared memory that data workers leave where a run is interrupted is unlinked by Python's tracker, a process of its

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from absl import flags
 
 from launch.flags import cli
+from synthesis.core.proxies import via
 from synthesis.core.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
             f"{said}: HOME is not set, and user id {os.getuid()} has no home directory; set HF_HOME to a folder that "
             "can be written"
         )
+    hub = constants.ENDPOINT + via(constants.ENDPOINT)
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repo}"
     if not said.partition("=")[2].startswith(PREFIX):
         said += " is no folder here; as a name on the Hub"
@@ -160,7 +162,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
         state = (
             f"said {cause.response.status_code}" if isinstance(cause, errors.HfHubHTTPError) else "cannot be reached"
         )
-        why = "HF_HUB_OFFLINE is set" if _is_offline() else f"{constants.ENDPOINT} {state}"
+        why = "HF_HUB_OFFLINE is set" if _is_offline() else f"{hub} {state}"
         raise HubError(
             f"{said}: {why}, and the {kind} {repo} is not whole in the cache {constants.HF_HUB_CACHE}; download it "
             f"where there is a network (hf download {'--repo-type=dataset ' if kind == 'dataset' else ''}{repo}), or "
@@ -174,9 +176,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         who = {401: "it does not know the token", 403: "the token may not do that"}.get(status, f"it said {status}")
-        raise HubError(
-            f"{said}: {constants.ENDPOINT} refused {kind} {repo}: {who}; log in again (hf auth login)"
-        ) from None
+        raise HubError(f"{said}: {hub} refused {kind} {repo}: {who}; log in again (hf auth login)") from None
     except errors.HFValidationError as error:
         raise HubError(f"{said}: {error}") from None
     except OSError as error:
@@ -188,7 +188,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
         ) from None
     except httpx2.HTTPError as error:
         raise HubError(
-            f"{said}: {constants.ENDPOINT} cannot be reached ({type(error).__name__}); see to the network or to "
+            f"{said}: {hub} cannot be reached ({type(error).__name__}); see to the network or to "
             "HF_ENDPOINT, or give a folder"
         ) from None
 

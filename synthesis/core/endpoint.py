@@ -34,6 +34,7 @@ from synthesis.core.endpoint_replies import (
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import own_fields, without_fields
 from synthesis.core.progress import TRAFFIC, say_beside_bars
+from synthesis.core.proxies import via
 from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff
 from synthesis.core.recording import Recording
 from synthesis.core.refusals import InputError
@@ -202,12 +203,12 @@ class Endpoint:
                 self._line().limits.pause(failure.wait)
                 pause = failure.wait + config.backoff_seconds * rng.random()
             if faults >= config.failures and (self._answered > first_failure or await self._answers(body)):
-                raise RequestRefused(f"{config.base_url} failed {failures} times and answers other requests: {failure}")
+                raise RequestRefused(f"{config.place} failed {failures} times and answers other requests: {failure}")
             if self._answered > last_failure > 0:
                 passed_over += now - last_failure
                 if passed_over > config.outage_seconds:
                     raise RequestRefused(
-                        f"{config.base_url} answered other requests for {passed_over:,.0f} s, and put this one off "
+                        f"{config.place} answered other requests for {passed_over:,.0f} s, and put this one off "
                         f"{failures} times: {failure}"
                     )
             last_failure = now
@@ -250,7 +251,7 @@ class Endpoint:
             if failure.wrong_address and not self._answered:
                 raise self._stop(
                     EndpointUnusable(
-                        f"{config.written('base_url')} does not answer as a model endpoint ({failure})",
+                        f"{config.written('base_url')}{via(config.base_url)} does not answer as a model endpoint ({failure})",
                         f"{failure.wrong_address}, and run the same command again to resume",
                     )
                 )
@@ -259,7 +260,7 @@ class Endpoint:
         if max(silent, failure.wait or 0.0) > config.outage_seconds:
             raise self._stop(
                 EndpointDown(
-                    f"{config.base_url} has answered nothing for {silent:,.0f} s ({failure})"
+                    f"{config.place} has answered nothing for {silent:,.0f} s ({failure})"
                     + (f" and asks to wait for {failure.wait:,.0f} s" if failure.wait else ""),
                     "see to the endpoint, and run the same command again to resume",
                 )
@@ -273,7 +274,7 @@ class Endpoint:
         self._told = now
         asked = f", which asks to wait for {failure.wait:,.0f} s" if failure.wait else ""
         say_beside_bars(
-            f"Waiting for {self.config.base_url}{asked}: {failure!s:.200}. No answer for {silent:,.0f} s; the run "
+            f"Waiting for {self.config.place}{asked}: {failure!s:.200}. No answer for {silent:,.0f} s; the run "
             f"stops after {self._patience(failure):,.0f} s."
         )
 
@@ -403,7 +404,7 @@ class Endpoint:
             telling = self._answered and refusal.status not in self.OF_THE_ENDPOINT
             if not telling and (failure := await self._probe(body)) is not None:
                 return failure
-        problem = f"{self.config.base_url} refused the request with {refusal}"
+        problem = f"{self.config.place} refused the request with {refusal}"
         raise RequestRefused(problem, status=refusal.status, said=refusal.said)
 
     async def _answers(self, body: bytes) -> bool:
@@ -456,7 +457,7 @@ class Endpoint:
             )
         return self._stop(
             EndpointUnusable(
-                f"{config.base_url} refuses every request with {refusal}",
+                f"{config.place} refuses every request with {refusal}",
                 f"{remedy}, and run the same command again to resume",
             )
         )

@@ -28,7 +28,9 @@ class AnthropicApi(Api):
         from anthropic.types import Message
 
         limits = type(anthropic.DEFAULT_CONNECTION_LIMITS)
-        http = http_client(anthropic.DefaultAioHttpClient, anthropic.Timeout, limits, config.concurrency, self._keys)
+        http = http_client(
+            anthropic.DefaultAioHttpClient, anthropic.Timeout, limits, config.base_url, config.concurrency, self._keys
+        )
         self._client = anthropic.AsyncAnthropic(
             base_url=config.base_url, api_key=config.api_key, max_retries=0, http_client=http
         )

@@ -39,6 +39,7 @@ from synthesis.core.endpoint_replies import (
 )
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import read_reply, sendable, text_of
+from synthesis.core.proxies import may_be_proxied
 from synthesis.core.rate_limits import Usage
 
 CONNECT_SECONDS = 8.0
@@ -178,7 +179,9 @@ class OpenAIApi(Api):
         from openai.types.chat import ChatCompletion
 
         limits = type(openai.DEFAULT_CONNECTION_LIMITS)
-        http = http_client(openai.DefaultAioHttpClient, openai.Timeout, limits, config.concurrency, self._keys)
+        http = http_client(
+            openai.DefaultAioHttpClient, openai.Timeout, limits, config.base_url, config.concurrency, self._keys
+        )
         self._client = openai.AsyncOpenAI(
             base_url=config.base_url, api_key=config.api_key, max_retries=0, http_client=http
         )
@@ -226,7 +229,13 @@ class OpenAIApi(Api):
 
 
 def http_client(
-    kind: Any, timeout: Any, limits: Any, connections: int, keys: Mapping[str, str], seconds: float | None = None
+    kind: Any,
+    timeout: Any,
+    limits: Any,
+    url: str,
+    connections: int,
+    keys: Mapping[str, str],
+    seconds: float | None = None,
 ) -> Any:
     """Return an HTTP client that bounds what it reads and how long it connects, and sends a key to its address alone.
 
@@ -237,6 +246,7 @@ def http_client(
         kind: class of an asynchronous client of httpx.
         timeout: httpx's class.
         limits: httpx's class.
+        url: of the endpoint; no proxy is used for one on this machine.
         connections: open at most.
         keys: headers that hold the key.
         seconds: without a byte before a request fails; None: no limit here.
@@ -261,6 +271,7 @@ def http_client(
             )
 
     client = Bounded(
+        trust_env=may_be_proxied(url),
         verify=ssl.create_default_context(),  # the system's authorities, or those of SSL_CERT_FILE
         timeout=timeout(seconds, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS),
         limits=limits(max_connections=connections, max_keepalive_connections=connections),

@@ -36,7 +36,9 @@ class GeminiApi(Api):
         from google.genai import types
 
         self._keys = {"x-goog-api-key": config.api_key}
-        http = http_client(httpx2.AsyncClient, httpx2.Timeout, httpx2.Limits, config.concurrency, self._keys)
+        http = http_client(
+            httpx2.AsyncClient, httpx2.Timeout, httpx2.Limits, config.base_url, config.concurrency, self._keys
+        )
         self._http, self._types = http, types
         options = types.HttpOptions(base_url=config.base_url, httpx_async_client=http)
         self._client = genai.Client(api_key=config.api_key, vertexai=False, http_options=options)

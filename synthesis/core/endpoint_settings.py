@@ -20,6 +20,7 @@ from sandbox.settings import (
     Temperature,
     TotalOrZero,
 )
+from synthesis.core.proxies import via
 from synthesis.core.rate_limits import Budget
 
 Role = Literal["author", "agent", "emulator", "user", "judge"]
@@ -191,6 +192,11 @@ class OpenAITeacherConfig(Settings):
     def written(self, name: str) -> str:
         """Return a setting with its value as the user wrote it: `--teacher_url=http://…`, or `base_url=http://…`."""
         return self.given_as.get(name, f"{name}={getattr(self, name)}")
+
+    @property
+    def place(self) -> str:
+        """The address as messages have it: with the proxy that the environment names for it."""
+        return self.base_url + via(self.base_url)
 
     @property
     def described(self) -> dict[str, Any]:

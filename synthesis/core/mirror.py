@@ -26,6 +26,7 @@ from etils import epath
 
 from synthesis.core.datasets import CARD_FILE, Folder
 from synthesis.core.files import StorageError, first_line, holding, in_bucket, location, names_itself
+from synthesis.core.proxies import may_be_proxied, via
 from synthesis.core.refusals import InputError
 from synthesis.core.workdir import LOCK
 
@@ -100,11 +101,12 @@ def _downloaded(url: str, folder: Path) -> Path:
     import httpx2  # here, since few runs read from URLs, and it takes long to import
 
     try:
-        with httpx2.stream("GET", url, timeout=_DOWNLOAD_SECONDS, follow_redirects=True) as answer:
+        trusts = may_be_proxied(url)
+        with httpx2.stream("GET", url, timeout=_DOWNLOAD_SECONDS, follow_redirects=True, trust_env=trusts) as answer:
             if not answer.is_success:
                 raise InputError(
-                    f"{url} is no document (HTTP {answer.status_code} {answer.reason_phrase}); of an MCP server at "
-                    f'this address write a file {{"mcpServers": {{"NAME": {{"url": "{url}"}}}}}} and name that'
+                    f"{url}{via(url)} is no document (HTTP {answer.status_code} {answer.reason_phrase}); of an MCP "
+                    f'server at this address write a file {{"mcpServers": {{"NAME": {{"url": "{url}"}}}}}} and name it'
                 )
             data, deadline = bytearray(), time.monotonic() + _DOWNLOAD_SECONDS
             for part in answer.iter_bytes():
@@ -114,7 +116,7 @@ def _downloaded(url: str, folder: Path) -> Path:
                     raise InputError(f"{url} has more than {limits} allow; download it, and name the file")
             name = Path(answer.url.path).name or "document"
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        raise InputError(f"{url} cannot be read ({type(error).__name__}: {first_line(error)})") from error
+        raise InputError(f"{url}{via(url)} cannot be read ({type(error).__name__}: {first_line(error)})") from error
     if Path(name.removesuffix(".gz")).suffix.lower() not in (".json", ".jsonl", ".ndjson", ".yaml", ".yml"):
         name += ".json" if data.lstrip()[:1] in (b"{", b"[") else ".yaml"
     copy = folder / name

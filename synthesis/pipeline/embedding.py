@@ -24,6 +24,7 @@ from sandbox.settings import Count, Seconds, Settings
 from synthesis.core.endpoint import Endpoint
 from synthesis.core.endpoint_apis import http_client
 from synthesis.core.endpoint_replies import UnreadableReply, too_many
+from synthesis.core.proxies import via
 from synthesis.core.rate_limits import backoff, retry_after
 from synthesis.core.records import ToolSpec
 from synthesis.core.refusals import Refusal
@@ -129,7 +130,13 @@ class EndpointEmbedder:
         self._paused_until = 0.0
         limits, keys = type(openai.DEFAULT_CONNECTION_LIMITS), {"Authorization": f"Bearer {config.api_key}"}
         http = http_client(
-            openai.DefaultAsyncHttpxClient, openai.Timeout, limits, 100, keys, seconds=config.timeout_seconds
+            openai.DefaultAsyncHttpxClient,
+            openai.Timeout,
+            limits,
+            config.base_url,
+            100,
+            keys,
+            seconds=config.timeout_seconds,
         )
         self._client = openai.AsyncOpenAI(
             base_url=config.base_url, api_key=config.api_key, max_retries=0, http_client=http
@@ -148,7 +155,7 @@ class EndpointEmbedder:
         return without_keys(str(error).encode(), {"Authorization": self.config.api_key}).decode()
 
     async def _batch(self, texts: list[str]) -> list[list[float]]:
-        where, trouble = f"{self.config.base_url}: {self.name}", _Trouble(time.monotonic())
+        where, trouble = f"{self.config.base_url}{via(self.config.base_url)}: {self.name}", _Trouble(time.monotonic())
         while True:
             while (pause := self._paused_until - time.monotonic()) > 0:
                 await asyncio.sleep(pause)
@@ -177,7 +184,8 @@ class EndpointEmbedder:
         Raises:
             EmbeddingError: it has failed for too often or too long, or is too large for any minute.
         """
-        where, problem, config = f"{self.config.base_url}: {self.name}", self._shown(error), self.config
+        config, problem = self.config, self._shown(error)
+        where = f"{config.base_url}{via(config.base_url)}: {self.name}"
         response = getattr(error, "response", None)  # none, where the connection failed
         status = None if response is None else response.status_code
         about = too_many(response.content) if response is not None and status == 429 else "busy"

@@ -38,6 +38,7 @@ from sandbox.answers import HIDDEN
 from sandbox.settings import Bound, SettingError, check
 from synthesis.core.files import first_line, read_unpacked
 from synthesis.core.mirror import fetched
+from synthesis.core.proxies import may_be_proxied
 from synthesis.core.refusals import InputError
 from synthesis.core.typed import decode_json
 from synthesis.servers.bounded_http import HTTP_FAILED
@@ -173,7 +174,9 @@ class CalledApi:
 
     async def _answer(self, request: httpx2.Request) -> tuple[httpx2.Response, bytes | None]:
         """The answer and its body; None where that is too large. Redirects are followed to the same origin alone."""
-        async with httpx2.AsyncClient(timeout=self.settings.timeout_seconds, follow_redirects=False) as client:
+        async with httpx2.AsyncClient(
+            timeout=self.settings.timeout_seconds, follow_redirects=False, trust_env=may_be_proxied(str(request.url))
+        ) as client:
             for _ in range(_REDIRECTS + 1):
                 answer = await client.send(request, stream=True)
                 try:

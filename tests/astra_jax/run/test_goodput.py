@@ -21,6 +21,15 @@ def test_a_clock_that_was_set_back_breaks_nothing() -> None:
     assert row["goodput/kept_seconds"] == 0.0 and row["goodput/share"] == 0.0
 
 
+@pytest.mark.parametrize("now", [40.0, 3e9])
+def test_a_clock_that_was_set_between_two_starts_is_reported(now, caplog) -> None:
+    last = {"goodput/began": 100.0, "goodput/kept_seconds": 50.0}
+    with caplog.at_level("WARNING"):
+        row = Goodput([last], now=now, began=now - 5.0).step(now + 50.0)
+    assert row == {"goodput/share": 1.0, "goodput/kept_seconds": 100.0, "goodput/began": now - 50.0}
+    assert "The clock was set meanwhile" in caplog.text
+
+
 @pytest.mark.parametrize("row", [{"step": 3}, {"step": 3, "goodput/began": None, "goodput/kept_seconds": None}])
 def test_rows_of_a_version_before_have_none(row) -> None:
     assert Goodput([row], now=110.0, began=100.0).step(120.0)["goodput/share"] == 0.5

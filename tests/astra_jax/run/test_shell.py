@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -326,6 +327,19 @@ def test_a_start_that_saved_nothing_counts_in_goodput(run_sft, tmp_path) -> None
         began += [row["goodput/began"] for row in read_metrics(tmp_path / "metrics")]
     began += [row["goodput/began"] for row in run_sft(config).history]
     assert began == began[:1] * 5
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_a_clock_that_is_set_during_a_run_changes_no_goodput(run_sft, monkeypatch, jump) -> None:
+    real = time.time
+
+    def on_step(step, row) -> None:
+        monkeypatch.setattr(time, "time", lambda: real() + jump)
+
+    rows = run_sft(on_step=on_step).history
+    assert all(0 <= row["goodput/kept_seconds"] < 3600 and 0 <= row["goodput/share"] <= 1 for row in rows)
+    kept = [row["goodput/kept_seconds"] for row in rows]
+    assert kept == sorted(kept) and kept[0] < kept[-1]
 
 
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
