@@ -181,15 +181,14 @@ class Written:
         if isinstance(answer.value, bool):
             return self._is_endless
         values = answer.value if isinstance(answer.value, list) else [answer.value]
-        every = [Answer(one, unit=answer.unit, tolerance=answer.tolerance) for one in (*values, *answer.aliases)]
         return self._is_endless or any(
-            contains(self._reading, one)
+            contains(self._reading, Answer(one, unit=answer.unit, tolerance=answer.tolerance))
             or (
-                self._says(one.value) or (misspelt and self._nearly_says(one.value))
-                if isinstance(one.value, str)
-                else self._has_about(one.value, one.tolerance)
+                self._says(one) or (misspelt and self._nearly_says(one))
+                if isinstance(one, str)
+                else self._has_about(one, answer.tolerance)
             )
-            for one in every
+            for one in (*values, *answer.aliases)
         )
 
     def has_number(self, value: float) -> bool:
