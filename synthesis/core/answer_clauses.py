@@ -59,6 +59,8 @@ TOUCHING = re.compile(rf"[{CJK}\u0e00-\u0e7f]")
 _RUN_OF_LETTERS = re.compile(rf"[^\s{CJK}\u0e00-\u0e7f]+")
 SUMS = re.compile(r"[=×*÷+≈]|\d\s?[-−/]\s?\d|\\times|\\cdot")
 COPULA = re.compile(r"\b(?:is|are|was|were)\b|'s\b|是|为", re.IGNORECASE)
+_NO_NAME = re.compile(r"(?i:according|based|given|after|from|with|as|for|in|on|so) |.*\b(?:I|me|you|your|we|us)\b")
+"""What starts like a clause around an answer, or speaks of the reader."""
 _YEAR = re.compile(
     r"(?:\b(?:in|of|since|by|from|until|year|after|before|as of|im jahr|en|em|nel|в|año|ano)\s)(\d{4})\b"
     r"|(\d{4})\s?[年년]",
@@ -145,6 +147,8 @@ class AnswerText:
         self._most_words = max((len(one.split()) for one in spelled), default=1)
         self._has_ordinals = language in ("de", "fi", "ko", "tr")
         self.is_typed = "string" not in self._kinds
+        # Its marks say that a Chinese text is no bare value, and are lost in the one notation of `spelled`.
+        self._is_sentence = re.search(r"[。！？，：；]", text) is not None
         self._days: list[Any] = []
         self.clauses = self._read(text)
 
@@ -191,7 +195,7 @@ class AnswerText:
     def holds(self, text: str, element: Answer) -> bool:
         text = _OPENING.sub("(", text)  # a part of a text is not read as JSON
         for said in dict.fromkeys((text, self.trimmed(text) if len(text) < SHORT else text)):
-            reading = Reading(said, self.language)
+            reading = Reading(said + "。" * self._is_sentence, self.language)
             if match(reading.in_pieces if len(self.wanted) > 1 else reading, element) is not None:
                 return True
         return False
@@ -385,7 +389,13 @@ class AnswerText:
         words = text.split()
         if _has_digit(text) and not self._has_digits:
             return False
-        if not words or len(words) > 5 or SUMS.search(text) or self.words.generic.fullmatch(text):
+        if (
+            _NO_NAME.match(text)
+            or not words
+            or len(words) > 5
+            or SUMS.search(text)
+            or self.words.generic.fullmatch(text)
+        ):
             return False
         if not self.words.is_spaced:
             return len(text) <= 12 and not re.search(r"[的在有了为被于很最据询经由其此]", text)

@@ -60,7 +60,7 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"simply )?(?:wrong|incorrect|false|untrue|impossible)\b"
         r"|can(?:not|'t| not) be (?:right|correct|it|true|the)\b|does(?:n't| not) (?:fit|work|count)\b",
         contrast=r"(?<!anything )(?<!anywhere )(?<!anyone )but|rather|instead|however|whereas|yet",
-        either=r"or(?: else)?|and/or|versus|vs|alternatively|otherwise|else",
+        either=r"or(?: else)?|and/or|versus|vs|alternatively|otherwise|(?<!thing )else",
         ranges=r"to|through|till|until|up to",
         than=r"than|compared (?:to|with)|in contrast to|(?:up|down) from|relative to|as opposed to|following|unlike",
         corrects=r"wait|hold on|correction|actually|sorry|or rather|i mean|scratch that|on second thoughts?|my mistake|"
@@ -79,7 +79,7 @@ _WORDS: Final[dict[str, AnswerWords]] = {
         r"too|well|ok|okay|sure|hello|hmm|yes|please|else|even|again|option|guess|candidate|candidates|choice|between|"
         r"from|among|first|second|third|fourth|fifth|last|next|and|or|to|equals|equal|namely|called|named|located|"
         r"have|has|had|anything|anywhere|somewhere|ranges?|ranging|most|more|less|thanks|great|done|[a-h]",
-        joins=r"\s(?:and|&|plus|as well as)\s",
+        joins=r"\s(?:and|&|as well as)\s",
     ),
     "zh": AnswerWords(
         negation=r"(?:并不是|并非|不是|绝不是|绝非|不会是|不可能是|不应该是|不应是|不等于|不在|不为|不叫|没有|从未|从不|而非|"

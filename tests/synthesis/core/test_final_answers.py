@@ -280,6 +280,18 @@ def test_an_explicit_mark_decides_among_candidates() -> None:
         assert not states_answer(text, A(40)) and not states_answer(text, A(41)), text
 
 
+@pytest.mark.parametrize(
+    ("language", "value", "text"),
+    [
+        ("zh", ["Cyrillic", "53"], "最终答案：Cyrillic和53"), ("zh", ["Khar", "Maya"], "我查询了。\n答案：Khar和Maya"),
+        ("en", "cyrillic small letter e", "According to the tools, it is cyrillic small letter e. Let me know if you "
+         "need anything else!"), ("fr", 40, "Il y a 40 boulons, soit 5 de plus que le mois dernier."),
+    ],
+)  # fmt: skip
+def test_words_around_an_answer_are_no_rivals(language: str, value: Any, text: str) -> None:
+    assert states_answer(text, A(value), language)
+
+
 def test_other_names_of_the_answer_are_no_rivals() -> None:
     coast = A("Côte d'Ivoire", aliases=["Ivory Coast"])
     assert states_answer("Côte d'Ivoire (Ivory Coast)", coast)

@@ -78,6 +78,8 @@ async def test_tasks_over_mcp_servers(task_file: Path) -> None:
         assert await other.call("changes_remember", {"word": "b"}) == ToolAnswer("b mcp-")
         assert await one.score(finished(first, "It is sesame.")) == 1.0
         assert await one.score(finished(first, "No idea.")) == await other.score(finished(second, "12")) == 0.0
+        assert await one.score(finished(first, "It is not sesame.")) == 0.0
+        assert await other.score(finished(second, "1, 2, 3")) == 0.0
         with pytest.raises(ToolsUnavailable, match="connection broke twice|went away|not running"):
             await other.call("changes_remember", {"word": "die"})
         await asyncio.gather(one.close(), other.close())
