@@ -6,8 +6,9 @@
 
 Without --rollout_url the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
 --config.grpo.steps=40. Run the same command again after an interruption: it goes on from its last checkpoint.
-SIGTERM saves and ends with 0, on several hosts with 75 on each. A run to which no batch of valid groups comes any more
-says why, and ends with 1. How the servers are started is in docs/vllm.md.
+SIGTERM saves and ends with 0, on several hosts with 75 on each. A run that finds no batch of valid groups any more
+prints what to try and exits with 1. One with too many masked episodes prints the reasons and exits with 2. How the
+servers are started is in docs/vllm.md.
 
     --environments=my_module:my_name     environments of your own, or of servers: docs/own_environments.md
     --held_out=NAME,NAME                 environments to evaluate on, before and after training

@@ -6,6 +6,7 @@
 4     a synthesis fell short: less than half of what was asked for came of it; the line says why, in order.
 130   interrupted: the line says what the same command does when it is given again.
 141   nobody reads what it says any more (`astra sft --help_config | head`): nothing, as a shell's own programs.
+1     GRPO found no batch of valid groups any more: the last line says what to try.
 1     a bug: the traceback, and a line that says so; or code of the user's or of a library called `sys.exit`.
 """
 

@@ -251,7 +251,8 @@ class Endpoint:
             if failure.wrong_address and not self._answered:
                 raise self._stop(
                     EndpointUnusable(
-                        f"{config.written('base_url')}{via(config.base_url)} does not answer as a model endpoint ({failure})",
+                        f"{config.written('base_url')}{via(config.base_url)} does not answer as a model endpoint "
+                        f"({failure})",
                         f"{failure.wrong_address}, and run the same command again to resume",
                     )
                 )
@@ -442,7 +443,7 @@ class Endpoint:
     def _refuses(self, refusal: StatusRefused) -> Stopped:
         """Return the end of the run for a refusal that holds for every request."""
         config, status = self.config, refusal.status
-        model, address = config.written("model"), config.written("base_url")
+        model = config.written("model")
         remedy = f"check {model}, {config.written('max_tokens')} and whatever else the message names"
         if status in (401, 403):
             remedy = f"give a key that may use {model}: {config.given_as.get('api_key', 'api_key')}"
@@ -453,7 +454,7 @@ class Endpoint:
         elif status in self.OF_THE_ENDPOINT:
             remedy = (
                 f"check that {model} is the name of a served model ({config.base_url.rstrip('/')}/models lists them) "
-                f"and that the address ends in /v1 ({address})"
+                f"and that the address ends in /v1 ({config.written('base_url')})"
             )
         return self._stop(
             EndpointUnusable(

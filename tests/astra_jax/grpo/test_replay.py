@@ -17,7 +17,7 @@ from rollout_world import tiny_model
 from sft_world import starting
 
 from astra_jax.grpo import dump
-from astra_jax.grpo.dump import FOLDER, DumpedBatches, DumpedGroup, shard_folder
+from astra_jax.grpo.dump import FOLDER, BatchDump, DumpedBatches, DumpedGroup, shard_folder
 from astra_jax.grpo.replay import NoPolicy, Replay
 from astra_jax.grpo.step import update_step
 from astra_jax.grpo.train import train
@@ -201,6 +201,16 @@ async def test_a_replay_that_dies_goes_on(run, dumped, tmp_path) -> None:
 async def copied(dumped, tmp_path) -> Path:
     _, folder = await dumped(0)
     return Path(shutil.copytree(folder, tmp_path / "copied"))
+
+
+def test_batches_of_other_settings_get_a_folder_of_their_own(copied, chat_tokenizer) -> None:
+    """A run that resumes with another learning rate; a replay has one configuration."""
+    identity = DumpedBatches(copied).identity
+    same = BatchDump(copied, run="r", identity=identity, tokenizer=chat_tokenizer)
+    same.begin(2)
+    other = BatchDump(copied, run="r", identity=identity | {"grpo.learning_rate": 0.5}, tokenizer=chat_tokenizer)
+    with pytest.raises(Refusal, match="learning_rate is 0.01 there, 0.5 here .*dump_batches=false"):
+        other.begin(2)
 
 
 async def refused(run, folder: Path, tmp_path: Path, words: str, config=None, **options) -> None:
