@@ -203,7 +203,7 @@ async def copied(dumped, tmp_path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "copied"))
 
 
-def test_batches_of_other_settings_get_a_folder_of_their_own(copied, chat_tokenizer) -> None:
+async def test_batches_of_other_settings_get_a_folder_of_their_own(copied, chat_tokenizer) -> None:
     """A run that resumes with another learning rate; a replay has one configuration."""
     identity = DumpedBatches(copied).identity
     same = BatchDump(copied, run="r", identity=identity, tokenizer=chat_tokenizer)
