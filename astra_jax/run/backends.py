@@ -50,7 +50,9 @@ _BACKENDS = {
     ),
 }
 _NAMED = re.compile(r"[Bb]ackend:? '?([A-Za-z]\w*)'?")
-_AROUND = re.compile(r"^Unable to initialize backend '\w+': |[. ]*\((?:set JAX_PLATFORMS|you may need)[^()]*\)$")
+_AROUND = re.compile(
+    r"^Unable to initialize backend '\w+': |[. ]{0,3}\((?:set JAX_PLATFORMS|you may need)[^()]{0,300}\)$"
+)
 """JAX's own frame of a reason."""
 
 
@@ -62,7 +64,7 @@ def start_backend() -> None:
         BackendError: it cannot start.
     """
     older = "JAX_PLATFORM_NAME"
-    wanted = {"JAX_PLATFORMS": jax.config.jax_platforms or "", older: os.environ.get(older, "")}
+    wanted = {"JAX_PLATFORMS": jax.config.values["jax_platforms"] or "", older: os.environ.get(older, "")}
     setting = " ".join(f"{name}={value}" for name, value in wanted.items() if value)
     names = [one for value in wanted.values() for one in value.split(",") if one]
     try:

@@ -249,13 +249,9 @@ class Endpoint:
         config = self.config
         if silent > self._patience(failure):
             if failure.wrong_address and not self._answered:
-                raise self._stop(
-                    EndpointUnusable(
-                        f"{config.written('base_url')}{via(config.base_url)} does not answer as a model endpoint "
-                        f"({failure})",
-                        f"{failure.wrong_address}, and run the same command again to resume",
-                    )
-                )
+                address, remedy = config.written("base_url") + via(config.base_url), failure.wrong_address
+                what = f"{address} does not answer as a model endpoint ({failure})"
+                raise self._stop(EndpointUnusable(what, f"{remedy}, and run the same command again to resume"))
             if failure.lasting is not None:
                 raise self._refuses(failure.lasting)
         if max(silent, failure.wait or 0.0) > config.outage_seconds:

@@ -34,7 +34,7 @@ def via(url: str) -> str:
     The user and the password of the proxy are left out.
     """
     address = urllib.parse.urlsplit(url)
-    if not may_be_proxied(url) or urllib.request.proxy_bypass_environment(address.netloc.rpartition("@")[2]):
+    if not may_be_proxied(url) or urllib.request.proxy_bypass(address.netloc.rpartition("@")[2]):
         return ""
     names = (f"{address.scheme}_proxy", f"{address.scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY")
     name = next((name for name in names if os.environ.get(name)), None)
