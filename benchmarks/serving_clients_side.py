@@ -51,7 +51,7 @@ def answer_type() -> Any:
 
     from pydantic import BaseModel
 
-    class Answer(BaseModel, extra="forbid"):
+    class Answer(BaseModel, extra="forbid"):  # type: ignore[call-arg]
         is_capital: bool
         country: Literal["Peru", "Kenya"]
 

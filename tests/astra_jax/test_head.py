@@ -77,7 +77,8 @@ def test_gradients_through_entropies_equal_full_logits(chunk: int, temperature: 
         return summed_loss(objective, x, w, targets, weights, weights, **how)[0]
 
     def theirs(x, w):
-        return objective(*full(x, w, targets, temperature), weights)[0]
+        logps, entropies = full(x, w, targets, temperature)
+        return objective(logps, entropies, weights)[0]
 
     expected = jax.grad(theirs, argnums=(0, 1))(x, w)
     jax.tree.map(

@@ -216,7 +216,12 @@ async def test_training_with_the_engine_samples_the_same_without_it(chat_tokeniz
             [one for update in range(2) for one in DumpedBatches(tmp_path / name / "batches").groups(update)[0]]
         )
         if those:
-            assert engine.noted == ["update", "evaluation", "update", "training"] * 2 + [
+            assert isinstance(engine, NotedEngine) and engine.noted == [
+                "update",
+                "evaluation",
+                "update",
+                "training",
+            ] * 2 + [
                 "update",
                 "evaluation",
                 "update",

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -131,7 +132,8 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
 
 async def test_what_a_call_does_is_scored_and_never_masked(warehouse, chat_tokenizer, caplog) -> None:
     """A policy chooses the arguments: it must not escape its reward by them."""
-    kind, said = type(warehouse[0].subject), (call("stock_of", item="bolts"), call("stock_of", item="nuts"), "40.")
+    kind: Any = type(warehouse[0].subject)
+    said = (call("stock_of", item="bolts"), call("stock_of", item="nuts"), "40.")
 
     class Odd(kind):
         def stock_of(self, item: str) -> object:

@@ -39,7 +39,7 @@ def message(monkeypatch, error: Exception, setting: str | None, installed: dict[
     monkeypatch.setattr(jax, "devices", fails)
     monkeypatch.setattr(backends.importlib.metadata, "version", version)
     monkeypatch.delenv("JAX_PLATFORM_NAME", raising=False)
-    before = jax.config.jax_platforms
+    before = jax.config.values["jax_platforms"]
     jax.config.update("jax_platforms", setting)
     try:
         with pytest.raises(BackendError) as raised:
@@ -85,7 +85,7 @@ def test_the_message_names_backend_reason_and_remedy(monkeypatch, error, setting
 
 def test_another_backend_than_the_first_one_is_reported(monkeypatch, capsys) -> None:
     """JAX leaves `cuda` of `cuda,cpu` out without a word where it sees no GPU."""
-    before = jax.config.jax_platforms
+    before = jax.config.values["jax_platforms"]
     try:
         for setting, warns in (("cuda,cpu", True), ("cpu", False), (None, False)):
             jax.config.update("jax_platforms", setting)

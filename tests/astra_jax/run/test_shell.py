@@ -242,7 +242,7 @@ def break_steps(monkeypatch):
             params, opt_state, metrics = step(params, opt_state, batch, **options)
             return params, opt_state, metrics | ({"gradient_norm": math.inf} if next(taken) in steps else {})
 
-        train_step.compile = step.compile
+        train_step.compile = step.compile  # type: ignore[attr-defined]
         monkeypatch.setattr(sft, "train_step", train_step)
 
     return broken

@@ -18,7 +18,7 @@ from synthesis.core.echoes import guesses, is_evidence
 from synthesis.core.matching import contains
 from synthesis.core.records import Answer
 
-ANSWERS = {
+ANSWERS: dict[str, list[Any]] = {
     "en": [
         "Reykjavik", "Guinea-Bissau", "São Tomé", "NOR", "A-1043", "New Zealand", 2_102_650, 7, 3.25, "2026-01-05",
         "14:30",

@@ -456,7 +456,7 @@ def dataclasses_replaced(message, content: str):
 async def test_a_call_that_hangs_or_ends_its_process_ends_one_environment_alone() -> None:
     environment = OwnEnvironment(Rough())
     healthy, hanging, *dying = [await environment.begin() for _ in range(5)]
-    hanging._call_seconds = 0.2
+    hanging._call_seconds = 0.2  # type: ignore[attr-defined]
     for session, how, message in zip(
         dying, ("exit", "kill", "fault"), ("exit code 3", "SIGKILL", "SIGSEGV"), strict=True
     ):

@@ -56,10 +56,10 @@ def test_this_machine_is_exempt_for_every_client(monkeypatch, given, variable, c
         monkeypatch.setenv(case("no_proxy"), given)
     exempt_this_machine()
     for host in ("localhost", "127.0.0.1", "127.0.1.1", "::1", socket.gethostname(), "localhost:80", "127.0.0.1:8000"):
-        assert urllib.request.proxy_bypass_environment(host), host
+        assert urllib.request.proxy_bypass(host), host
     kept = [one for one in ("a.example", "b.example", "corp.example") if one in (given or "")]
     for host in ("a.example", "b.example", "corp.example", "models.example"):
-        assert bool(urllib.request.proxy_bypass_environment(host)) == (host in kept or "*" in (given or ""))
+        assert bool(urllib.request.proxy_bypass(host)) == (host in kept or "*" in (given or ""))
     mounts = httpx2.Client()._mounts
     assert not any(one is not None and "//127." in pattern.pattern for pattern, one in mounts.items())
     exempt_this_machine()
