@@ -50,10 +50,9 @@ _BACKENDS = {
     ),
 }
 _NAMED = re.compile(r"[Bb]ackend:? '?([A-Za-z]\w*)'?")
-_AROUND = re.compile(
-    r"^Unable to initialize backend '\w+': |[. ]{0,3}\((?:set JAX_PLATFORMS|you may need)[^()]{0,300}\)$"
-)
-"""JAX's own frame of a reason."""
+_BEFORE = re.compile(r"Unable to initialize backend '\w+': ")
+_BEHIND = (" (set JAX_PLATFORMS", " (you may need")
+"""JAX's own advice behind a reason."""
 
 
 @functools.cache
@@ -80,7 +79,12 @@ def _explanation(text: str, setting: str, names: list[str]) -> str:
     found = _NAMED.search(text)
     first = names[0] if names else ""
     name = found[1] if found and len(names) != 1 else first
-    reason = _AROUND.sub("", _AROUND.sub("", " ".join(text.split()))).rstrip(".") or "it finds no device"
+    reason = " ".join(text.split())
+    if before := _BEFORE.match(reason):
+        reason = reason[before.end() :]
+    for advice in _BEHIND:
+        reason = reason.partition(advice)[0]
+    reason = reason.rstrip(".") or "it finds no device"
     what = f"{f'{setting}: ' if setting else ''}JAX cannot start {f'the backend {name}' if name else 'its backend'}"
     remedies = _remedies(name) if name else []
     return ". ".join([f"{what}: {reason}", *remedies, "To run on the processor, set JAX_PLATFORMS=cpu"])
