@@ -59,7 +59,7 @@ TOUCHING = re.compile(rf"[{CJK}\u0e00-\u0e7f]")
 _RUN_OF_LETTERS = re.compile(rf"[^\s{CJK}\u0e00-\u0e7f]+")
 SUMS = re.compile(r"[=×*÷+≈]|\d\s?[-−/]\s?\d|\\times|\\cdot")
 COPULA = re.compile(r"\b(?:is|are|was|were)\b|'s\b|是|为", re.IGNORECASE)
-_NO_NAME = re.compile(r"(?i:according|based|given|after|from|with|as|for|in|on|so) |.*\b(?:I|me|you|your|we|us)\b")
+_NO_NAME = re.compile(r"^(?i:according|based|given|after|from|with|as|for|in|on|so) |\b(?:I|me|you|your|we|us)\b")
 """What starts like a clause around an answer, or speaks of the reader."""
 _YEAR = re.compile(
     r"(?:\b(?:in|of|since|by|from|until|year|after|before|as of|im jahr|en|em|nel|в|año|ano)\s)(\d{4})\b"
@@ -390,7 +390,7 @@ class AnswerText:
         if _has_digit(text) and not self._has_digits:
             return False
         if (
-            _NO_NAME.match(text)
+            _NO_NAME.search(text)
             or not words
             or len(words) > 5
             or SUMS.search(text)
