@@ -76,7 +76,9 @@ class Tables:
     answers = {"France": "Paris", "Japan": "Tokyo", "Paris": 2_102_650, "Tokyo": 14_094_034}
 
     async def call(self, code, function, arguments, **_):
-        self.calls += 1
         await asyncio.sleep(0)
+        if "sources" in arguments:  # many calls at once: the guesses that a run tries at its start
+            return CallResult(Outcome.OK, [[False, "no such place"] for _ in arguments["calls"]], "")
+        self.calls += 1
         (asked,) = arguments.values()
         return CallResult(Outcome.OK, {function: self.answers[asked]}, "")

@@ -61,10 +61,19 @@ async def test_the_manuals_example_is_trained_on(warehouse, chat_tokenizer, tmp_
     written = re.findall(r"--config\.grpo\.episode\.reward=(\S+)", PAGE)
     assert "score:1,format:0.1,warehouse:brief:0.1" in written and set(written) >= {"score"}
 
+    asked: dict[str, str] = {}
+
     def script(session: str, turn: int, seed: int) -> str:
         if seed % 2:
-            return "Seven, I think."
-        return [call("stock_of", item="bolts"), call("stock_of", item="nuts"), "There are 40 bolts or 7 nuts."][turn]
+            return "Seven or forty, I think."
+        answer = "There are 40 bolts." if asked[session] == "bolts" else "There are 7 nuts."
+        return [call("stock_of", item="bolts"), call("stock_of", item="nuts"), answer][turn]
+
+    class Reader(ScriptedPolicy):
+        async def generate(self, token_ids, sampling, *, session=""):
+            question = "How many bolts are" in chat_tokenizer.decode(list(token_ids))
+            asked[session] = "bolts" if question else "nuts"
+            return await super().generate(token_ids, sampling, session=session)
 
     model = tiny_model(chat_tokenizer.vocab_size, 2_048)
     config = GRPOConfig(
@@ -78,7 +87,7 @@ async def test_the_manuals_example_is_trained_on(warehouse, chat_tokenizer, tmp_
     params = model.init(jax.random.key(0))
     result = await train(
         config, model, starting(params), warehouse, chat_tokenizer, None, tmp_path / "run",
-        policy=ScriptedPolicy(chat_tokenizer, script), progress=False,
+        policy=Reader(chat_tokenizer, script), progress=False,
     )  # fmt: skip
     assert result.steps == 1
     [row] = read_metrics(tmp_path / "run" / "metrics")
