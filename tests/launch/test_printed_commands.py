@@ -70,6 +70,7 @@ OTHERS = {
     "git clone": "another host",
     "curl -L": "another host",
     "curl -H": "tests/sandbox/test_run_code.py",
+    "lm_eval run": "benchmarks/serving_clients.py, with the packages of the clients",
     "ray start": "tests/synthesis/pipeline/test_ray_executor.py has clusters of its own",
     "ASTRA_DRILL_SECONDS=": "tests/drill/test_drill.py, for a minute",
     "ASTRA_SYNC_ROOT=": "tests/worlds/vllm_world.py starts servers",

@@ -352,7 +352,7 @@ def test_no_program_multiplies_batches_of_bfloat16_matrices(params):
     model = dataclasses.replace(MODEL, dtype="bfloat16")
     programs, cache = lowered(params, model, 3)
     prompts_rt, lengths_r = np.zeros((3, 256), np.int32), np.full(3, 9, np.int32)
-    programs.append(_next_turns.lower(params, prompts_rt, lengths_r, model=model, steps=4, stop=1, mesh=None))
+    programs.append(_next_turns.lower(params, prompts_rt, lengths_r, model=model, steps=4, stops=(1,), mesh=None))
     prefill, copy, *others = (program.as_text().splitlines() for program in programs)
     assert cache[0].dtype == "float32" and not any("dot_general" in line for line in copy)
     for text in (prefill, *others):

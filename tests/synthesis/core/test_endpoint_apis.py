@@ -97,7 +97,7 @@ async def test_a_field_that_the_service_does_not_know_is_reported_with_its_name(
 @pytest.mark.parametrize("api", APIS)
 async def test_a_wrong_key_stops_the_run_and_is_not_shown(api: str) -> None:
     async with served(api, api_key="revoked") as (teacher, server):
-        with pytest.raises(EndpointUnusable, match="status 401.*give a key that may use model='m'") as caught:
+        with pytest.raises(EndpointUnusable, match="status 401.*give a key that may use model=m") as caught:
             await teacher.answer(ChainVote, "Which?", "en", 5)
     assert "revoked" not in str(caught.value) and len(server.requests) == 1
 
@@ -226,7 +226,7 @@ def test_a_client_that_is_not_installed_is_named_with_its_extra(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == package else found(name, *more)
     )
-    with pytest.raises(InputError, match=rf"api='{api}' needs the package {package}: pip install 'astra-jax\[{api}\]'"):
+    with pytest.raises(InputError, match=rf"api={api} needs the package {package}: pip install 'astra-jax\[{api}\]'"):
         OpenAITeacher(OpenAITeacherConfig("http://h", "m", api=api))
 
 

@@ -14,8 +14,8 @@ import pytest
 from synthesis.core.locales import READ
 from synthesis.core.matching import contains, match, same
 from synthesis.core.readings import Reading
-from synthesis.core.records import Answer, SubQuestion
-from synthesis.core.reward import solved_by
+from synthesis.core.records import Answer
+from synthesis.core.reward import SubTask, solved_by
 
 ROOT = Path(__file__).parent.parent.parent
 TABLES = sorted((ROOT / "data" / "answers").glob("*.txt"))
@@ -175,7 +175,7 @@ def test_a_reading_has_its_language() -> None:
 
 
 def test_outputs_of_tools_are_read_in_the_language_of_the_environment() -> None:
-    sub = SubQuestion(1, "Wie viele?", A(5000000), [], 1, True, "population")
+    sub = SubTask(1, "Wie viele?", A(5000000), [], 1, True, "population", given={})
     output = {"ergebnis": "rund 5 Millionen"}
     assert solved_by({"population": [sub]}, "population", output, "de") == [1]
     assert solved_by({"population": [sub]}, "population", output) == []
