@@ -22,6 +22,7 @@ from typing import Any
 from absl import logging
 
 from astra_jax.evaluation.suite import EvaluationError
+from synthesis.core.files import check_held
 from synthesis.core.stages import Transient
 
 _WORKERS = Path(__file__).parent / "workers"
@@ -228,6 +229,7 @@ class WorkerProgram:
 
     async def start(self) -> None:
         """Raises `EvaluationError` when the program does not come up."""
+        check_held(self._log)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab") as log:
             self._process = await asyncio.create_subprocess_exec(

@@ -39,7 +39,7 @@ from astra_jax.rollout.episode import Episode, FinishedTurn
 from astra_jax.rollout.filling import FillCounts, Group, Lengths
 from astra_jax.rollout.packed import Packed, packed, packed_turn, unpacked, unpacked_turn
 from synthesis.core.datasets import Folder
-from synthesis.core.files import check_held, first_line, in_bucket, location, write_bytes
+from synthesis.core.files import RemovedError, check_held, first_line, in_bucket, location, write_bytes
 from synthesis.core.typed import decode_json, decode_msgpack
 
 FOLDER = "rollouts"
@@ -289,6 +289,10 @@ class BatchJournal:
                 try:
                     if not self._failed:
                         await asyncio.to_thread(self._write, b"".join(records))
+                except RemovedError as error:  # the run ends by it: there is no disk where room could be made
+                    self._failed = True
+                    kept.set_exception(error)
+                    kept.exception()  # whoever waits for it may be cancelled by then
                 except Exception as error:  # the disk's, or what a bucket's client says, which has no common base
                     self._failed = True
                     logging.warning(
@@ -297,13 +301,15 @@ class BatchJournal:
                     )  # fmt: skip
                 finally:
                     self.taken.unkept += len(records) * self._failed
-                    kept.set_result(None)
+                    if not kept.done():
+                        kept.set_result(None)
                 if self._pending and in_bucket(self._folder):
                     await asyncio.sleep(_BUCKET_SECONDS)
         finally:
             self._writer = None
 
     def _write(self, content: bytes) -> None:
+        check_held(self._folder)
         if in_bucket(self._folder):
             write_bytes(self._path(self._next), self._head + content)
             self._next += 1
@@ -422,7 +428,7 @@ class Journals:
         return BatchJournal(self.folder, key, before)
 
     def forget(self, before: int | None = None, *, since: int | None = None) -> None:
-        """Remove those of updates before this one, or from this one on, or all. Raises `LeaseError`."""
+        """Remove those of updates before this one, or from this one on, or all. Raises as `holding`."""
         check_held(self.folder)
         for path in _segments(location(self.folder), None):
             update = _update(path)

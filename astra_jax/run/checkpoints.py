@@ -105,6 +105,7 @@ class Checkpointer:
             CheckpointError: this or the save before could not be written; what was saved earlier is whole. In a
                 bucket it is a `BucketError`.
             LeaseError: another process has taken over the run's folder in a bucket.
+            RemovedError: the run's folder on disk was removed or replaced.
         """
         if extra is not None and state is None:
             raise ValueError("extra is part of the full state: pass state with it, or neither")

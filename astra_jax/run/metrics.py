@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from astra_jax.run.trackers import Tracker
 from synthesis.core.datasets import Folder
 from synthesis.core.figures import FIGURES
-from synthesis.core.files import copy_files, in_bucket, location, naming, write_text
+from synthesis.core.files import check_held, copy_files, in_bucket, location, naming, write_text
 from synthesis.core.refusals import InputError
 
 FILE = "metrics.jsonl"
@@ -48,6 +48,7 @@ class MetricWriter:
         self._trackers = trackers
         self._staging = tempfile.TemporaryDirectory(prefix="astra-metrics-") if in_bucket(self.dir) else None
         self._folder = Path(self.dir if self._staging is None else self._staging.name)
+        check_held(self.dir)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._flushed = time.monotonic()
         self._path = self._folder / FILE
@@ -60,7 +61,12 @@ class MetricWriter:
             self._purge = rows[-1]["step"] + 1 if rows else None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one row. Values are converted to Python floats; a non-finite one is written as null."""
+        """Append one row. Values are converted to Python floats; a non-finite one is written as null.
+
+        Raises:
+            RemovedError: the workdir was removed or replaced.
+        """
+        check_held(self.dir)
         line = json.dumps({"step": step, **_finite(values)}) + "\n"
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (open for the run's life)
@@ -71,7 +77,8 @@ class MetricWriter:
         self._show(step, values)
 
     def amend(self, step: int, values: Mapping[str, float]) -> None:
-        """Add values to the newest row, where that is of this step; else append a row."""
+        """Add values to the newest row, where that is of this step; else append a row. Raises as `write`."""
+        check_held(self.dir)
         rows = read_metrics(self._folder)
         if not rows or rows[-1]["step"] != step:
             self.write(step, values)

@@ -49,7 +49,7 @@ from astra_jax.run.preemption import Preemption
 from astra_jax.run.record import write_changes
 from astra_jax.run.starts import Starts, is_fault
 from synthesis.core.datasets import Folder
-from synthesis.core.files import location, on_disk
+from synthesis.core.files import RemovedError, location, on_disk
 from synthesis.core.leases import LeaseError
 from synthesis.core.progress import progress_bar, say_beside_bars
 from synthesis.core.refusals import Refusal
@@ -179,8 +179,8 @@ class TrainingRun:
             error = failed
             raise
         finally:
-            # Where the lease is lost it is another's to count.
-            if is_first() and not is_fault(error) and not isinstance(error, LeaseError):
+            # A lost lease is another process's to count, and a removed workdir must not be made again.
+            if is_first() and not is_fault(error) and not isinstance(error, (LeaseError, RemovedError)):
                 self._starts.take_back()
 
     def begin(

@@ -21,6 +21,7 @@ from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.train import train
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import write_dataset
+from synthesis.core.files import check_held
 from synthesis.core.records import Message, ToolCall, ToolSpec, Trajectory
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def run(
     }
     row = json.dumps(start_of_run() | shape | figures)
     if is_first():
+        check_held(workdir)
         with open(workdir / "bench.jsonl", "a", encoding="utf-8") as file:
             file.write(row + "\n")
     return row

@@ -237,10 +237,13 @@ def refusal(error: BaseException) -> str | None:
     """What to say of an error that whoever runs the program can mend; None: it is a bug."""
     from sandbox import SandboxError
     from sandbox.settings import SettingError
+    from synthesis.core.files import RemovedError
 
     if isinstance(error, BaseExceptionGroup):
         lines = [refusal(one) for one in error.exceptions]
         return None if None in lines else lines[0]
+    if isinstance(error, RemovedError):
+        return _with_flag(str(error), error.folder)
     if isinstance(error, (Refusal, SandboxError, SettingError)):
         return str(error)
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # of `tempfile`, without a path
@@ -248,6 +251,12 @@ def refusal(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in (_DISK if error.filename else _WRITES):
         return _of_disk(error)
     return None
+
+
+def _with_flag(message: str, path: str) -> str:
+    """Return a message that starts with a folder's path, with the flag in its place, as the user typed it."""
+    typed = [f"--{flag}={folder}" for flag, folder in _folders.items() if os.path.abspath(folder) == path]
+    return f"{typed[0]}{message.removeprefix(path)}" if typed else message
 
 
 def _is_away(error: BaseException) -> bool:

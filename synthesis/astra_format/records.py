@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from synthesis.core.files import read_unpacked, unpacked_lines
+from synthesis.core.files import check_held, read_unpacked, unpacked_lines
 from synthesis.core.matching import contains
 from synthesis.core.quantities import quantities
 from synthesis.core.records import Answer, ToolSpec
@@ -161,8 +161,10 @@ def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
 
     Raises:
         ValueError: another suffix, or .parquet without pyarrow.
+        RemovedError: the folder that this process holds was removed or replaced.
     """
     path = Path(path)
+    check_held(path)
     if path.suffix not in (".jsonl", ".parquet"):
         raise InputError(f"{path}: records are written as .jsonl or .parquet; give a name that ends in one of them")
     partial = path.with_name(f".{path.name}.partial")

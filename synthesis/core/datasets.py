@@ -23,6 +23,7 @@ import msgspec
 from array_record.python import array_record_module
 from etils import epath
 
+from synthesis.core.files import check_held
 from synthesis.core.records import SCHEMA_VERSION, Record, ToolEnvironment, ToolServer, ToolSpec, decode, encode
 from synthesis.core.refusals import Refusal
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema
@@ -68,8 +69,10 @@ def write_dataset(
         TypeError: a record is not a `kind`.
         DatasetError: it could not be written; one that was there still is.
         OSError: as well.
+        RemovedError: the folder that this process holds was removed or replaced.
     """
     path = Path(path)
+    check_held(path)
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -89,6 +92,7 @@ def write_dataset(
         file.write(card_text(kind, count, digest.hexdigest(), card))
         file.flush()
         os.fsync(file.fileno())
+    check_held(path)
     shutil.rmtree(path, ignore_errors=True)
     partial.rename(path)
     return digest.hexdigest()

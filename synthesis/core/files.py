@@ -13,12 +13,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from etils import epath
 
-from synthesis.core.datasets import Folder
 from synthesis.core.refusals import InputError, Refusal
+
+if TYPE_CHECKING:  # datasets are written with this module
+    from synthesis.core.datasets import Folder
 
 GCS, S3 = "gs://", "s3://"
 """Google Cloud Storage, which everything knows; and S3 with what speaks its protocol, where synthesis works."""
@@ -26,7 +28,7 @@ _CLIENTS = {GCS: ("gcsfs", "gcs"), S3: ("s3fs", "s3")}
 """The package that a kind of bucket wants, the extra that brings it; fsspec names its settings as the latter."""
 
 _guards: dict[str, Callable[[], None]] = {}
-"""By what this process holds in a bucket: sees that it still does (`leases`)."""
+"""By folder or file that this process holds: raises if it no longer does (`workdir`, and `leases` in a bucket)."""
 
 MOST_BYTES = 2 << 30
 """Of a file that is read whole."""
@@ -37,6 +39,23 @@ class StorageError(Refusal):
     """A bucket cannot be used, or something could not be written to it; the message says why, and how to mend it."""
 
     away = True
+
+
+class RemovedError(Refusal):
+    """A folder was removed, moved or replaced while this process held it, so nothing more is written there.
+
+    Attributes:
+        folder: its absolute path, with which the message starts.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(
+            f"{folder} was removed, moved or replaced while this process used it, so the process stopped. Results "
+            "since then are lost. If it was moved or its disk unmounted, move it back or mount the disk, and run the "
+            "same command again: it resumes. If it was deleted, restore a copy; without one the command starts from "
+            "scratch"
+        )
+        self.folder = folder
 
 
 def may_be_storage(error: Exception, folder: Folder) -> bool:
@@ -90,8 +109,8 @@ def location(path: Folder, *, s3: bool = False) -> epath.Path:
 
 @contextlib.contextmanager
 def guarding(place: Folder, check: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile `check` is asked before anything is written there or below (`holding`, `check_held`)."""
-    name = os.fspath(place)
+    """Call `check` before anything is written there or below (`holding`, `check_held`), until the context is left."""
+    name = _absolute(place)
     _guards[name] = check
     try:
         yield
@@ -100,16 +119,18 @@ def guarding(place: Folder, check: Callable[[], None]) -> Iterator[None]:
 
 
 def holding(path: Folder) -> Callable[[], None]:
-    """What to call before each write of a file there or below: it sees that the process still holds what it holds now.
+    """Return the check to call before each write there or below. It covers what the process holds now.
 
-    Whoever was asleep may find its folder in a bucket another's, which has gone on with it, and must leave it as it is.
+    A process that was asleep may find its folder in a bucket taken over by another one, which has resumed its run. A
+    folder on disk may be removed or replaced while a run uses it; to write there would make a part of it again.
 
     Raises:
-        LeaseError: by what is returned: another process has taken it over.
-        StorageError: likewise: whether one has cannot be told.
+        LeaseError: by the check: another process has taken over the folder in a bucket.
+        StorageError: by the check: the bucket cannot be asked.
+        RemovedError: by the check: the folder on disk was removed or replaced.
     """
-    name = os.fspath(path)
-    guards = [check for held, check in _guards.items() if name == held or name.startswith(f"{held}/")]
+    name = _absolute(path)
+    guards = [check for held, check in list(_guards.items()) if name == held or name.startswith(f"{held}/")]
 
     def check() -> None:
         for guard in guards:
@@ -119,9 +140,13 @@ def holding(path: Folder) -> Callable[[], None]:
 
 
 def check_held(path: Folder) -> None:
-    """To be called before something is written there by other means than this module's. Raises as `holding`."""
+    """Call the check of `holding` at once, before a write by other means than this module's. Raises as `holding`."""
     if _guards:
         holding(path)()
+
+
+def _absolute(path: Folder) -> str:
+    return os.fspath(path) if in_bucket(path) else os.path.abspath(path)
 
 
 def user_cache(name: str) -> Path:
@@ -188,10 +213,11 @@ def write_bytes(path: Path | epath.Path, data: bytes) -> None:
     Raises:
         StorageError: it could not be written to a bucket.
         LeaseError: another process has taken over what of the bucket this one held.
+        RemovedError: the folder that this process holds was removed or replaced.
         OSError: it could not be written to the disk.
     """
+    check_held(path)
     if in_bucket(path):
-        check_held(path)
         try:
             path.write_bytes(data)
         except Exception as error:

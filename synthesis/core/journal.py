@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
+from synthesis.core.files import check_held
 from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.terminal import say
 
@@ -63,6 +64,7 @@ class Store:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        check_held(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self._naming():
@@ -95,7 +97,13 @@ class Store:
             ) from None
 
     def commit(self) -> None:
-        """Make everything durable that was written. Raises `StoreError`: it cannot be."""
+        """Make everything durable that was written.
+
+        Raises:
+            StoreError: the disk refuses it.
+            RemovedError: the workdir was removed. SQLite would write to the removed file without an error.
+        """
+        check_held(self.path)
         if not self.CAUSE:
             for other in list(_open):
                 if other.CAUSE:
@@ -122,7 +130,13 @@ class Store:
             self.commit()
         elif self._timer is None:
             with contextlib.suppress(RuntimeError):  # no loop is running: the next write or `close` commits
-                self._timer = asyncio.get_running_loop().call_later(self.COMMIT_SECONDS, self.commit)
+                self._timer = asyncio.get_running_loop().call_later(self.COMMIT_SECONDS, self._commit_later)
+
+    def _commit_later(self) -> None:
+        """Commit from the event loop, where nobody can catch an error: the next write or `close` raises it again."""
+        self._timer = None
+        with contextlib.suppress(Refusal):
+            self.commit()
 
 
 class Journal(Store):
@@ -218,7 +232,7 @@ def _commit_all() -> None:
     for store in list(_open):
         try:
             store.commit()
-        except StoreError as error:  # of this one, or of a recording that it is made of; others can be written
+        except Refusal as error:  # of this one, or of a recording that it is made of; others can be written
             if (problem := str(error)) not in said:
                 say(problem, file=sys.stderr)
             said.add(problem)

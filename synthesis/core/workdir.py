@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import fcntl
+import functools
 import os
 import socket
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from etils import epath
 
 from synthesis.core.datasets import Folder
-from synthesis.core.files import in_bucket, location
+from synthesis.core.files import RemovedError, guarding, in_bucket, location
 from synthesis.core.leases import leased
 from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import make_output_optional
@@ -34,7 +35,8 @@ def locked(workdir: Folder) -> Iterator[None]:
     """Hold a workdir, which is made if it is not there: two programs would interleave what they write.
 
     The lock ends with the process, however that ends; in a bucket, a minute after it (`leases.leased`). Who holds one
-    may enter it again.
+    may enter it again. If the workdir is removed, moved or replaced meanwhile, every write below it raises
+    `RemovedError` (`files.check_held`), and so does the end of the hold.
 
     Raises:
         WorkdirError: another process holds it, or it cannot be held.
@@ -49,7 +51,7 @@ def locked(workdir: Folder) -> Iterator[None]:
         return
     folder = Path(location(workdir))
     folder.mkdir(parents=True, exist_ok=True)
-    with locked_file(folder / LOCK, state, remedy):
+    with _locked_file(folder / LOCK, state, remedy, of=folder):
         yield
 
 
@@ -68,21 +70,23 @@ def locked_target(path: Folder) -> Iterator[None]:
             yield
         return
     Path(target.parent).mkdir(parents=True, exist_ok=True)
-    with locked_file(Path(hidden), state, remedy, leave=False):
+    with _locked_file(Path(hidden), state, remedy, of=Path(target), leave=False):
         yield
 
 
 @contextlib.contextmanager
-def locked_file(file: Path, state: str, remedy: str, *, leave: bool = True) -> Iterator[None]:
+def _locked_file(file: Path, state: str, remedy: str, *, of: Path, leave: bool = True) -> Iterator[None]:
     """Hold a lock's file, which says who holds it.
 
     Args:
+        of: the folder or file that is held by it, and that nothing may be written to once the lock's file is gone.
         state: what holding it means, to begin the message with.
         remedy: to end it with.
         leave: the file stays when it is held no longer.
 
     Raises:
         WorkdirError: another process holds it, or its disk knows no locks.
+        RemovedError: when it is left, in place of any other error: the file was removed or replaced.
     """
     name = os.path.realpath(file)
     if name in _held.get():
@@ -91,12 +95,31 @@ def locked_file(file: Path, state: str, remedy: str, *, leave: bool = True) -> I
     with _opened(file, state, remedy) as descriptor:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
-        with _noted(name):
+        check = functools.partial(_check_present, file, descriptor)
+        with _noted(name), guarding(of, check):
             try:
                 yield
+                check()  # the last results may have been removed
+            except Exception:
+                check()  # a library's error that a file is missing does not name the cause
+                raise
             finally:
-                if not leave:
+                if not leave and _is_open(file, descriptor):
                     file.unlink(missing_ok=True)
+
+
+def _check_present(file: Path, descriptor: int) -> None:
+    """Check that a lock's file is still in its place. Raises `RemovedError`."""
+    if not _is_open(file, descriptor):
+        raise RemovedError(os.path.abspath(file.parent))
+
+
+def _is_open(file: Path, descriptor: int) -> bool:
+    """Return whether the file of this name is the open one. The number of an open file is given to no other one."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 @contextlib.contextmanager
@@ -133,7 +156,7 @@ def _opened(file: Path, state: str, remedy: str) -> Iterator[int]:
                     f"{file} cannot be locked ({error.strerror}); use a folder on another disk"
                 ) from None
             # Who held it may have removed it meanwhile: then this is the lock of nothing.
-            if os.path.exists(file) and os.path.samestat(os.fstat(descriptor), os.stat(file)):
+            if _is_open(file, descriptor):
                 yield descriptor
                 return
         finally:

@@ -28,6 +28,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import METHOD_NOT_FOUND, PARSE_ERROR
 from pydantic import ValidationError
 
+from synthesis.core.files import check_held
 from synthesis.core.records import McpExecution, StdioExecution
 from synthesis.core.references import OWN_FOLDER
 from synthesis.servers import bounded_stdio
@@ -332,6 +333,7 @@ class McpConnection:
             self._fill_in(*self.execution.env.values())
         else:
             self._fill_in(self.execution.url, *self.execution.headers.values())
+        check_held(self.cwd)
         self.cwd.mkdir(parents=True, exist_ok=True)
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()

@@ -190,6 +190,25 @@ def test_any_locale_will_do(tmp_path, locale) -> None:
     assert rb"\u5317\u4eac" in ended.stdout or "北京".encode() in ended.stdout
 
 
+REMOVES = """
+import shutil
+from synthesis.core.files import write_text
+from synthesis.core.workdir import locked
+with locked(WORKDIR.value):
+    shutil.rmtree(WORKDIR.value)
+    write_text(cli.local_folder(WORKDIR) / "run.json", "whole")
+"""
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_workdir_that_was_removed_is_named_by_its_flag(tmp_path, absolute: bool) -> None:
+    name = str(tmp_path / "run") if absolute else os.path.relpath(tmp_path / "run")
+    ended = run(tmp_path, "\n    ".join(REMOVES.strip().splitlines()), f"--workdir={name}")
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.decode().splitlines()[-1].startswith(f"error: --workdir={name} was removed, moved or replaced ")
+    assert not (tmp_path / "run").exists()
+
+
 WORKS = """
 from pathlib import Path
 from synthesis.core.progress import progress_bar, say_beside_bars

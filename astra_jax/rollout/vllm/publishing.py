@@ -31,7 +31,7 @@ from astra_jax.models.hf_checkpoint import WeightsError, save_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.run.checkpoints import CheckpointManager
 from synthesis.core.datasets import Folder
-from synthesis.core.files import first_line, in_bucket, location, may_be_storage
+from synthesis.core.files import check_held, first_line, in_bucket, location, may_be_storage
 from synthesis.core.refusals import InputError, Refusal
 
 ITEM = "params"
@@ -78,6 +78,7 @@ class Publisher:
         Raises:
             PublishError: it cannot be written. It may be tried again.
         """
+        check_held(self.dir)
         self._version = version
         with self._writing():
             for step in self._manager.all_steps():
@@ -162,6 +163,7 @@ class FolderPublisher:
         Returns:
             The folder. It is there once `wait` has returned.
         """
+        check_held(self.dir)
         copied = _copied(params, dtype=self._stored.param_dtype)
         self._written = self._writer.submit(self._write, copied, version)
         return self.dir / str(version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ from astra_jax.sft import step as sft_step
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
+from synthesis.core.files import RemovedError
 from synthesis.core.workdir import WorkdirError, locked
 
 SFT = SFTConfig(
@@ -412,6 +414,45 @@ def test_a_workdir_in_use_is_refused(run_sft, tmp_path) -> None:
         other.submit(held.__exit__, None, None, None).result()
     with locked(tmp_path):
         assert run_sft().steps == 3
+
+
+@pytest.mark.parametrize(("log_every", "last"), [(1, 1), (100, 3)])
+def test_sft_stops_when_its_workdir_is_removed(
+    model, params, dataset, chat_tokenizer, tmp_path, log_every, last
+) -> None:
+    """Training to the end took hours, and nothing of it was on the disk."""
+    workdir, logged = tmp_path / "run", []
+
+    def on_step(step, row) -> None:
+        logged.append(step)
+        if step == last:
+            shutil.rmtree(workdir)
+
+    config = dataclasses.replace(SFT, log_every=log_every, checkpoint_every=100)  # no save is under way at the removal
+    with pytest.raises(RemovedError, match=f"^{workdir} was removed, moved or replaced while"):
+        sft.train(
+            config, model, starting(params), dataset, chat_tokenizer, workdir, progress=False, on_step=on_step
+        )  # fmt: skip
+    assert logged == [last] and not workdir.exists()
+
+
+async def test_grpo_stops_within_the_batch_when_its_workdir_is_removed(
+    pool, model, params, chat_tokenizer, tmp_path
+) -> None:
+    workdir, sampled = tmp_path / "run", []
+
+    class Removes(ScriptedPolicy):
+        async def generate(self, *arguments, **options):
+            sampled.append(len(sampled))
+            if len(sampled) == 5 and workdir.exists():
+                workdir.rename(tmp_path / "elsewhere")
+            return await super().generate(*arguments, **options)
+
+    arguments = (GRPO, model, starting(params), [make_environment()], chat_tokenizer, pool, workdir)
+    with pytest.raises(RemovedError, match=f"^{workdir} was removed, moved or replaced while"):
+        await grpo.train(*arguments, policy=Removes(chat_tokenizer, by_seed), progress=False)
+    assert not workdir.exists()
+    assert read_metrics(tmp_path / "elsewhere" / "metrics") == [], "not one update was made"
 
 
 def test_a_checkpoint_of_the_version_before_is_of_the_same_run() -> None:
