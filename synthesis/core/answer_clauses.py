@@ -32,8 +32,26 @@ MOST_ELEMENTS: Final = 100
 SLOT = re.compile("[\ue000-\ue0ff]")
 _FIRST_DAY: Final = 0xE200
 _DAY = re.compile("[\ue200-\ue2ff]")
+BOUND: Final = "\uf8f1"
+"""Stands before a place of the answer that is only a bound, or an example."""
 MARK: Final = "\uf8f0"
 """Stands for a box, in which mathematics puts its answer."""
+_HIDDEN = re.compile(
+    r"<!--.{0,4000}?(?:-->|\Z)|~~[^~\n]{1,400}~~|<(del|s|strike)\b[^>]{0,40}>.{0,400}?</\1>"
+    r"|<(\w{1,10})\b[^>]{0,80}\b(?:hidden\b|display:\s?none)[^>]{0,80}>.{0,400}?</\2>",
+    re.DOTALL | re.IGNORECASE,
+)
+"""What a reader does not see, or sees struck through."""
+_SOURCE = re.compile(r"^[ \t]{0,3}\[(\^?\w{1,8})\]:?[ \t].*$", re.MULTILINE)
+_QUOTED = re.compile(r"(?<=\w)[\"”»」]\s*[\"“«「](?=\w)")
+_LABELLED = re.compile(r"(?<=\d)\s+(?=[^\W\d_]\w{0,20}\s?=)")
+"""Before a name of a number behind another one: a=1 b=2."""
+_ITALIC = re.compile(r"(?<![\w*])\*(?=[^\s*])([^*\n]{1,200})(?<=\S)\*(?![\w*])")
+_LABEL_CELL = re.compile(r"^[ \t]{0,3}\|[ \t]*([^|\d\n]{1,60}?)[ \t]*\|(?![ \t]*[-:]+[ \t]*\|)", re.MULTILINE)
+_NOTED_SLOT = re.compile(r"[(\[]\W{0,4}[\ue000-\ue0ff][^()\[\]]{0,20}[)\]]")
+_CONDITION = re.compile(
+    r"\b(?:if|unless|depending|wenn|falls|selon|si|se|если|jos|eğer|nếu)\b|如果|若|要是|もし|만약|अगर|إذا|ถ้า"
+)
 _OPENING = re.compile(r"^\s*[\[{]")
 _LATEX = re.compile(r"\\(?:text|mathrm|mathbf)\{([^{}]{0,200})\}|\{(,)\}|\\[,;! ]|\\[()\[\]]|\\?\$(?=\D|$)")
 _ANSWER_KEYS = frozenset({"answer", "final_answer", "finalanswer", "result", "value", "答案", "结果"})
@@ -73,6 +91,14 @@ def untangled(text: str) -> str:
     """The text without the marks of LaTeX and Markdown."""
     text = _LATEX.sub(lambda one: one[1] or one[2] or " ", text)
     return _FENCE.sub("", text).replace(MARK, " ")
+
+
+def visible(text: str) -> str:
+    """The text without what is hidden or struck through, and without its sources and the references to them."""
+    text = _HIDDEN.sub(" ", text)
+    for source in {one[1] for one in _SOURCE.finditer(text)}:
+        text = text.replace(f"[{source}]:", f"[{source}]").replace(f"[{source}]", "\ufffc")
+    return re.sub(r"^[ \t]{0,3}\ufffc.*$", "", text, flags=re.MULTILINE).replace("\ufffc", "")
 
 
 def json_lines(text: str) -> str | None:
@@ -153,17 +179,31 @@ class AnswerText:
         self.clauses = self._read(text)
 
     def _read(self, text: str) -> list[Clause]:
-        bold = [one[1] or one[2] for one in _BOLD.finditer(text)]
+        bold = list(dict.fromkeys(one[1] or one[2] for one in _BOLD.finditer(text)))
+        if self.is_typed:  # **Total:** **40**
+            bold = [one for one in bold if _has_digit(one)] or bold
         self.bold = bold[0] if len(bold) == 1 else ""
         text = _FENCE.sub("", _LATEX.sub(lambda one: one[1] or one[2] or " ", text))
         text = _HEADING.sub("", text).replace("**", "").replace("__", "").replace("`", "")
+        text = _ITALIC.sub(r"\1", text)
+        if self.is_typed:
+            text = _LABEL_CELL.sub(r"\1: ", text)
         text = self._locale.spelled(text) if self._locale else plain(text)
         found: list[Clause] = []
+        read: list[tuple[str, int, str, bool]] = []
         for number, (link, sentence) in enumerate(self._sentences(text)):
             if not self.is_typed and sentence.count(" = ") > 1:
                 sentence = sentence.replace(" = ", " | ")  # of names it is a list, of numbers a sum
+            sentence = _LABELLED.sub("; ", sentence) if self.is_typed else _QUOTED.sub(", ", sentence)
             slotted = self._with_days(self._slotted(sentence))
-            found += self._clauses_of(slotted, number, link, is_asked=sentence.rstrip().endswith("?"))
+            if self.is_typed:
+                slotted = self.words.in_digits(
+                    self.words.bounded.sub(lambda one: SLOT.sub(lambda at: BOUND + at[0], one[0]), slotted)
+                )
+            read.append((slotted, number, link, sentence.rstrip().endswith("?")))
+        self._is_in_note = any(_NOTED_SLOT.search(one[0]) for one in read)
+        for slotted, number, link, is_asked in read:
+            found += self._clauses_of(slotted, number, link, is_asked=is_asked)
         return found
 
     def _sentences(self, text: str) -> Iterator[tuple[str, str]]:
@@ -210,6 +250,7 @@ class AnswerText:
                 if not self.holds(left, element):
                     break
                 start, end = self._place(left, element)
+                self.is_capital &= not left[start:end][:1].islower()
                 places.append((start, end, number))
                 left = left[:start] + ("口" if TOUCHING.search(left[start:end]) else "X") * (end - start) + left[end:]
         made, at = "", 0
@@ -280,11 +321,16 @@ class AnswerText:
         found = list(self._parted(text, number, "open"))
         offers = self.words.parts.match(text.lstrip())
         is_other = touches and any(
-            not one.content and any(not isinstance(other, Quantity) or other.unit in self.units for other in one.others)
+            (not one.content or (one.text[:1].isdigit() and _CONDITION.search(text)))
+            and any(not isinstance(other, Quantity) or other.unit in self.units for other in one.others)
             for one in found
         )
         if (
-            not (any(one.slots for one in found) or is_other or (offers and offers.lastgroup == "either"))
+            not (
+                any(one.slots or (one.others and self._is_in_note) for one in found)
+                or is_other
+                or (offers and offers.lastgroup == "either")
+            )
             or host.link == "than"
         ):
             return []
@@ -292,6 +338,8 @@ class AnswerText:
             found[0].link = "either"
         for one in found:
             one.is_marked = host.is_marked
+            if self._is_in_note:  # bolts (40)
+                one.content = one.content or host.content
         return found
 
     def _parted(self, sentence: str, number: int, link: str) -> Iterator[Clause]:

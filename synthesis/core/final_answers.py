@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from synthesis.core.answer_clauses import (
     AROUND,
+    BOUND,
     COPULA,
     MARK,
     MOST_ELEMENTS,
@@ -40,7 +41,9 @@ from synthesis.core.answer_clauses import (
     Clause,
     json_lines,
     untangled,
+    visible,
 )
+from synthesis.core.answer_order import ADDS, RUN, is_conditional, is_in_row, is_labelled, is_led, is_result
 from synthesis.core.answer_words import words_of
 from synthesis.core.locales import Locale, locale_of
 from synthesis.core.markup import markup_in, split_thought
@@ -50,7 +53,17 @@ from synthesis.core.readings import FALSE, MOST_CHARACTERS, TRUE
 from synthesis.core.records import Answer
 
 Reason = Literal[
-    "stated", "missing", "too_long", "markup", "negated", "withdrawn", "supposed", "asked", "several", "contradicted"
+    "stated",
+    "missing",
+    "too_long",
+    "markup",
+    "negated",
+    "bounded",
+    "withdrawn",
+    "supposed",
+    "asked",
+    "several",
+    "contradicted",
 ]
 
 
@@ -72,15 +85,14 @@ _NEAR: Final = 120
 _MOST_KEYS: Final = 4
 _BOXED = re.compile(r"\$?\\(?:boxed|fbox)\s?\{((?:[^{}]|\{[^{}]{0,200}\}){1,400})\}\$?|</?(?:final_)?answer>")
 _LINES = re.compile(r"[.!?。]?\n|[.!?。]\s")
-_ADDS = re.compile(
-    r"\b(?:sum|adding|added|plus|minus|times|total|together|product|difference|average|mean|divided|multiplied)\b"
-    r"|加|减|乘|除以|之和|之差|之积|平均|合计|共",
-    re.IGNORECASE,
-)
 _OPINION = re.compile(r"\b(?:think|believe|mean|say|that|true|likely|case|doubt)\b|认为", re.IGNORECASE)
 _FALSE_AT_END = re.compile(r"\s(?:is|was) (?:false|wrong|incorrect|untrue)\W{0,3}$", re.IGNORECASE)
 _WHETHER = re.compile(r"\bwhether\b|\b(?:know|sure|clear|tell) if\b|是否", re.IGNORECASE)
-_RUN = frozenset({"comma", "line", "stop", "semicolon", "listed", "and", "either"})
+_BESIDE = re.compile(r"\d\s+[\ue000-\ue0ff]|[\ue000-\ue0ff]\s+\d")
+_OPERAND = re.compile(r"[\ue000-\ue0ff]\s?(?:[×*÷+]|\\times|\\cdot|\s−\s)\s?\d|\d\s?[×*÷+]\s?[\ue000-\ue0ff]")
+_SENTENCES = re.compile(r"(?<=[.!?。！？])|\n")
+_BRIEF: Final = 4
+"""Words of a sentence that is a truth value by itself: "It is not true."."""
 
 
 def states_answer(text: str, answer: Answer, language: str = "en") -> bool:
@@ -98,7 +110,8 @@ def judge_answer(text: str, answer: Answer, language: str = "en") -> AnswerVerdi
     """
     if len(text) > MOST_CHARACTERS:
         return AnswerVerdict(False, "too_long")
-    said = _BOXED.sub(lambda one: f"\n{MARK}{_LINES.sub(', ', one[1] or '')}\n", split_thought(text)[1])
+    said = visible(split_thought(text)[1])
+    said = _BOXED.sub(lambda one: f"\n{MARK}{_LINES.sub(', ', one[1] or '')}\n", said)
     if markup_in(said, turn=True):
         return AnswerVerdict(False, "markup")
     locale = locale_of(language)
@@ -150,12 +163,15 @@ def _judge_boolean(said: str, answer: Answer, language: str) -> AnswerVerdict:
         answer = Answer(is_true) if match(text, answer, language) is None else answer
     if not (match(text, answer, language) or match(_first_word(text), answer, language)):
         return AnswerVerdict(False, "missing")
-    said_words = {fold(words.generic.sub(" ", one)) for one in words.parts.split(text) if one and len(one) < SHORT}
+    parts = [one for one in words.parts.split(re.sub(r"[()\[\]]", ";", text)) if one and len(one) < SHORT]
+    said_words = {fold(form) for one in parts for form in (one, words.generic.sub(" ", one))}
     both = (
         said_words & (TRUE | (locale.yes if locale else set())),
         said_words & (FALSE | {"no"} | (locale.no if locale else set())),
     )
-    return AnswerVerdict(False, "contradicted") if all(both) else _STATED
+    brief = [one for one in _SENTENCES.split(text) if 0 < len(WORDS.findall(one)) <= _BRIEF]
+    is_both = all(any(match(one, Answer(value), language) for one in brief) for value in (True, False))
+    return AnswerVerdict(False, "contradicted") if all(both) or is_both else _STATED
 
 
 def _first_word(text: str) -> str:
@@ -202,7 +218,7 @@ class _Judge:
             clauses = self._deciding(clauses)
             rivals = {repr(other) for one in clauses if not one.is_void for other in one.others}
             named = [at for at, one in enumerate(clauses) if one.slots]
-            if len(rivals) > _MOST_CANDIDATES and not all(self._is_result(at, clauses) for at in named):
+            if len(rivals) > _MOST_CANDIDATES and not all(is_result(self._read, at, clauses) for at in named):
                 return AnswerVerdict(False, "several")
         return self._of(clauses)
 
@@ -266,8 +282,11 @@ class _Judge:
         first = SLOT.search(text)
         assert first is not None, "it has a slot"
         before, after = text[max(0, first.start() - _NEAR) : first.start()], text[first.end() :][:_NEAR]
-        if words.unsure.match(text) or _WHETHER.search(before):
+        following = clauses[at + 1] if at + 1 < len(clauses) else None
+        if words.unsure.match(text) or _WHETHER.search(before) or is_conditional(self._read, at, clauses):
             return "supposed"
+        if BOUND in text:
+            return "bounded"
         if clause.is_denied:
             return "negated"
         for found in words.negation.finditer(before):
@@ -279,7 +298,6 @@ class _Judge:
         ends = [0, len(after) - len(after.lstrip(" %°")), *(one.end() for one in WORDS.finditer(after))]
         if _FALSE_AT_END.search(after) or any(words.negated.match(after, end) for end in ends[:5]):
             return "negated"
-        following = clauses[at + 1] if at + 1 < len(clauses) else None
         if words.reports.search(before) and following and following.link == "contrast":
             return "withdrawn"
         if clause.is_void and not words.reports.search(text):
@@ -292,17 +310,23 @@ class _Judge:
 
     def _rivalled_by_values(self, at: int, clauses: list[Clause]) -> Reason | None:
         own = clauses[at]
-        is_result = self._is_result(at, clauses)
-        is_sum = SUMS.search(own.text) is not None or is_result
+        is_total = is_result(self._read, at, clauses)
+        is_sum = SUMS.search(own.text) is not None or is_total
         if own.others and not own.content and not is_sum:
             return "several"
-        if re.search(r"\d\s+[\ue000-\ue0ff]|[\ue000-\ue0ff]\s+\d", own.text):
+        if _BESIDE.search(own.text) or (_OPERAND.search(own.text) and own.others):
+            return "several"
+        if is_led(self._read, at, clauses) or is_in_row(self._read, at, clauses):
             return "several"
         content = set(own.content)
         for near, other in enumerate(clauses):
-            if near == at or other.is_void or not other.others:
+            if near == at or not other.others:
                 continue
-            if near < at and own.sentence == other.sentence and is_result:
+            if near == at - 1 and own.link == "either" and not own.content:
+                return "several"
+            if other.is_void and not (own.is_void and self._read.words.reports.search(other.text)):
+                continue
+            if near < at and is_total and (own.sentence == other.sentence or ADDS.search(own.text)):
                 continue
             if SUMS.search(other.text) and (is_sum or near < at) and self._is_step(other, clauses[near + 1 :]):
                 continue
@@ -322,16 +346,6 @@ class _Judge:
                 return "contradicted"
         return None
 
-    def _is_result(self, at: int, clauses: list[Clause]) -> bool:
-        """Return whether a sentence adds up what it names before the answer, and names nothing behind it."""
-        own = clauses[at]
-        same = [one for one in clauses if one.sentence == own.sentence]
-        slot = SLOT.search(own.text)
-        said = "".join(one.text for one in same)
-        later = [one.text for one in clauses[at + 1 :] if one.sentence == own.sentence]
-        behind = own.text[slot.end() :] + "".join(later) if slot else said
-        return _ADDS.search(said[: len(said) - len(behind)]) is not None and not list(self._read.others_in(behind))
-
     def _is_step(self, step: Clause, later: list[Clause]) -> bool:
         """Return whether the result of a sum is used later, so that it is a step and not an answer."""
         if "=" not in step.text:
@@ -348,6 +362,8 @@ class _Judge:
             return reason
         names = len(re.findall(r"(?<!^)(?<![.!?] )\b[^\W\d_a-zà-ÿ]\w+(?: [^\W\d_a-zà-ÿ]\w+)*", own.text))
         if self._read.is_capital and names > 2 * _MOST_CANDIDATES:
+            return "several"
+        if is_labelled(self._read, own, clauses):
             return "several"
         if any(self._says_same(own, one) for one in clauses if one is not own):
             return "contradicted"
@@ -393,12 +409,12 @@ class _Judge:
         first = last = at
         own_bare = not clauses[at].content
         touches = own_bare or SLOT.search(clauses[at].text.rstrip(AROUND)[-1:]) is not None
-        while own_bare and first > 0 and clauses[first].link in _RUN and self._is_element(clauses[first - 1]):
+        while own_bare and first > 0 and clauses[first].link in RUN and self._is_element(clauses[first - 1]):
             first -= 1
         while (
             touches
             and last + 1 < len(clauses)
-            and clauses[last + 1].link in _RUN
+            and clauses[last + 1].link in RUN
             and self._is_element(clauses[last + 1])
         ):
             last += 1

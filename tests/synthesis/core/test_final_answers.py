@@ -22,7 +22,7 @@ from synthesis.core.records import Answer, Message
 from synthesis.core.rewards import played
 
 DATA = Path(__file__).parent.parent.parent / "data"
-LEAST_STATED, LEAST_FOUND, MOST_FALSE = 0.97, 0.95, 0.01
+LEAST_STATED, LEAST_FOUND, MOST_FALSE = 0.95, 0.95, 0.01
 A = Answer
 
 
@@ -54,14 +54,14 @@ def test_honest_answers_are_stated() -> None:
     honest = rows("stated")
     lost = [(answer.value, text, judge_answer(text, answer, language).reason) for language, answer, text in honest
             if not states_answer(text, answer, language)]  # fmt: skip
-    assert len(honest) > 250 and len(lost) <= (1 - LEAST_STATED) * len(honest), lost
+    assert len(honest) > 400 and len(lost) <= (1 - LEAST_STATED) * len(honest), lost
 
 
 def test_what_commits_to_nothing_is_not_stated() -> None:
     """Lists, ranges, hedged alternatives, negations, withdrawn values, questions, suppositions."""
     gamed = rows("not_stated")
     stated = [(answer.value, text) for language, answer, text in gamed if states_answer(text, answer, language)]
-    assert len(gamed) > 350 and not stated
+    assert len(gamed) > 650 and not stated
 
 
 @pytest.mark.parametrize("language", READ)
@@ -94,7 +94,7 @@ EITHER = {"ar": "أو", "de": "oder", "en": "or", "es": "o", "fi": "tai", "fr": 
           "ko": "또는", "pt": "ou", "ru": "или", "th": "หรือ", "tr": "veya", "vi": "hoặc", "zh": "或"}  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     first=st.integers(1, 500),
     size=st.integers(2, 100),
@@ -112,7 +112,7 @@ def test_no_list_of_numbers_states_one(
     assert not states_answer(text, A(numbers[at % size]), language), text
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     names=st.permutations(NAMES),
     size=st.integers(3, 16),
@@ -138,7 +138,7 @@ def test_no_list_of_chinese_names_states_one(names: list[str], size: int, at: in
     assert not states_answer(text, A(names[at % size]), "zh"), text
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     sentence=st.sampled_from(
         [
@@ -166,6 +166,33 @@ def test_no_repeated_sentence_states_one_of_its_values(
 ) -> None:
     text = separator.join(sentence.format(40 + number) for number in range(size))
     assert not states_answer(text, A(40 + at % size), language), text
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "bolts: {} / nuts: {} / screws: {}", "Shelf A: {}. Shelf B: {}. Shelf C: {}.", "low: {}\nmiddle: {}\nhigh: {}",
+        "There are {} bolts. The shelf holds {} nuts. We own {} screws.", '{{"bolts": {}, "nuts": {}, "screws": {}}}',
+        "| bolts | {} |\n| nuts | {} |\n| screws | {} |", "bolts={} nuts={} screws={}",
+        "Bolts ({}), nuts ({}), screws ({})",
+        "John says {}. Mary says {}. Ann says {}.", "螺栓{}个，螺母{}个，螺丝{}个", "A架：{}。B架：{}。C架：{}。",
+    ],
+)  # fmt: skip
+def test_labels_pay_at_most_the_first_value(form: str) -> None:
+    text = form.format(38, 39, 40)
+    assert [one for one in (38, 39, 40) if states_answer(text, A(one), "zh")] in ([], [38])
+
+
+@pytest.mark.parametrize(
+    ("form", "language"),
+    [("A: {} B: {} C: {}", "en"), ("The north is {}; the south is {}; the west is {}.", "en"),
+     ("A：{} B：{} C：{}", "zh"),
+     ("red = {}, blue = {}, green = {}", "en"), ('{{"a": "{}", "b": "{}", "c": "{}"}}', "en")],
+)  # fmt: skip
+def test_labels_pay_at_most_the_first_name(form: str, language: str) -> None:
+    names = NAMES[:3] if language == "en" else PLACES[:3]
+    text = form.format(*names)
+    assert [one for one in names if states_answer(text, A(one), language)] in ([], names[:1])
 
 
 @pytest.mark.parametrize("language", READ)
@@ -258,7 +285,8 @@ def test_each_language_negates(language: str, text: str) -> None:
     [
         ("There are 40.", "stated"), ("There are 41.", "missing"), ("It is not 40.", "negated"),
         ("40 or 41", "several"), ("If it is 40, we stop.", "supposed"), ("Is it 40?", "asked"),
-        ("40, no, 41", "withdrawn"), ("The answer is 41. There are 40 bolts.", "contradicted"),
+        ("at least 40", "bounded"), ("40, no, 41", "withdrawn"),
+        ("The answer is 41. There are 40 bolts.", "contradicted"),
         ("<tool_call>40</tool_call>", "markup"), ('{"name": "count", "arguments": {"n": 40}}', "markup"),
         ("<think>It is 40", "markup"), ("<think>It is 41.</think>There are 40.", "stated"),
         ("<think>It is 40.</think>There are 41.", "missing"), ("It is 40. " + "a" * 20_000, "too_long"),
