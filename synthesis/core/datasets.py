@@ -23,6 +23,7 @@ import msgspec
 from array_record.python import array_record_module
 from etils import epath
 
+from synthesis.core.files import Folder as Folder
 from synthesis.core.files import check_held
 from synthesis.core.records import SCHEMA_VERSION, Record, ToolEnvironment, ToolServer, ToolSpec, decode, encode
 from synthesis.core.refusals import Refusal
@@ -37,9 +38,6 @@ _MOST_SHARDS = 100_000
 _AGAIN = "delete {} and run its stage again"
 _AT_ONCE = 1024
 """Records that are held as bytes while a dataset is read."""
-
-Folder = str | os.PathLike[str]
-"""Where a dataset is: a folder, or gs://bucket/folder."""
 
 
 class DatasetError(Refusal):

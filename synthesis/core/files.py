@@ -13,14 +13,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from etils import epath
 
 from synthesis.core.refusals import InputError, Refusal
 
-if TYPE_CHECKING:  # datasets are written with this module
-    from synthesis.core.datasets import Folder
+Folder = str | os.PathLike[str]
+"""Where a file or folder is: a path on disk, or gs://bucket/folder."""
 
 GCS, S3 = "gs://", "s3://"
 """Google Cloud Storage, which everything knows; and S3 with what speaks its protocol, where synthesis works."""
