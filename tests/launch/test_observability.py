@@ -137,7 +137,7 @@ def test_one_scrape_reaches_all_of_a_cluster() -> None:
 
 
 def test_each_symptom_names_metrics_that_there_are(shown) -> None:
-    """Of the page of troubleshooting: each has a cause and a remedy, and a metric of the dashboard or a printed text."""
+    """Of the page of troubleshooting: each has a cause, a remedy, and a metric of the dashboard or a printed text."""
     text = PAGE.read_text(encoding="utf-8")
     symptoms = re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", text, flags=re.MULTILINE)
     assert len(symptoms) >= 10
