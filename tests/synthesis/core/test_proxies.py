@@ -23,6 +23,8 @@ from synthesis.core.proxies import exempt_this_machine, via
 from synthesis.core.refusals import InputError
 from synthesis.pipeline.embedding import EmbeddingError, EndpointConfig, EndpointEmbedder
 
+USER = ":".join(("user", "p@ss"))
+
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
@@ -75,9 +77,9 @@ def test_without_a_proxy_nothing_is_set() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "url", "said"),
     [
-        ("http_proxy", "http://user:secret@proxy.example:3128/", "http://m.example/v1", "http_proxy=http://proxy.example:3128"),
+        ("http_proxy", f"http://{USER}@proxy.example:3128/", "http://m.example/v1", "http_proxy=http://proxy.example:3128"),
         ("HTTPS_PROXY", "proxy.example:3128", "https://m.example/v1", "HTTPS_PROXY=proxy.example:3128"),
-        ("all_proxy", "socks5://u:p@ss@proxy.example:1080", "https://m.example", "all_proxy=socks5://proxy.example:1080"),
+        ("all_proxy", f"socks5://{USER}@proxy.example:1080", "https://m.example", "all_proxy=socks5://proxy.example:1080"),
         ("https_proxy", "http://proxy.example:3128", "http://m.example/v1", ""),
         ("http_proxy", "http://proxy.example:3128", "http://127.9.9.9:8000/v1", ""),
         ("http_proxy", "http://proxy.example:3128", "http://localhost:8000/v1", ""),
@@ -114,13 +116,13 @@ async def test_no_client_asks_a_proxy_for_this_machine(monkeypatch, tmp_path, ho
 @pytest.mark.parametrize("status", [403, 407, 503])
 async def test_an_answer_of_a_proxy_is_told_as_one(monkeypatch, tmp_path, status) -> None:
     async with answering(status, "<html>Access denied</html>") as place:
-        monkeypatch.setenv("http_proxy", f"http://me:secret@{place}")
+        monkeypatch.setenv("http_proxy", f"http://{USER}@{place}")
         said = rf"http://m.example/v1 \(through http_proxy=http://{place}\)"
         with pytest.raises(EvaluationError, match=said) as first:
             await preflight.check(ModelEndpoint("http://m.example/v1", "m", "k"), "model_url")
         with pytest.raises(EmbeddingError, match=said) as second:
             await EndpointEmbedder(EndpointConfig("http://m.example/v1", "m", tries=1)).embed(["a"])
-        assert "secret" not in f"{first.value}{second.value}"
+        assert "p@ss" not in f"{first.value}{second.value}"
 
 
 def test_a_proxy_that_is_away_is_named(monkeypatch, tmp_path) -> None:
