@@ -111,6 +111,12 @@ class Entry:
     def is_symlink(self) -> bool:
         return False
 
+    def is_junction(self) -> bool:  # from Python 3.12 on
+        return False
+
+    def inode(self) -> int:
+        return self._found.st_ino
+
 
 class Entries(list[Entry]):
     """What `os.scandir` returns."""
