@@ -37,8 +37,8 @@ BOUND: Final = "\uf8f1"
 MARK: Final = "\uf8f0"
 """Stands for a box, in which mathematics puts its answer."""
 _HIDDEN = re.compile(
-    r"<!--.{0,4000}?(?:-->|\Z)|~~[^~\n]{1,400}~~|<(del|s|strike)\b[^>]{0,40}>.{0,400}?</\1>"
-    r"|<(\w{1,10})\b[^>]{0,80}\b(?:hidden\b|display:\s?none)[^>]{0,80}>.{0,400}?</\2>",
+    r"<!--(?:[^<]|<(?!!--))*?(?:-->|\Z)|~~[^~\n]{1,400}~~|<(del|s|strike)\b[^<>]{0,40}>[^<]{0,400}</\1>"
+    r"|<(\w{1,10})\b[^<>]{0,80}\b(?:hidden\b|display:\s?none)[^<>]{0,80}>[^<]{0,400}</\2>",
     re.DOTALL | re.IGNORECASE,
 )
 """What a reader does not see, or sees struck through."""
@@ -47,7 +47,7 @@ _QUOTED = re.compile(r"(?<=\w)[\"”»」]\s*[\"“«「](?=\w)")
 _LABELLED = re.compile(r"(?<=\d)\s+(?=[^\W\d_]\w{0,20}\s?=)")
 """Before a name of a number behind another one: a=1 b=2."""
 _ITALIC = re.compile(r"(?<![\w*])\*(?=[^\s*])([^*\n]{1,200})(?<=\S)\*(?![\w*])")
-_LABEL_CELL = re.compile(r"^[ \t]{0,3}\|[ \t]*([^|\d\n]{1,60}?)[ \t]*\|(?![ \t]*[-:]+[ \t]*\|)", re.MULTILINE)
+_LABEL_CELL = re.compile(r"^[ \t]{0,3}\|[ \t]{0,8}([^|\d\s][^|\d\n]{0,59})\|(?![ \t]*[-:]+[ \t]*\|)", re.MULTILINE)
 _NOTED_SLOT = re.compile(r"[(\[]\W{0,4}[\ue000-\ue0ff][^()\[\]]{0,20}[)\]]")
 _CONDITION = re.compile(
     r"\b(?:if|unless|depending|wenn|falls|selon|si|se|если|jos|eğer|nếu)\b|如果|若|要是|もし|만약|अगर|إذا|ถ้า"

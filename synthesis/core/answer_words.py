@@ -361,7 +361,7 @@ class ReadWords:
         )
         self._numbers = {form: number for one in known for form, number in _number_words(one).items()}
         longest = sorted(self._numbers, key=len, reverse=True)
-        self._number = pattern(_START + f"(?:{'|'.join(map(re.escape, longest))})" + _END)
+        self._number = pattern(_START + r"(?=[^\W\d_])" + f"(?:{'|'.join(map(re.escape, longest))})" + _END)
         joins = "|".join([known["en"].joins, known["zh"].joins, *([locale.words.joins] if locale else [])])
         listed = "" if language == "ja" else "、|"
         # What parts clauses, each kind in a group of its own.
