@@ -37,8 +37,8 @@ BOUND: Final = "\uf8f1"
 MARK: Final = "\uf8f0"
 """Stands for a box, in which mathematics puts its answer."""
 _HIDDEN = re.compile(
-    r"<!--(?:[^<]|<(?!!--))*?(?:-->|\Z)|~~[^~\n]{1,400}~~|<(del|s|strike)\b[^<>]{0,40}>[^<]{0,400}</\1>"
-    r"|<(\w{1,10})\b[^<>]{0,80}\b(?:hidden\b|display:\s?none)[^<>]{0,80}>[^<]{0,400}</\2>",
+    r"<!--(?:[^<]|<(?!!--))*?(?:-->|\Z)|~~[^~\n]{1,400}~~|<(del|s|strike)\b[^<>]{0,40}>(?:[^<]|<(?!/?\1\b)){0,400}</\1>"
+    r"|<(\w{1,10})\b[^<>]{0,80}\b(?:hidden\b|display:\s?none)[^<>]{0,80}>(?:[^<]|<(?!/?\2\b)){0,400}</\2>",
     re.DOTALL | re.IGNORECASE,
 )
 """What a reader does not see, or sees struck through."""
