@@ -6,6 +6,7 @@ bound is to find takes ten times as long or more.
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 
 MOST_SECONDS = 0.05
 """Of processor time, for which what others have written may hold a loop that serves many."""
+_RUNS = 20
 _TEXT = "The 12 quick brown foxes, of 1,234 m, jump over 56 lazy dogs; " * 100
 _WORD = re.compile(r"[a-z]+|\d[\d,]*", re.IGNORECASE)
 _SECONDS = 0.5e-3
@@ -21,8 +23,11 @@ longest of what the bounds are for take half of what they may."""
 
 
 def slowness() -> float:
-    """How many times as long as the processor of the bounds this one takes now; 1 where it is as fast or faster."""
-    return max(min(_spent(_work) for _ in range(5)) / _SECONDS, 1.0)
+    """How many times as long as the processor of the bounds this one takes now; 1 where it is as fast or faster.
+
+    The mean of many runs: what is measured is too long to fall between the bursts of other programs.
+    """
+    return max(_spent(lambda: [_work() for _ in range(_RUNS)]) / _RUNS / _SECONDS, 1.0)
 
 
 def _work() -> None:
@@ -35,24 +40,29 @@ def _work() -> None:
 
 
 def _spent(act: Callable[[], object]) -> float:
-    """Processor time of a call, of this thread alone."""
+    """Processor time of a call, of this thread alone, without the collector: as `timeit`, since it goes through all
+    objects that earlier tests left."""
+    collects = gc.isenabled()
+    gc.disable()
     started = time.thread_time()
-    act()
-    return time.thread_time() - started
+    try:
+        act()
+        return time.thread_time() - started
+    finally:
+        if collects:
+            gc.enable()
 
 
 def loop_seconds(act: Callable[[], object]) -> float:
-    """Processor time of a call, of this thread alone; where the first was too long, the least of three, in seconds of
-    the processor of the bounds.
+    """Processor time of a call, of this thread alone; where the first was too long, the least of five, each in seconds
+    of the processor of the bounds as fast as it was then.
 
-    The machine is shared, and a process that has run many tests has threads of its own and garbage to collect.
+    The machine is shared, and a process that has run many tests has threads of its own.
     """
-    least = _spent(act)
-    if least < MOST_SECONDS:
-        return least
-    before = slowness()
-    least = min(least, _spent(act), _spent(act))
-    return least / max(before, slowness())
+    first = _spent(act)
+    if first < MOST_SECONDS:
+        return first
+    return min(_spent(act) / max(slowness(), slowness()) for _ in range(5))
 
 
 @contextmanager
