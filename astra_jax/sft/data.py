@@ -50,8 +50,8 @@ class DataConfig(Settings):
     Attributes:
         seq_len: tokens in a row; static, so that nothing recompiles.
         keep_reasoning: keep the thinking of every turn (see `ChatFormat.render`). Ours: True, because a rollout is
-            append-only and so the policy will see its earlier thinking. Of rounds `apart` it says nothing once the user
-            has spoken twice: no rollout has such.
+            append-only and so the policy will see its earlier thinking. With rounds `apart`, the thinking of turns before
+            the user spoke last follows the chat format: no rollout has such turns.
         rounds: of a conversation whose user speaks several times. `apart`: an example for each time, up to where the
             user speaks again, trained on the turns since; it is what the model's template shows there when the model
             is served, thoughts of earlier rounds left out where the template does. `together`: one example of all.
@@ -161,19 +161,18 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     users = [i for i, message in enumerate(messages) if message.role == "user"]
     if config.rounds == "together" and trajectory.dialogue and trajectory.dialogue.returned:
         return _dropped("tools_change")  # chat formats list tools once, before all rounds
-    apart = config.rounds == "apart" and len(users) > 1
+    # With rounds `apart`, turns before the user spoke last have examples of their own.
+    before = sum(one.role == "assistant" for one in messages[: users[-1]]) if users and config.rounds == "apart" else 0
+    keep_reasoning = config.keep_reasoning and not before
     try:
-        segments = tokenizer.format.render(messages, tools, keep_reasoning=config.keep_reasoning and not apart)
+        segments = tokenizer.format.render(messages, tools, keep_reasoning=keep_reasoning)
     except NotInFormat:
         return _dropped("not_in_format")
     if trajectory.unfinished and messages[-1].role == "assistant":
         segments = _without_end(segments, tokenizer.format.turn_end)
-    if apart:
-        # Each assistant turn is one trainable segment; those before the user spoke last have examples of their own.
-        before = sum(message.role == "assistant" for message in messages[: users[-1]])
-        turns = [i for i, segment in enumerate(segments) if segment.trainable]
-        for i in turns[:before]:
-            segments[i] = Segment(segments[i].text, trainable=False)
+    turns = [i for i, segment in enumerate(segments) if segment.trainable]  # of each assistant message, one
+    for i in turns[:before]:
+        segments[i] = Segment(segments[i].text, trainable=False)
     ids, mask = tokenizer.encode_segments(segments)
     cut = len(ids) > config.seq_len
     if cut and config.too_long == "drop":

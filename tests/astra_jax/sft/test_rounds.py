@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
+from plain_world import CHATML, make_folder
 from sft_world import TOOL, make_dataset, make_tokenizer, trajectories, trajectory
-from template_world import qwen3_template
+from template_world import PLAIN_CHATML, qwen3_template, template
 from transformers import PreTrainedTokenizerFast
 
 from astra_jax.run.identity import check_same_run
 from astra_jax.sft import preview
 from astra_jax.sft.data import BatchIterator, DataConfig, by_round, round_ends, scan, steps_for_epochs, tokenise
 from astra_jax.sft.rename_entities import rename_entities
+from astra_jax.tokenizer import ChatTokenizer
 from synthesis.astra_format.sft import to_chat_record, to_trl_record
+from synthesis.core.chatml import QWEN3
+from synthesis.core.llama3_chat import LLAMA3
 from synthesis.core.openai_messages import to_openai
 from synthesis.core.records import Dialogue, Goal, Message, ToolCall, ToolSpec, Trajectory
 from synthesis.core.workdir import WorkdirError
@@ -128,6 +133,45 @@ def test_where_rounds_end():
     assert round_ends(["user", "user", "assistant", "user"]) == [3]  # nobody answers the last one
     assert round_ends(["assistant", "user", "assistant"]) == [1, 3]
     assert round_ends(["user"]) == [1] and round_ends([]) == [0]
+
+
+FORMATS = {
+    "qwen3": ((*CHATML, *QWEN3.text_tokens), "qwen3"),
+    "instruct": ((*CHATML, *QWEN3.text_tokens), "qwen3_instruct_2507"),
+    "qwen2_5": ((*CHATML, "<tool_call>", "</tool_call>"), "qwen2_5"),
+    "llama3": (LLAMA3.frame, "llama3_1"),
+    "plain": (CHATML, ""),
+}
+
+
+def talk_of(roles: list[str], rng: random.Random) -> Trajectory:
+    """A conversation whose messages are all different; assistants think at random."""
+    messages = [
+        Message(role, f"text {i}.", f"thought {i}." if role == "assistant" and rng.random() < 0.5 else "")
+        for i, role in enumerate(roles)
+    ]
+    return msgspec.structs.replace(TALK, messages=messages, tools=[])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rounds", ["apart", "together"])
+def test_each_turn_of_the_assistant_is_trained_once(name, rounds, tmp_path):
+    """Whoever speaks first, and however often: over all examples of a conversation."""
+    special, chat_template = FORMATS[name]
+    plain = PLAIN_CHATML.partition("\n")[2]
+    text = template(chat_template) if chat_template else plain
+    tokenizer = ChatTokenizer.load(make_folder(tmp_path, special=special, chat_template=text))
+    config, rng = replace(APART, rounds=rounds), random.Random(0)
+    greetings = [["assistant", "user", "assistant"], ["system", "assistant", "assistant", "user", "user", "assistant"],
+                 ["assistant"], ["assistant", "user", "assistant", "user", "assistant"]]  # fmt: skip
+    drawn = [rng.choices(["user", "assistant", "tool"], [4, 5, 1], k=rng.randint(1, 9)) for _ in range(150)]
+    some = [["system", *roles] if rng.random() < 0.3 else roles for roles in drawn if "assistant" in roles]
+    for roles in greetings + some:
+        one = talk_of(roles, rng)
+        learnt = "".join(trained(tokenise(part, tokenizer, config), tokenizer) for part in by_round(one, config))
+        for i, message in enumerate(one.messages):
+            assert learnt.count(f"text {i}.") == (message.role == "assistant"), (roles, i)
+            assert learnt.count(f"thought {i}.") == bool(message.reasoning and name == "qwen3"), (roles, i)
 
 
 def test_batches_hold_each_round_once_and_the_scan_counts_them(tokenizer, tmp_path):
