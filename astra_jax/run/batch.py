@@ -32,9 +32,10 @@ class PackedBatch:
 
     Attributes:
         tokens_bt: int32 token ids; 0 on padding.
-        loss_mask_bt: int32, 1 on the tokens that the model must emit, or has sampled. It belongs to the token itself:
-            the loss of predicting token t + 1 from token t counts where `loss_mask_bt[t + 1]` is 1 and both are in one
-            segment, so the first token of a document is never trained on.
+        loss_mask_bt: in SFT float32, the weight in the loss of the tokens that the model must emit, 1 unless the data
+            say otherwise; in GRPO int32, 1 on the tokens that it has sampled. 0 elsewhere. It belongs to the token
+            itself: the loss of predicting token t + 1 from token t counts where `loss_mask_bt[t + 1]` is not 0 and both
+            are in one segment, so the first token of a document is never trained on.
         segment_ids_bt: int32, 0 on padding, then 1, 2, … for the documents of a row.
         positions_bt: int32, within the document, from 0.
     """
@@ -61,7 +62,7 @@ def same_document(batch: PackedBatch) -> jax.Array:
 
 
 def target_mask(batch: PackedBatch) -> jax.Array:
-    """[B, T], float32: 1 at t where the *next* token is trained on and belongs to the same document."""
+    """[B, T], float32: the weight at t of the *next* token; 0 where that belongs to another document."""
     return (shift(batch.loss_mask_bt) * same_document(batch)).astype(jnp.float32)
 
 

@@ -50,11 +50,13 @@ class DataConfig(Settings):
     Attributes:
         seq_len: tokens in a row; static, so that nothing recompiles.
         keep_reasoning: keep the thinking of every turn (see `ChatFormat.render`). Ours: True, because a rollout is
-            append-only and so the policy will see its earlier thinking. With rounds `apart`, the thinking of turns before
-            the user spoke last follows the chat format: no rollout has such turns.
+            append-only and so the policy will see its earlier thinking. With rounds `apart`, the thinking of turns
+            before the user spoke last follows the chat format: no rollout has such turns.
         rounds: of a conversation whose user speaks several times. `apart`: an example for each time, up to where the
             user speaks again, trained on the turns since; it is what the model's template shows there when the model
-            is served, thoughts of earlier rounds left out where the template does. `together`: one example of all.
+            is served, thoughts of earlier rounds left out where the template does. What the assistant says before the
+            user speaks at all is an example too. Rounds in which every turn has weight 0 are none. `together`: one
+            example of all.
         too_long: what happens to a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
             assistant turn that fits. Both are counted.
         tools: which tool documents the prompt shows: `all` that the trajectory was offered; `some`: those it called and
@@ -94,9 +96,10 @@ class DataStats:
     Attributes:
         lengths: tokens of each kept example, in the dataset's order; with `tools="some"` at their longest. An example
             is a conversation, or one round of its user (`DataConfig.rounds`).
-        trainable: how many of all those tokens are trained on.
-        dropped: conversations left out, by reason (`too_long`, `no_assistant_turn`, `not_in_format`: what the model's
-            chat format cannot say; `tools_change`: rounds `together`, and a tool is there from a later one on).
+        trainable: how many of all those tokens are trained on, with whatever weight.
+        dropped: conversations left out, by reason (`too_long`, `no_assistant_turn`, `untrained`: every turn of the
+            assistant has weight 0; `not_in_format`: what the model's chat format cannot say; `tools_change`: rounds
+            `together`, and a tool is there from a later one on).
         cut: conversations that were shortened.
     """
 
@@ -112,10 +115,17 @@ class DataStats:
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenised conversation; without tokens when it is dropped, and then `dropped` says why."""
+    """One tokenised conversation; without tokens when it is dropped, and then `dropped` says why.
+
+    Attributes:
+        tokens: int32 ids.
+        loss_mask: float32, the weight of each token in the loss; 0: it is not trained on.
+        context: bool, tokens of the assistant's turns of weight 0.
+    """
 
     tokens: np.ndarray
     loss_mask: np.ndarray
+    context: np.ndarray
     cut: bool = False
     dropped: str = ""
 
@@ -143,7 +153,7 @@ def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
     that there were then."""
     if config.rounds == "together":
         return [trajectory]
-    roles = [message.role for message in trajectory.messages]
+    roles = trained_roles(trajectory.messages)
     return [
         msgspec.structs.replace(
             trajectory,
@@ -153,6 +163,11 @@ def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
         )
         for end in round_ends(roles)
     ]
+
+
+def trained_roles(messages: Sequence[Message]) -> list[str]:
+    """The role of each message; `context` for a turn of the assistant that has weight 0."""
+    return [one.role if one.role != "assistant" or one.weight else "context" for one in messages]
 
 
 def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfig) -> Example:
@@ -170,22 +185,25 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
         return _dropped("not_in_format")
     if trajectory.unfinished and messages[-1].role == "assistant":
         segments = _without_end(segments, tokenizer.format.turn_end)
-    turns = [i for i, segment in enumerate(segments) if segment.trainable]  # of each assistant message, one
-    for i in turns[:before]:
-        segments[i] = Segment(segments[i].text, trainable=False)
     ids, mask = tokenizer.encode_segments(segments)
-    cut = len(ids) > config.seq_len
-    if cut and config.too_long == "drop":
-        return _dropped("too_long")
+    # Each turn of the assistant is one run of trainable tokens.
+    trainable = np.asarray(mask, bool)
+    turn_of = np.cumsum(np.diff(trainable, prepend=False) & trainable) - 1
+    weights = np.array([one.weight for one in messages if one.role == "assistant"] or [0.0], np.float32)
+    context = trainable & (weights[turn_of] == 0)
+    weights[:before] = 0
+    loss_mask = np.where(trainable, weights[turn_of], np.float32(0))
+    if not loss_mask.any():
+        return _dropped("untrained" if context.any() else "no_assistant_turn")
+    cut, end = len(ids) > config.seq_len, len(ids)
     if cut:
-        # Every assistant turn ends with a trainable token; the last one that fits ends the conversation.
-        ends = [t for t in range(config.seq_len) if mask[t] and not (t + 1 < len(mask) and mask[t + 1])]
-        if not ends:
+        # Every assistant turn ends with a trainable token; the last trained one that fits ends the conversation.
+        ends = np.flatnonzero((loss_mask > 0) & ~np.append(trainable[1:], False))
+        ends = ends[ends < config.seq_len]
+        if config.too_long == "drop" or not len(ends):
             return _dropped("too_long")
-        ids, mask = ids[: ends[-1] + 1], mask[: ends[-1] + 1]
-    if not any(mask):
-        return _dropped("no_assistant_turn")
-    return Example(np.asarray(ids, np.int32), np.asarray(mask, np.int32), cut=cut)
+        end = int(ends[-1]) + 1
+    return Example(np.asarray(ids[:end], np.int32), loss_mask[:end], context[:end], cut=cut)
 
 
 def of_rehearsal(config: DataConfig) -> DataConfig:
@@ -207,7 +225,7 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
             dropped[example.dropped] += 1
             continue
         lengths.append(len(example.tokens))
-        trainable += int(example.loss_mask.sum())
+        trainable += int(np.count_nonzero(example.loss_mask))
         cut += example.cut
     if not lengths:
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "it is empty"
@@ -339,9 +357,7 @@ class _Source:
             if found != count:
                 raise DatasetError(f"{path} is corrupt: {found} records, its card says {count}; synthesise it again")
         if config.rounds == "apart":
-            counts = [
-                len(round_ends([one.role for one in record.messages])) for record in each_record(path, Trajectory)
-            ]
+            counts = [len(round_ends(trained_roles(record.messages))) for record in each_record(path, Trajectory)]
             if max(counts, default=1) > 1:
                 self._places_e2 = np.array([(i, k) for i, n in enumerate(counts) for k in range(n)], np.int64)
 
@@ -479,5 +495,4 @@ def _without_end(segments: Sequence[Segment], turn_end: str) -> list[Segment]:
 
 
 def _dropped(reason: str) -> Example:
-    empty = np.zeros(0, np.int32)
-    return Example(empty, empty, dropped=reason)
+    return Example(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, bool), dropped=reason)

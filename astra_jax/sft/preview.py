@@ -7,18 +7,24 @@ import os
 import sys
 from typing import TextIO
 
-from astra_jax.sft.data import DataConfig, by_round, tokenise
+import numpy as np
+
+from astra_jax.sft.data import DataConfig, Example, by_round, tokenise
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record
 from synthesis.core.records import Trajectory
 from synthesis.core.terminal import printable
 
-_TRAINED, _PLAIN, _TITLE, _END = "\x1b[32m", "\x1b[90m", "\x1b[1m", "\x1b[0m"
+_TRAINED, _WEIGHED, _CONTEXT, _PLAIN, _TITLE, _END = (
+    "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[90m", "\x1b[1m", "\x1b[0m",
+)  # fmt: skip
 
 
 def show(data: Folder, tokenizer: ChatTokenizer, config: DataConfig, count: int, out: TextIO | None = None) -> None:
-    """Print the first examples of a dataset: trained text green, the rest grey; with NO_COLOR (no-color.org) trained
-    text is between guillemets.
+    """Print the first examples of a dataset.
+
+    Trained text is green, text of another weight than 1 yellow, an assistant's turn of weight 0 red, and the rest grey.
+    With NO_COLOR (no-color.org) these three are between guillemets, with their weight where it is not 1.
 
     Raises:
         DatasetError: the dataset is missing, corrupt or of another kind.
@@ -28,15 +34,24 @@ def show(data: Folder, tokenizer: ChatTokenizer, config: DataConfig, count: int,
     every = (one for trajectory in each_record(data, Trajectory) for one in by_round(trajectory, config))
     for trajectory in itertools.islice(every, count):
         example = tokenise(trajectory, tokenizer, config)
-        trained, total = int(example.loss_mask.sum()), len(example.tokens)
-        state = f"dropped: {example.dropped}" if example.dropped else f"{trained} of {total} tokens are trained on"
+        state = f"dropped: {example.dropped}" if example.dropped else _counts(example)
         title = printable(f"{trajectory.id}: {state}{', cut' if example.cut else ''}", lines=False)
         print(f"{_TITLE}{title}{_END}" if colour else title, file=out)
-        pairs = zip(example.tokens.tolist(), example.loss_mask.tolist(), strict=True)
-        for mask, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
-            text = printable(tokenizer.decode([token for token, _ in run]))
+        every_token = zip(*(x.tolist() for x in (example.tokens, example.loss_mask, example.context)), strict=True)
+        for (weight, context), run in itertools.groupby(every_token, key=lambda token: token[1:]):
+            text = printable(tokenizer.decode([token for token, *_ in run]))
             if colour:
-                out.write(f"{_TRAINED if mask else _PLAIN}{text}{_END}")
+                shade = _CONTEXT if context else _PLAIN if not weight else _TRAINED if weight == 1 else _WEIGHED
+                out.write(f"{shade}{text}{_END}")
             else:
-                out.write(f"«{text}»" if mask else text)
+                marked = f"«{text}»" if weight == 1 else f"«weight {weight:.3g}: {text}»"
+                out.write(marked if weight or context else text)
         out.write("\n\n")
+
+
+def _counts(example: Example) -> str:
+    trained, context = np.count_nonzero(example.loss_mask), np.count_nonzero(example.context)
+    other = np.count_nonzero((example.loss_mask != 0) & (example.loss_mask != 1))
+    said = f"{trained} of {len(example.tokens)} tokens are trained on"
+    said += f", {other} of them with another weight than 1" if other else ""
+    return said + (f"; {context} are of turns of weight 0" if context else "")

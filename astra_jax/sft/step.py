@@ -1,4 +1,4 @@
-"""One step of SFT: the negative logprobs of the assistant's tokens, summed, and divided once."""
+"""One step of SFT: the weighted negative logprobs of the assistant's tokens, summed, and divided by the weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def loss_sums(
     matmul: str = "none",
     mesh: AnyMesh | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, RouterSums | None]]:
-    """Sum of negative logprobs over the trained tokens; their number, and the router's statistics (None if dense).
+    """Weighted sum of negative logprobs over the trained tokens; the sum of their weights (their number, where each is
+    1), and the router's statistics (None if dense).
 
     Args:
         base: frozen weights, under `params` that are adapters; None: `params` are all weights.
@@ -107,8 +108,8 @@ def abstract_arguments(model: Model, config: SFTConfig, steps: int, mesh: Mesh |
     params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
     shape = (config.micro_batches, config.rows_at_once, config.data.seq_len)
-    one = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
-    return params, opt_state, PackedBatch(one, one, one, one)
+    one, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=place) for dtype in (jnp.int32, jnp.float32))
+    return params, opt_state, PackedBatch(one, mask, one, one)
 
 
 def abstract_which(config: SFTConfig, mesh: Mesh | None) -> jax.ShapeDtypeStruct | None:

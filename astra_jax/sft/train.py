@@ -284,7 +284,7 @@ def _shares(batch: PackedBatch, step: int, lengths_a: np.ndarray) -> dict[str, A
         ValueError: no token is trained on, or every one is: the renderer and the tokenizer disagree.
     """
     real = batch.segment_ids_bt > 0
-    mask_share = float(batch.loss_mask_bt[real].mean())
+    mask_share = float(np.count_nonzero(batch.loss_mask_bt[real]) / real.sum())
     if mask_share in (0.0, 1.0):
         raise InputError(
             f"step {step}: the loss mask covers {mask_share:.0%} of the batch's tokens; assistant tokens must be some, "

@@ -255,6 +255,17 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: list[ToolCall] = []
     tool_call_id: str = ""
     name: str = ""
+    loss_weight: float | msgspec.UnsetType = msgspec.UNSET
+    """`weight`, where that is not 1; not there otherwise."""
+
+    @property
+    def weight(self) -> float:
+        """Weight of the tokens of an assistant's turn in the loss of SFT; 0: the turn is context and is not trained."""
+        return 1.0 if self.loss_weight is msgspec.UNSET else self.loss_weight
+
+    def weighed(self, weight: float) -> Message:
+        """Return the message with this weight."""
+        return msgspec.structs.replace(self, loss_weight=msgspec.UNSET if weight == 1 else weight)
 
 
 class AxisScore(msgspec.Struct, frozen=True):

@@ -64,7 +64,8 @@ def test_two_epochs_give_each_conversation_twice_whole_and_with_its_mask(dataset
     batches, seen = BatchIterator(dataset, tokenizer, CONFIG, ROWS), []
     while len(seen) < 2 * COUNT:
         batch = next(batches)
-        for array in (batch.tokens_bt, batch.loss_mask_bt, batch.segment_ids_bt, batch.positions_bt):
+        assert batch.loss_mask_bt.shape == (2, 1024) and batch.loss_mask_bt.dtype == np.float32
+        for array in (batch.tokens_bt, batch.segment_ids_bt, batch.positions_bt):
             assert array.shape == (2, 1024) and array.dtype == np.int32
         seen += documents(batch)
     counts = Counter(seen)
