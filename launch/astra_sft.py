@@ -59,7 +59,7 @@ def _export(source: Path, target: Path) -> None:
 
 
 def _import(source: Path, target: Path) -> None:
-    from synthesis.astra_format.sft import import_dataset
+    from synthesis.astra_format.sft import MENDED, import_dataset
     from synthesis.core.datasets import write_dataset
     from synthesis.core.records import Trajectory
 
@@ -68,6 +68,8 @@ def _import(source: Path, target: Path) -> None:
     card = {"source": source.name, **imported.account()}
     write_dataset(target, Trajectory, imported.records, card=card)
     released.say_imported(target, imported)
+    for name in (one for one in MENDED if one in imported.defects):
+        say(f"  {imported.defects[name]} rows with {name}, such as {imported.details[name]}")
 
 
 if __name__ == "__main__":

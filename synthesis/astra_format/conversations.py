@@ -27,7 +27,7 @@ from synthesis.core.records import SCHEMA_VERSION, Trajectory
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 
-READER = 3
+READER = 4
 """Of what becomes of a row: another number reads files anew."""
 DEFECTS = (
     "bad_schema", "call_without_result", "colliding_names", "ends_in_error", "leaked_markup", "result_without_call",
@@ -49,6 +49,8 @@ def kept_dataset(
         cache: the folder of such datasets.
         accept: of `DEFECTS`, those that a row may have.
         skip_bad: leave out other rows, counted on the card (`rows`, `skipped`, `examples`), instead of refusing.
+            The card also counts what was changed of kept rows (`mended`, with `examples`), the rows that have each
+            column that is not read (`unread`), and the turns of each weight that is not 1 (`weights`).
         source: what the card says that the rows are of; by default the files' names.
 
     Raises:
@@ -86,9 +88,10 @@ def kept_dataset(
 def _rows(
     files: Sequence[Path], card: dict[str, Any], *, accept: Collection[str], skip_bad: bool
 ) -> Iterator[Trajectory]:
-    skipped: Counter[str] = Counter()
+    skipped, mended, unread_columns, weights = (Counter[str]() for _ in range(4))
     examples: dict[str, str] = {}
     card |= {"rows": 0, "skipped": skipped, "examples": examples}
+    card |= {"mended": mended, "unread": unread_columns, "weights": weights}
     for file in files:
         stem = file.name.partition(".")[0]
         for row, data in enumerate(each_row(file)):
@@ -103,6 +106,13 @@ def _rows(
                 skipped[rejection.reason] += 1
                 examples.setdefault(rejection.reason, where)
                 continue
+            for defect in defects:
+                if defect.name == "unread_column":
+                    unread_columns[defect.detail] += 1
+                elif defect.name in MENDED:
+                    mended[defect.name] += 1
+                    examples.setdefault(defect.name, f"{file}, row {row} (counted from 0): {defect.detail}")
+            weights.update(f"{one.weight:g}" for one in found.messages if one.weight != 1)
             if found.id == f"astra-sft-{row:06d}":  # it has none of its own
                 name = f"{stem}-{row:06d}"
                 found = msgspec.structs.replace(found, id=name, task_id=name)

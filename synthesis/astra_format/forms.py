@@ -1,11 +1,11 @@
 """The forms in which conversations with tools are written down, brought to the columns that `sft.import_record` reads.
 
     messages, tools              OpenAI, TRL, Qwen-Agent; `functions` for `tools`; JSON strings or objects
-    prompt, completion           TRL, of messages or of text
+    prompt, completion           TRL, of messages or of text; turns of the prompt are not trained
     conversations, tools         ShareGPT, Hermes and LLaMA-Factory: {"from": "gpt", "value": "…"}; also with messages
     trajectory                   ASTRA's released record
 
-A column `system` beside any of them is the conversation's system message.
+A column `system` beside any of them is the conversation's system message. Which keys are read is said in `keys`.
 
 ShareGPT has turns of text. A call is a turn of its own (`function_call`, the value JSON), or stands in the assistant's
 text between <tool_call> and </tool_call>; so do results, which <tool_response> may enclose.
@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from synthesis.astra_format import keys
 from synthesis.core.openai_messages import text_of
 from synthesis.core.stages import Rejected
 from synthesis.core.typed import decode_any_json, value_or_json
@@ -29,8 +30,6 @@ FORMS = (
     "trajectory (ASTRA)",
 )
 """What an error says is known."""
-_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-"""Columns of what no model here reads."""
 _ROLES = {
     "system": "system",
     "human": "user",
@@ -45,36 +44,51 @@ _ROLES = {
     "tool": "results",
 }
 """Who speaks in ShareGPT → our role; `calls` and `results` are turns of nothing else."""
+_SYSTEM = ("system", "developer")
 _MEANS_NULL = ("default", "const")
 """Of a schema: where null is a value, and not what a columnar file fills up with."""
 _CALL, _RESULT = ("<tool_call>", "</tool_call>"), ("<tool_response>", "</tool_response>")
 
 
 def columns(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's columns with its conversation in `messages` (or still in `trajectory`) and its tools in `tools`.
+    """A row's columns with its conversation in `messages` (or still in `trajectory`), its tools in `tools`, the weight
+    of all its turns in `weight`, and in `unread` the names of columns that are not read.
 
     Raises:
-        Rejected: `bad_record`: it has none of the `FORMS`, with the keys that it has; or what no model here reads.
+        Rejected: `bad_record`: it has none of the `FORMS`, with the keys that it has. `unknown_key`, `bad_mark`: see
+            `keys`.
     """
     row = {name: value for name, value in given.items() if value is not None}
-    for name in _MEDIA:
-        if row.get(name):
-            raise Rejected("bad_record", f"it has {name}, and the models here read text alone; leave the row out")
+    for name in ("tools", "functions"):
+        if keys.says_nothing(row.get(name)):
+            row.pop(name, None)
     if "tools" not in row and "functions" in row:
         row["tools"] = row["functions"]
     if isinstance(row.get("tools"), list):
         row["tools"] = [_without_nulls(tool) for tool in row["tools"]]
+    read, said = _conversation(row)
+    said = _behind(row.get("system"), said)
+    own = next((text_of(one.get("content")) for one in said if one.get("role") in _SYSTEM), "")
+    kept = {name: row[name] for name in ("tools", *(keys.ASTRA_ROW if "trajectory" in read else ())) if name in row}
+    return {
+        **kept,
+        "trajectory" if "trajectory" in read else "messages": said,
+        "weight": keys.weight_of(row, "the row", of_row=True),
+        "unread": keys.unread(row, [*read, *keys.ROW, *(keys.ASTRA_ROW if "trajectory" in read else ())], own),
+    }
+
+
+def _conversation(row: Mapping[str, Any]) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """The columns that a row has its conversation in, and the messages. Raises as `columns`."""
     if (column := next((one for one in ("trajectory", "messages") if one in row), None)) is not None:
-        return {**row, column: _behind(row["system"], _opened(row[column], column))} if row.get("system") else row
+        return (column,), _opened(row[column], column)
     if "prompt" in row and "completion" in row:
-        said = _prompt_completion(row["prompt"], row["completion"])
-        return {**row, "messages": _behind(row.get("system"), said)}
+        return ("prompt", "completion"), _prompt_completion(row["prompt"], row["completion"])
     if "conversations" in row:
         turns = _opened(row["conversations"], "conversations")
-        said = turns if not turns or "role" in turns[0] else list(_sharegpt(turns))
-        return {**row, "messages": _behind(row.get("system"), said)}
-    keys = ", ".join(sorted(given)[:20]) or "none"
-    raise Rejected("bad_record", f"it is of no known form; its keys are {keys}; known are {'; '.join(FORMS)}")
+        return ("conversations",), turns if not turns or "role" in turns[0] else list(_sharegpt(turns))
+    names = ", ".join(sorted(row)[:20]) or "none"
+    raise Rejected("bad_record", f"it is of no known form; its keys are {names}; known are {'; '.join(FORMS)}")
 
 
 def _behind(system: Any, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,7 +101,7 @@ def _behind(system: Any, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return said
     if not isinstance(system, str):
         raise Rejected("bad_record", f"column system: wants a text, and is {system!r:.80}")
-    own = next((text_of(one.get("content")) for one in said if one.get("role") in ("system", "developer")), None)
+    own = next((text_of(one.get("content")) for one in said if one.get("role") in _SYSTEM), None)
     if own is None:
         return [{"role": "system", "content": system}, *said]
     if own.strip() != system.strip():
@@ -111,17 +125,13 @@ def _opened(value: Any, column: str) -> list[dict[str, Any]]:
 
 
 def _prompt_completion(prompt: Any, completion: Any) -> list[dict[str, Any]]:
-    """TRL trains on the completion alone, here every turn of the assistant is trained on: so it has all of them."""
+    """The prompt's messages, of which the assistant's have weight 0, as TRL trains on the completion alone, and the
+    completion's."""
 
     def turns(value: Any, role: str, column: str) -> list[dict[str, Any]]:
         return [{"role": role, "content": value}] if isinstance(value, str) else _opened(value, column)
 
-    asked = turns(prompt, "user", "prompt")
-    if any(one.get("role") == "assistant" for one in asked):
-        raise Rejected(
-            "bad_record",
-            "column prompt: it has turns of the assistant, which would be trained on; give the row as messages",
-        )
+    asked = [{**one, "weight": 0} if one.get("role") == "assistant" else one for one in turns(prompt, "user", "prompt")]
     return [*asked, *turns(completion, "assistant", "completion")]
 
 
@@ -135,18 +145,20 @@ def _sharegpt(turns: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                 "bad_record", f"turn {number}: wants a text value, and from, one of {known}; from is {who!r:.40}"
             )
         where = f"turn {number}"
+        keys.check(turn, ("from", "value", *keys.MARKS), keys.MESSAGE, where)
+        marks = {name: turn[name] for name in keys.MARKS if name in turn}
         if role == "calls":
-            yield {"role": "assistant", "content": "", "tool_calls": [*_calls(value, where)]}
+            yield {"role": "assistant", "content": "", "tool_calls": [*_calls(value, where)], **marks}
         elif role == "results":
             _, results = _enclosed(value, _RESULT, where)
             for text in results or [value]:
-                yield {"role": "tool", **_result(text if results else value)}
+                yield {"role": "tool", **_result(text if results else value), **marks}
         elif role == "assistant":
             content, texts = _enclosed(value, _CALL, where)
             calls = [call for text in texts for call in _calls(text, where)]
-            yield {"role": role, "content": content, **({"tool_calls": calls} if calls else {})}
+            yield {"role": role, "content": content, **({"tool_calls": calls} if calls else {}), **marks}
         else:
-            yield {"role": role, "content": value}
+            yield {"role": role, "content": value, **marks}
 
 
 def _enclosed(text: str, tags: tuple[str, str], where: str) -> tuple[str, list[str]]:

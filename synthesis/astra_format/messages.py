@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from synthesis.astra_format import keys
 from synthesis.astra_format.records import Defect
 from synthesis.core.loose_json import read_arguments
 from synthesis.core.markup import markup_in, split_thought
@@ -42,15 +43,16 @@ def to_qwen(messages: Sequence[Message]) -> list[dict[str, Any]]:
             extra = {"function_id": message.tool_call_id}
             every.append({"role": "function", "name": message.name, "content": message.content, "extra": extra})
             continue
+        marks = {"weight": message.weight} if message.weight != 1 else {}
         if message.content or message.reasoning or not message.tool_calls:
-            one: dict[str, Any] = {"role": message.role, "content": message.content}
+            one: dict[str, Any] = {"role": message.role, "content": message.content, **marks}
             if message.reasoning:
                 one["reasoning_content"] = message.reasoning
             every.append(one)
         for call in message.tool_calls:
             function = {"name": call.name, "arguments": _json(call.arguments)}
             extra = {"function_id": call.id}
-            every.append({"role": "assistant", "content": "", "function_call": function, "extra": extra})
+            every.append({"role": "assistant", "content": "", "function_call": function, "extra": extra, **marks})
     return every
 
 
@@ -85,7 +87,7 @@ class _Given(msgspec.Struct):
     tool_call_id: str | None = None
     name: str | None = None
     extra: dict[str, Any] | None = None
-    weight: float | None = None
+    weight: float = 1.0
 
     def function_id(self) -> str:
         given = (self.extra or {}).get("function_id")
@@ -117,8 +119,6 @@ class _Reader:
             self.messages.append(Message("user" if given.role == "user" else "system", _text(given.content)))
 
     def _assistant(self, given: _Given) -> None:
-        if given.weight == 0:
-            raise Rejected("bad_record", "a turn of weight 0, and every turn is trained on; leave the row out")
         thoughts = [one for one in _items(given.content) if is_thought(one)]
         content = _text([one for one in _items(given.content) if not is_thought(one)])
         named = (thought_of(one) for one in (given.reasoning_content, given.reasoning, given.thinking, thoughts))
@@ -130,8 +130,12 @@ class _Reader:
         goes_on = given.tool_calls is None and given.function_call is not None
         if last is None or last.role != "assistant" or not goes_on:
             self.close()
-            last = Message("assistant", "")
+            last = Message("assistant", "").weighed(given.weight)
             self.messages.append(last)
+        if last.weight != given.weight:
+            raise Rejected(
+                "bad_mark", "it is of the same turn as the message before, and has another weight; give both the same"
+            )
         calls = [(one.function, one.id or "") for one in given.tool_calls or []]
         if given.function_call is not None:
             calls.append((given.function_call, given.function_id()))
@@ -207,12 +211,12 @@ def read_messages(given: Sequence[Any], tools: Collection[str] = ()) -> tuple[li
         tools: names of the tools that the record lists.
 
     Raises:
-        Rejected: `bad_record`: a message that is none.
+        Rejected: `bad_record`: a message that is none; `unknown_key`, `bad_mark`: see `keys`.
     """
     reader = _Reader()
     for index, one in enumerate(given):
         try:
-            reader.add(convert_to(one, _Given))
+            reader.add(convert_to(_checked(one), _Given))
         except msgspec.ValidationError as error:
             raise Rejected("bad_record", f"message {index}: {error}") from None
         except Rejected as rejection:
@@ -234,6 +238,25 @@ def read_messages(given: Sequence[Any], tools: Collection[str] = ()) -> tuple[li
     return messages, defects
 
 
+def _checked(given: Any) -> Any:
+    """A message with its marks of training as `weight`, which only the assistant's have. Raises `Rejected`."""
+    if not isinstance(given, dict):
+        return given
+    keys.check(given, (*_Given.__struct_fields__, *keys.MARKS), keys.MESSAGE, "")
+    for call in given.get("tool_calls") or () if isinstance(given.get("tool_calls"), list) else ():
+        if isinstance(call, dict):
+            keys.check(call, _Call.__struct_fields__, keys.CALL, "a call")
+            if isinstance(function := call.get("function"), dict):
+                keys.check(function, _Function.__struct_fields__, keys.CALL, "a call's function")
+    if isinstance(function := given.get("function_call"), dict):
+        keys.check(function, _Function.__struct_fields__, keys.CALL, "a call")
+    plain, role = keys.without_marks(given), given.get("role")
+    if role == "assistant":
+        return {**plain, "weight": keys.weight_of(given, "")}
+    keys.check_asks_nothing(given, str(role), "")
+    return plain
+
+
 def _items(content: str | list[Any] | None) -> list[Any]:
     return [content or ""] if content is None or isinstance(content, str) else content
 
@@ -246,6 +269,8 @@ def _text(content: str | list[Any] | None) -> str:
     """
     texts: list[str] = []
     for one in _items(content):
+        if isinstance(one, dict) and isinstance(one.get("text"), str):
+            keys.check(one, (), keys.PART, "a text of the content")
         text = one.get("text") if isinstance(one, dict) else one
         if not isinstance(text, str):
             kind = str(one.get("type", "")) if isinstance(one, dict) else ""

@@ -150,9 +150,16 @@ def each_row(path: Path | str) -> Iterator[bytes]:
 
 
 def _without_filling(value: Any) -> Any:
-    """A value of a columnar file, whose objects have the fields of all rows: those that are null here are taken out."""
+    """A value of a columnar file, whose objects have the fields of all rows: those that are null here are taken out.
+
+    Arguments stay: which of their nulls were filled in their tool's schema says (`null_arguments`).
+    """
     if isinstance(value, dict):
-        return {name: _without_filling(one) for name, one in value.items() if one is not None}
+        return {
+            name: one if name == "arguments" else _without_filling(one)
+            for name, one in value.items()
+            if one is not None
+        }
     return [_without_filling(one) for one in value] if isinstance(value, list) else value
 
 

@@ -21,8 +21,10 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from synthesis.astra_format import keys
 from synthesis.astra_format.forms import columns
 from synthesis.astra_format.messages import read_messages, to_qwen
+from synthesis.astra_format.null_arguments import without_null_arguments
 from synthesis.astra_format.records import Defect, Imported, read_rows, spec_of, write_rows
 from synthesis.core.openai_messages import to_openai
 from synthesis.core.records import (
@@ -58,8 +60,8 @@ AXIS_NAMES: Mapping[str, str] = {
     "final_answer": "final_answer",
 }
 """Our axis → the original's."""
-MENDED = ("repaired_arguments", "repeated_call_id")
-"""Defects that an import repairs."""
+MENDED = ("null_argument", "repaired_arguments", "repeated_call_id", "unread_column")
+"""Defects that an import repairs, and columns that it does not read."""
 BEYOND_REPAIR = ("bad_arguments", "no_question")
 
 
@@ -117,7 +119,10 @@ def to_chat_record(trajectory: Trajectory) -> dict[str, Any]:
     trajectory = _of_first_tools(trajectory)
     return {
         "tools": [tool.to_openai() for tool in trajectory.tools],
-        "messages": to_openai(trajectory.messages),
+        "messages": [
+            {**one, "weight": message.weight} if message.weight != 1 else one
+            for one, message in zip(to_openai(trajectory.messages), trajectory.messages, strict=True)
+        ],
     }
 
 
@@ -127,8 +132,16 @@ def to_trl_record(trajectory: Trajectory) -> dict[str, Any]:
     A column of `datasets` has one schema: of tools and arguments as objects it would make objects with the fields of
     all rows, null where a row has none. So `tools` is JSON text, which TRL opens, and so are arguments, which templates
     take as they are. Each message has the same fields; those that it does not need are null.
+
+    Raises:
+        InputError: a turn has another weight than 1, which TRL does not read.
     """
     trajectory = _of_first_tools(trajectory)
+    if weighed := next((one for one in trajectory.messages if one.weight != 1), None):
+        raise InputError(
+            f"--form=trl: {trajectory.id} has a turn of weight {weighed.weight:g}, and TRL trains every turn alike; "
+            "use --form=openai"
+        )
     fields = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
     messages = [{field: one.get(field) for field in fields} for one in to_openai(trajectory.messages)]
     tools = json.dumps([tool.to_openai() for tool in trajectory.tools], ensure_ascii=False)
@@ -224,6 +237,8 @@ class _Row(msgspec.Struct):
     tools: str | list[Any] | None = None
     mcp_info: str | dict[str, Any] | None = None
     reward: str | dict[str, Any] | None = None
+    weight: float = 1.0
+    unread: list[str] = []
 
 
 def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Imported[Trajectory]:
@@ -245,6 +260,8 @@ def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Importe
             trajectory, defects = import_record(data, row)
             named.update({defect.name for defect in defects})
             for defect in defects:
+                if defect.name in MENDED:
+                    details.setdefault(defect.name, f"{path}: row {row}: {defect.detail}")
                 unusable = defect.name in BEYOND_REPAIR
                 if unusable or (defect.name not in accept and defect.name not in MENDED):
                     raise Rejected(defect.name, defect.detail)
@@ -260,11 +277,13 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
     """One row, whatever is wrong with it, and the defects with their names.
 
     The defects are those of `messages.read_messages`, and `unknown_tool` (a call of a tool that the record does
-    not list), `colliding_names` (two tools share one; the first is kept) and `bad_schema` (a tool that is left out).
-    A record without scores has none, and no reward.
+    not list), `colliding_names` (two tools share one; the first is kept), `bad_schema` (a tool that is left out),
+    `null_argument` (left out; see `null_arguments`) and `unread_column`. A record without scores has none, and no
+    reward.
 
     Raises:
         Rejected: `bad_record`: it is no record; the detail names the column, or the forms that are known.
+            `unknown_key`, `bad_mark`: a key that might change what is trained; see `keys`.
     """
     try:
         given = convert_to(columns(decode_json(data, dict[str, Any])), _Row)
@@ -273,9 +292,16 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
     column = "messages" if given.trajectory is None else "trajectory"
     info: _Info = _opened(given, "mcp_info", _Info) or _Info()
     features = info.features or _Features()
-    tools, defects = _tools([*info.base_info.tool_list, *(_opened(given, "tools", list[Any]) or [])])
+    own = _opened(given, "tools", list[Any]) or []
+    for schema in own:
+        _check_tool(schema)
+    tools, defects = _tools([*info.base_info.tool_list, *own])
     messages, found = read_messages(_opened(given, column, list[Any]), [tool.name for tool in tools])
     defects += found
+    messages, found = without_null_arguments(messages, tools)
+    defects += found + [Defect("unread_column", name) for name in given.unread]
+    if given.weight != 1:
+        messages = [one.weighed(one.weight * given.weight) if one.role == "assistant" else one for one in messages]
     known = {tool.name for tool in tools}
     called = dict.fromkeys(call.name for message in messages for call in message.tool_calls)
     defects += [Defect("unknown_tool", repr(name)) for name in called if name not in known]
@@ -334,6 +360,15 @@ def _tools(schemas: Iterable[Any]) -> tuple[list[ToolSpec], list[Defect]]:
         kept = {key: value for key, value in spec.parameters.items() if key in parameters or key != "required"}
         tools[spec.name] = msgspec.structs.replace(spec, parameters=kept)
     return list(tools.values()), defects
+
+
+def _check_tool(schema: Any) -> None:
+    """Raises `Rejected`: it has a key that is neither read nor harmless."""
+    whole = schema if isinstance(schema, dict) else {}
+    parts = [one for one in (whole, whole.get("function")) if isinstance(one, dict)]
+    name = next((one["name"] for one in parts if isinstance(one.get("name"), str)), "")
+    for one in parts:
+        keys.check(one, keys.TOOL_READ, keys.TOOL, f"the tool {name!r}")
 
 
 def _scores(given: Mapping[str, Any]) -> tuple[dict[str, AxisScore], float | None]:
