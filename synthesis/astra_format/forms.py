@@ -21,7 +21,7 @@ import msgspec
 from synthesis.astra_format import keys
 from synthesis.core.openai_messages import text_of
 from synthesis.core.stages import Rejected
-from synthesis.core.typed import decode_any_json, value_or_json
+from synthesis.core.typed import decode_any_json, decode_json, value_or_json
 
 FORMS = (
     "messages with tools (OpenAI, TRL, Qwen-Agent)",
@@ -119,7 +119,9 @@ def _without_nulls(schema: Any) -> Any:
 def _opened(value: Any, column: str) -> list[dict[str, Any]]:
     """A list of objects, or the JSON of one. Raises `Rejected`."""
     try:
-        return value_or_json(value, list[dict[str, Any]])
+        # The export for TRL has in .parquet the JSON of each message.
+        items = value_or_json(value, list[dict[str, Any] | str])
+        return [decode_json(one, dict[str, Any]) if isinstance(one, str) else one for one in items]
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Rejected("bad_record", f"column {column}: {error}") from None
 

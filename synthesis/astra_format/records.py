@@ -15,7 +15,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -163,8 +163,12 @@ def _without_filling(value: Any) -> Any:
     return [_without_filling(one) for one in value] if isinstance(value, list) else value
 
 
-def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
+def write_rows(path: Path | str, rows: Iterable[dict[str, Any]], *, lists_of_json: Sequence[str] = ()) -> int:
     """Write rows as a .jsonl or .parquet file, whole or not at all; returns how many.
+
+    Args:
+        lists_of_json: columns whose lists hold objects of different fields. In .parquet their items are of Arrow's
+            type `arrow.json`, which `datasets` opens from 4.7 on; structs would have the fields of all rows, as nulls.
 
     Raises:
         ValueError: another suffix, or .parquet without pyarrow.
@@ -182,9 +186,16 @@ def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> int:
             module = parquet(path)
             import pyarrow
 
-            every = list(rows)
+            every = [
+                {**row, **{name: [json.dumps(one, ensure_ascii=False) for one in row[name]] for name in lists_of_json}}
+                for row in rows
+            ]
             count = len(every)
-            module.write_table(pyarrow.Table.from_pylist(every), partial)
+            table = pyarrow.Table.from_pylist(every)
+            for name in set(lists_of_json) & set(table.column_names):
+                place, texts = table.column_names.index(name), table.column(name)
+                table = table.set_column(place, name, texts.cast(pyarrow.list_(pyarrow.json_())))
+            module.write_table(table, partial)
         else:
             with open(partial, "w", encoding="utf-8") as file:
                 for row in rows:

@@ -127,11 +127,11 @@ def to_chat_record(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def to_trl_record(trajectory: Trajectory) -> dict[str, Any]:
-    """`messages` and `tools` as TRL's trainers read them, of one schema for all rows.
+    """Return `messages` and `tools` as TRL's trainers and the chat templates that TRL ships read them.
 
-    A column of `datasets` has one schema: of tools and arguments as objects it would make objects with the fields of
-    all rows, null where a row has none. So `tools` is JSON text, which TRL opens, and so are arguments, which templates
-    take as they are. Each message has the same fields; those that it does not need are null.
+    Arguments are objects: most templates raise on JSON text, or encode it a second time. A message has no field that
+    is null: Llama's template asks whether `tool_calls` is there. `tools` is JSON text, which TRL opens, or null: of an
+    empty list Llama's template makes an environment of tools.
 
     Raises:
         InputError: a turn has another weight than 1, which TRL does not read.
@@ -142,10 +142,12 @@ def to_trl_record(trajectory: Trajectory) -> dict[str, Any]:
             f"--form=trl: {trajectory.id} has a turn of weight {weighed.weight:g}, and TRL trains every turn alike; "
             "use --form=openai"
         )
-    fields = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
-    messages = [{field: one.get(field) for field in fields} for one in to_openai(trajectory.messages)]
+    messages = to_openai(trajectory.messages)
+    for message, ours in zip(messages, trajectory.messages, strict=True):
+        for written, call in zip(message.get("tool_calls", ()), ours.tool_calls, strict=True):
+            written["function"]["arguments"] = call.arguments
     tools = json.dumps([tool.to_openai() for tool in trajectory.tools], ensure_ascii=False)
-    return {"messages": messages, "tools": tools}
+    return {"messages": messages, "tools": tools if trajectory.tools else None}
 
 
 def _of_first_tools(trajectory: Trajectory) -> Trajectory:
@@ -185,7 +187,7 @@ def write_records(
             chats = ({name: json.dumps(value, ensure_ascii=False) for name, value in one.items()} for one in chats)
         return write_rows(path, chats)
     if form == "trl":
-        return write_rows(path, map(to_trl_record, trajectories))
+        return write_rows(path, map(to_trl_record, trajectories), lists_of_json=("messages",))
     if form != "qwen":
         raise InputError(f"form: unknown {form!r}; use {', '.join(FORMS)}")
     by_server, by_task = servers or {}, tasks or {}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import jinja2
 import msgspec
 import pytest
-from template_world import qwen3_template
+from template_world import template
 
 from synthesis.astra_format.messages import read_messages, to_qwen
 from synthesis.astra_format.sft import (
@@ -17,7 +18,9 @@ from synthesis.astra_format.sft import (
     to_record,
     write_records,
 )
-from synthesis.core.chatml import QWEN3
+from synthesis.core.chat_format import NotInFormat
+from synthesis.core.chatml import QWEN2_5, QWEN3, QWEN3_INSTRUCT
+from synthesis.core.llama3_chat import LLAMA3, TODAY
 from synthesis.core.openai_messages import to_openai
 from synthesis.core.records import (
     AxisScore,
@@ -64,28 +67,77 @@ OTHER = msgspec.structs.replace(
 )
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_what_trl_reads_is_what_we_train_on(tmp_path, suffix):
-    """As `datasets` holds rows: one schema for all, with nulls where a row has nothing; and with TRL's own template."""
-    pyarrow = pytest.importorskip("pyarrow")
-    transformers = pytest.importorskip("transformers")
+FAMILIES = {
+    "qwen3": QWEN3,
+    "qwen3_instruct_2507": QWEN3_INSTRUCT,
+    "qwen2_5": QWEN2_5,
+    "llama3_1": LLAMA3,
+    "llama3_2": LLAMA3,
+}
+"""TRL's templates of the models that are trained here."""
+ONE_CALL = msgspec.structs.replace(
+    TRAJECTORY, id="one", messages=[*MESSAGES[:2], *MESSAGES[5:7], MESSAGES[-1]], tools=COUNTRIES.tools[:2]
+)
+NESTED = msgspec.structs.replace(
+    ONE_CALL, id="nested",
+    messages=[
+        MESSAGES[1],
+        Message(
+            "assistant", "", "",
+            [ToolCall("a", "capital_of_country", {"of": [{"x": None}, 2.5, "\u5317\u4eac", True], "by": {}})],
+        ),
+        Message("tool", "[1]", tool_call_id="a", name="capital_of_country"),
+        Message("assistant", "Done."),
+    ],
+)  # fmt: skip
+
+
+def as_trl_reads(path):
+    """The rows as `datasets` 4.7 and later give them: what is of Arrow's type `arrow.json` is opened."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    import pyarrow
     from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    assert table.schema.field("messages").type == pyarrow.list_(pyarrow.json_())
+    assert table.schema.field("tools").type == pyarrow.string()
+    return [{**row, "messages": [json.loads(one) for one in row["messages"]]} for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_trl_reads_is_what_we_train_on(tmp_path, family, suffix):
+    """TRL's own template of each family writes from the export what its chat format here writes."""
+    pytest.importorskip("pyarrow")
+    transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models
 
     path = tmp_path / f"trl.{suffix}"
-    assert write_records(path, [TRAJECTORY, OTHER], form="trl") == 2
-    if suffix == "parquet":
-        table = parquet.read_table(path)
-    else:
-        table = pyarrow.Table.from_pylist([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
-    assert table.column_names == ["messages", "tools"] and table.schema.field("tools").type == pyarrow.string()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
-    for row, ours in zip(table.to_pylist(), (TRAJECTORY, OTHER), strict=True):
-        assert {len(message) for message in row["messages"]} == {6}
-        text = tokenizer.apply_chat_template(
-            row["messages"], tools=json.loads(row["tools"]), chat_template=qwen3_template(), tokenize=False
-        )
-        assert text == "".join(segment.text for segment in QWEN3.render(ours.messages, ours.tools))
+    exported = [TRAJECTORY, OTHER, ONE_CALL, NESTED, msgspec.structs.replace(OTHER, id="no tools", tools=[])]
+    assert write_records(path, exported, form="trl") == len(exported)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE()), bos_token="<|begin_of_text|>"
+    )
+    left_out = []
+    for row, ours in zip(as_trl_reads(path), exported, strict=True):
+        tools = json.loads(row["tools"]) if isinstance(row["tools"], str) else row["tools"]  # as TRL's trainer does
+
+        def rendered(messages=row["messages"], tools=tools):
+            return tokenizer.apply_chat_template(
+                messages, tools=tools, chat_template=template(family), tokenize=False, date_string=TODAY
+            )
+
+        try:
+            wanted = "".join(segment.text for segment in FAMILIES[family].render(ours.messages, ours.tools))
+        except NotInFormat:
+            left_out.append(ours.id)
+            with pytest.raises(jinja2.TemplateError, match="single tool-call"):
+                rendered()
+        else:
+            assert rendered() == wanted
+    assert left_out == ([TRAJECTORY.id] if family.startswith("llama") else [])
+    assert [one.messages for one in import_dataset(path).records] == [one.messages for one in exported]
 
 
 def test_the_axes_all_have_the_names_of_the_original():
