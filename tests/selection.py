@@ -26,7 +26,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "synthesis/astra_format/test_astra_sft.py": (),
     "synthesis/offline/test_grammar.py": (),
     "synthesis/pipeline/test_prompts.py": (),
-    "synthesis/servers/test_schemas.py": (),
+    "synthesis/core/test_schemas.py": (),
     "synthesis/trajectories/test_judge.py": (),
     "synthesis/trajectories/test_trajectories.py": (
         "test_a_run_makes_all_datasets_and_its_resumption_the_same_bytes",

@@ -40,6 +40,7 @@ from synthesis.core.files import first_line, read_unpacked
 from synthesis.core.mirror import fetched
 from synthesis.core.proxies import may_be_proxied
 from synthesis.core.refusals import InputError
+from synthesis.core.schemas import Unmappable
 from synthesis.core.typed import decode_json
 from synthesis.servers.bounded_http import HTTP_FAILED
 from synthesis.servers.collect import RejectedTool
@@ -56,7 +57,6 @@ from synthesis.servers.openapi_calls import (
     request_of,
 )
 from synthesis.servers.registry import records_in
-from synthesis.servers.schemas import Unmappable
 
 _MOST_BYTES: Final = 8 << 20
 """Of an answer, decompressed; agents see a few thousand characters of it."""

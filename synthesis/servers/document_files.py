@@ -17,7 +17,7 @@ import yaml
 
 from sandbox.protocol import check_nesting
 from synthesis.core.files import read_unpacked, unpacked, unpacked_lines
-from synthesis.servers.schemas import Unmappable
+from synthesis.core.schemas import Unmappable
 
 LINES, WHOLE = (".jsonl", ".ndjson"), (".json", ".jsonc", ".yaml", ".yml")
 _YAML = (".yaml", ".yml")

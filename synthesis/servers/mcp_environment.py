@@ -33,12 +33,12 @@ from synthesis.core.records import Answer, McpExecution, Message, ToolSpec
 from synthesis.core.references import referred
 from synthesis.core.refusals import InputError
 from synthesis.core.rewards import MOST_SECONDS, answers, check_language
+from synthesis.core.schemas import Unmappable, object_schema
 from synthesis.core.typed import decode_json
 from synthesis.servers.configured import read_sources
 from synthesis.servers.mcp_answers import ListedTool
 from synthesis.servers.mcp_client import McpConnection, ServerUnavailable
 from synthesis.servers.normalize import fix_names
-from synthesis.servers.schemas import Unmappable, object_schema
 
 _AT_ONCE = 64
 """Episodes that have servers of their own; others wait."""

@@ -16,11 +16,12 @@ import msgspec
 from synthesis.core.normal_text import normalized
 from synthesis.core.openai_messages import estimated_tokens
 from synthesis.core.records import Language, McpExecution, ServedPrompt, ServedResource, ToolServer, ToolSpec
+from synthesis.core.schema_keywords import name_text
+from synthesis.core.schemas import Unmappable, object_schema
+from synthesis.core.tool_documents import tool_function, tool_parameters
 from synthesis.core.tool_schemas import brief
 from synthesis.pipeline.languages import NAMES, as_prose, strays, words_without_spaces
 from synthesis.servers.collect import RejectedTool, ServerDocument
-from synthesis.servers.schema_keywords import name_text
-from synthesis.servers.schemas import Unmappable, object_schema
 
 _NAME_LENGTH = 64
 _DIGITS = 8
@@ -41,13 +42,6 @@ _PLACEHOLDERS = re.compile(
 _VERBS = {"get", "list", "create", "update", "delete", "post", "put", "patch", "add", "remove", "set", "find", "search",
           "fetch", "retrieve", "read", "write", "edit", "new", "all", "by", "the", "a"}  # fmt: skip
 """Words of a tool's name that do not say what it is about."""
-_PARAMETERS = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema",
-               "parameter_definitions", "inputs", "args_schema", "args", "arguments", "params")  # fmt: skip
-"""Where tool documents have their parameters: OpenAI, Anthropic, MCP, Gemini, Cohere, smolagents, LangChain."""
-_WRAPPERS = ("function", "toolSpec", "tool_spec")
-"""What a tool stands in: OpenAI, Amazon Bedrock."""
-_SCHEMA_WRAPPERS = ("json", "jsonSchema", "schema")
-"""What a tool's parameters stand in: Amazon Bedrock, AI SDK."""
 
 
 class ChangedTool(msgspec.Struct, frozen=True):
@@ -247,25 +241,12 @@ def _clean(name: str) -> str:
 
 def raw_name(raw: Any) -> str:
     """A tool's name as its document has it; "" where it has none."""
-    function = _function(raw)
+    function = tool_function(raw)
     return (name_text(function.get("name")) or "") if function else ""
 
 
-def has_parameters(value: Mapping[str, Any]) -> bool:
-    """Return whether an object has parameters where tool documents have them."""
-    return any(key in value for key in _PARAMETERS)
-
-
-def _function(raw: Any) -> Mapping[str, Any] | None:
-    """The tool that stands in a wrapper, or the object itself where there is none."""
-    if not isinstance(raw, Mapping):
-        return None
-    function = next((raw[key] for key in _WRAPPERS if key in raw), raw)
-    return function if isinstance(function, Mapping) else None
-
-
 def _tool(raw: Any, name: str, language: Language, changes: dict[str, str]) -> ToolSpec:
-    function = _function(raw)
+    function = tool_function(raw)
     assert function is not None  # it has a name
     description = function.get("description")
     description = " ".join(description.split()) if isinstance(description, str) else ""
@@ -280,47 +261,8 @@ def _tool(raw: Any, name: str, language: Language, changes: dict[str, str]) -> T
         raise Unmappable("other_language", f"the description is in {NAMES[other]}: {description:.80}")
     if isinstance(made := raw.get("changes"), Mapping):  # of `openapi` and `registry`
         changes.update(made)
-    parameters = object_schema(_parameters(function), required=function.get("required"), changes=changes)
+    parameters = object_schema(tool_parameters(function), required=function.get("required"), changes=changes)
     return ToolSpec(name, description, parameters)
-
-
-def _parameters(function: Mapping[str, Any]) -> Any:
-    """A tool's parameters as its document has them; None where it has none.
-
-    Raises:
-        Unmappable: `no_schema`: they are there under a name that nobody knows.
-    """
-    every = [function[key] for key in _PARAMETERS if function.get(key) is not None]
-    given = next((one for one in every if not _says_nothing(one)), every[0] if every else None)
-    if given is None and isinstance(function.get("properties"), Mapping):
-        given = {key: function[key] for key in ("properties", "required", "additionalProperties") if key in function}
-        return {"type": "object", **given}
-    if given is None:
-        named = [key for key in function if isinstance(key, str) and re.search("param|arg|input|schema", key.lower())]
-        odd = [key for key in named if function[key] and not re.search("out|return|resp|result", key.lower())]
-        if odd:
-            raise Unmappable("no_schema", f"{odd[0]!r:.80} is no name for parameters; call them `parameters`")
-        if isinstance(kind := function.get("type"), str) and kind not in ("function", "tool"):
-            raise Unmappable("no_schema", f"a tool of type {kind!r:.80} has its arguments elsewhere; add `parameters`")
-    if isinstance(given, str):  # tables of data sets hold JSON texts
-        try:
-            given = msgspec.json.decode(given)
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            raise Unmappable("no_schema", f"the parameters are {brief(given):.80}, a text that is no JSON") from None
-    while isinstance(given, Mapping) and len(given) == 1:
-        inner = next((given[key] for key in _SCHEMA_WRAPPERS if key in given), None)
-        if not isinstance(inner, Mapping) or not (
-            isinstance(inner.get("properties"), Mapping) or inner == {"type": "object"}
-        ):
-            break
-        given = inner
-    return given
-
-
-def _says_nothing(parameters: Any) -> bool:
-    """Whether parameters are none, so that those under another name count."""
-    named = parameters.get("properties", parameters) if isinstance(parameters, Mapping) else parameters
-    return named in ({}, [], "")
 
 
 def _is_vague(description: str, name: str) -> bool:

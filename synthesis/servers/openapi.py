@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from synthesis.core.parameter_forms import read_flag
+from synthesis.core.schema_keywords import name_text
+from synthesis.core.schemas import Unmappable, normal_schema, resolve
 from synthesis.core.tool_schemas import brief
 from synthesis.servers.collect import RejectedTool
-from synthesis.servers.parameter_forms import read_flag
-from synthesis.servers.schema_keywords import name_text
-from synthesis.servers.schemas import Unmappable, normal_schema, resolve
 
 _METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
 _BESIDE_METHODS = {"$ref", "summary", "description", "servers", "parameters"}

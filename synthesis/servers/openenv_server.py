@@ -24,9 +24,9 @@ from synthesis.core.environment import Environment, EnvironmentSession, PlayedEp
 from synthesis.core.files import first_line
 from synthesis.core.records import Message, ToolSpec
 from synthesis.core.refusals import InputError
+from synthesis.core.schemas import Unmappable, object_schema
 from synthesis.servers.mcp_answers import is_error, result_text
 from synthesis.servers.normalize import fix_names
-from synthesis.servers.schemas import Unmappable, object_schema
 
 _log = logging.getLogger(__name__)
 

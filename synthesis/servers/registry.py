@@ -7,7 +7,7 @@ What a record is, is found from its content:
 - a RapidAPI document (`api_list`, as ToolBench's crawl writes it);
 - a server as such: an object with `tools` (a list, or JSON of one), also the answer to MCP's `tools/list`; or with
   `functions`, `function` (BFCL), `functionDeclarations` (Gemini), `toolConfig` (Bedrock);
-- a list of tools in any vendor's form (`synthesis.servers.normalize`), or a tool a line, which are one server.
+- a list of tools in any vendor's form (`synthesis.core.tool_documents`), or a tool a line, which are one server.
 
 Files are JSON Lines (`.jsonl`, `.ndjson`: a record a line), JSON (`.json`, `.jsonc`: one record, or a list of them) or
 YAML (`.yaml`, `.yml`: one record), each also with `.gz`; a folder stands for all such files in it.
@@ -25,17 +25,16 @@ from typing import Any
 
 import msgspec
 
-from sandbox.protocol import check_nesting
 from synthesis.core.mirror import fetched
 from synthesis.core.records import EmulatedExecution, Language
 from synthesis.core.refusals import InputError
+from synthesis.core.schemas import Unmappable
+from synthesis.core.tool_documents import inner_tools, is_tool, listed_tools
 from synthesis.core.tool_schemas import brief
 from synthesis.pipeline.languages import NAMES, as_prose, language_of
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.document_files import LINES, WHOLE, read_values, suffix
-from synthesis.servers.normalize import has_parameters
 from synthesis.servers.openapi import openapi_tools
-from synthesis.servers.schemas import Unmappable
 
 _DOMAIN = "other"
 """Of servers whose registry does not say."""
@@ -115,11 +114,11 @@ def records_in(root: Path) -> Iterator[tuple[Path, str, Any]]:
 def _file(path: Path) -> Iterator[tuple[Path, str, Any]]:
     tools: list[Any] = []
     for number, value in read_values(path):
-        if number is not None and _is_tool(value):
+        if number is not None and is_tool(value):
             tools.append(value)
         elif number is not None:
             yield path, f"{path.name}:{number}", value
-        elif isinstance(value, list) and value and not any(_is_tool(one) for one in value):
+        elif isinstance(value, list) and value and not any(is_tool(one) for one in value):
             for place, record in enumerate(value, 1):
                 yield path, f"{path.name}:{place}", record
         else:
@@ -141,7 +140,7 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
     Raises:
         Unmappable: `unknown_form`, `not_connected`, `no_tools`.
     """
-    if isinstance(record, list) or _is_tool(record):
+    if isinstance(record, list) or is_tool(record):
         record = {"tools": record if isinstance(record, list) else [record]}
     if not isinstance(record, Mapping):
         raise Unmappable("unknown_form", f"a record is an object or a list of tools, found {brief(record):.80}")
@@ -152,7 +151,7 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
         server = _openapi(record)
     elif "api_list" in record:
         server = _rapidapi(record)
-    elif (tools := _listed(record)) is not None:
+    elif (tools := listed_tools(record)) is not None:
         server = _Server(
             _text(record.get("id")) or _text(record.get("name")),
             _text(record.get("title")) or _text(record.get("name")),
@@ -168,7 +167,7 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
         )
     if not isinstance(server.tools, list):
         raise Unmappable("unknown_form", f"`tools` is a list, found {brief(server.tools):.80}")
-    server.tools = [inner for one in server.tools for inner in _inner(one)]
+    server.tools = [inner for one in server.tools for inner in inner_tools(one)]
     if not server.tools and not server.rejected:
         raise Unmappable("no_tools", f"server {server.title or place} lists no tool")
     stem = path.name.split(".")[0]
@@ -186,36 +185,6 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
         server.rejected,
         _licence(record),
     )
-
-
-_HOLDERS = ("tools", "functions", "functionDeclarations", "function_declarations", "function")
-"""Where a record, or a group of tools in it, has its tools."""
-
-
-def _listed(record: Mapping[str, Any]) -> Any:
-    """A record's tools, whatever they are; None where it has none of the names that they have."""
-    for place in (record, _object(record.get("result")), _object(record.get("toolConfig"))):
-        for key in _HOLDERS:
-            if key in place and (key != "function" or isinstance(place[key], list)):
-                return _from_text(place[key])
-    return None
-
-
-def _inner(tool: Any) -> list[Any]:
-    """The tools of a group of them (Gemini's declarations, OpenAI's name spaces), or the tool itself."""
-    found = _object(tool)
-    groups = [found[key] for key in _HOLDERS if isinstance(found.get(key), list)]
-    return groups[0] if groups and not has_parameters(found) else [_from_text(tool)]
-
-
-def _from_text(value: Any) -> Any:
-    """The value of a text that is JSON, as tables of data sets hold it; others as they are."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-        return value
-    try:
-        return check_nesting(msgspec.json.decode(value))
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return value
 
 
 def _licence(record: Mapping[str, Any]) -> str:
@@ -331,14 +300,6 @@ def _rapidapi_parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def _is_tool(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    if any(isinstance(value.get(key), Mapping) for key in ("function", "toolSpec")):
-        return True
-    return "name" in value and (has_parameters(value) or "description" in value) and _listed(value) is None
 
 
 def _words(tool: Any) -> str:

@@ -21,6 +21,7 @@ from processor_time import at_most
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import EmulatedExecution, StdioExecution, ToolServer
+from synthesis.core.schemas import object_schema
 from synthesis.core.stages import Journal
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
@@ -28,7 +29,6 @@ from synthesis.servers.collect import ServerDocument, ServerSource, fact_documen
 from synthesis.servers.duplicates import normalize_all, with_own_ids
 from synthesis.servers.normalize import normalize
 from synthesis.servers.registry import read_registries
-from synthesis.servers.schemas import object_schema
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.pipeline import synthesize
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processor_time import at_most
 
+from synthesis.core.schemas import Unmappable, normal_schema, object_schema
 from synthesis.core.tool_schemas import argument_error
-from synthesis.servers.schemas import Unmappable, normal_schema, object_schema
 
 
 def test_schemas_of_all_drafts_have_one_form():

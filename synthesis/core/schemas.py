@@ -15,6 +15,19 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from synthesis.core.intersections import Contradiction, intersection, nullable, type_names
+from synthesis.core.parameter_forms import OTHER_WORDS, missing_properties, object_form, read_type
+from synthesis.core.schema_keywords import (
+    UNFIT,
+    as_type,
+    fix_limits,
+    fix_required,
+    implied_type,
+    is_number,
+    list_of,
+    plain_value,
+    unique_names,
+)
 from synthesis.core.tool_schemas import (
     CHECKED,
     KEYWORDS,
@@ -27,19 +40,6 @@ from synthesis.core.tool_schemas import (
     check_size,
     has_type,
     value_error,
-)
-from synthesis.servers.intersections import Contradiction, intersection, nullable, type_names
-from synthesis.servers.parameter_forms import OTHER_WORDS, missing_properties, object_form, read_type
-from synthesis.servers.schema_keywords import (
-    UNFIT,
-    as_type,
-    fix_limits,
-    fix_required,
-    implied_type,
-    is_number,
-    list_of,
-    plain_value,
-    unique_names,
 )
 
 _REFERENCES = 16
@@ -130,7 +130,7 @@ def object_schema(
     """Return the normal form of a tool's parameters: an object schema that Draft 2020-12 allows.
 
     Args:
-        schema: a JSON schema, or another form of `synthesis.servers.parameter_forms`; None and `{}`: no parameters.
+        schema: a JSON schema, or another form of `synthesis.core.parameter_forms`; None and `{}`: no parameters.
         required: names of required parameters that stand beside a schema of another form.
         changes: see `normal_schema`.
 

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from synthesis.core.intersections import nullable
 from synthesis.core.tool_schemas import KEYWORDS, TYPES
-from synthesis.servers.intersections import nullable
 
 _LONGEST_TYPE, _MOST_BRACKETS = 300, 6
 _TYPES = {
