@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from synthesis.astra_format.records import SUFFIXES, Defect, each_row
-from synthesis.astra_format.sft import BEYOND_REPAIR, MENDED, import_record
+from synthesis.astra_format.sft import BEYOND_REPAIR, KEPT_AS_IT_IS, MENDED, import_record
 from synthesis.core.datasets import CARD_FILE, write_dataset
 from synthesis.core.records import SCHEMA_VERSION, Trajectory
 from synthesis.core.refusals import InputError
@@ -30,10 +30,12 @@ from synthesis.core.stages import Rejected
 READER = 4
 """Of what becomes of a row: another number reads files anew."""
 DEFECTS = (
-    "bad_schema", "call_without_result", "colliding_names", "ends_in_error", "leaked_markup", "result_without_call",
-    "unknown_tool",
+    "bad_schema", "call_without_result", "colliding_names", "ends_in_error", "leaked_markup", "no_parameters",
+    "result_without_call", "unknown_tool",
 )  # fmt: skip
 """What a row may be read with all the same."""
+_NOTED = frozenset({*MENDED, *KEPT_AS_IT_IS})
+"""What a row may be read with, and is counted for the user to check."""
 _CHUNK = 1 << 20
 
 
@@ -49,8 +51,9 @@ def kept_dataset(
         cache: the folder of such datasets.
         accept: of `DEFECTS`, those that a row may have.
         skip_bad: leave out other rows, counted on the card (`rows`, `skipped`, `examples`), instead of refusing.
-            The card also counts what was changed of kept rows (`mended`, with `examples`), the rows that have each
-            column that is not read (`unread`), and the turns of each weight that is not 1 (`weights`).
+            The card also counts what is read in another form than it is given, or is worth a look (`noted`, with
+            `examples`), the rows that have each column that is not read (`unread`), and the turns of each weight that
+            is not 1 (`weights`).
         source: what the card says that the rows are of; by default the files' names.
 
     Raises:
@@ -88,10 +91,10 @@ def kept_dataset(
 def _rows(
     files: Sequence[Path], card: dict[str, Any], *, accept: Collection[str], skip_bad: bool
 ) -> Iterator[Trajectory]:
-    skipped, mended, unread_columns, weights = (Counter[str]() for _ in range(4))
+    skipped, noted, unread_columns, weights = (Counter[str]() for _ in range(4))
     examples: dict[str, str] = {}
     card |= {"rows": 0, "skipped": skipped, "examples": examples}
-    card |= {"mended": mended, "unread": unread_columns, "weights": weights}
+    card |= {"noted": noted, "unread": unread_columns, "weights": weights}
     for file in files:
         stem = file.name.partition(".")[0]
         for row, data in enumerate(each_row(file)):
@@ -109,8 +112,8 @@ def _rows(
             for defect in defects:
                 if defect.name == "unread_column":
                     unread_columns[defect.detail] += 1
-                elif defect.name in MENDED:
-                    mended[defect.name] += 1
+                elif defect.name in _NOTED:
+                    noted[defect.name] += 1
                     examples.setdefault(defect.name, f"{file}, row {row} (counted from 0): {defect.detail}")
             weights.update(f"{one.weight:g}" for one in found.messages if one.weight != 1)
             if found.id == f"astra-sft-{row:06d}":  # it has none of its own
@@ -124,7 +127,7 @@ def _check(found: Trajectory, defects: Sequence[Defect], accept: Collection[str]
     last = found.messages[-1] if found.messages else None
     ends_in = len(last.tool_calls) if last is not None else 0
     names = Counter(defect.name for defect in defects)
-    fine = {*MENDED, *accept, "no_final_answer"} - set(BEYOND_REPAIR)
+    fine = {*MENDED, *KEPT_AS_IT_IS, *accept, "no_final_answer"} - set(BEYOND_REPAIR)
     if names["call_without_result"] == ends_in:  # no other is open than those that it ends in
         fine.add("call_without_result")
     for defect in defects:

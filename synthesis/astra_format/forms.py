@@ -1,6 +1,6 @@
 """The forms in which conversations with tools are written down, brought to the columns that `sft.import_record` reads.
 
-    messages, tools              OpenAI, TRL, Qwen-Agent; `functions` for `tools`; JSON strings or objects
+    messages, tools              OpenAI, TRL, Qwen-Agent; JSON strings or objects; tools as in `tools.TOOL_COLUMNS`
     prompt, completion           TRL, of messages or of text; turns of the prompt are not trained
     conversations, tools         ShareGPT, Hermes and LLaMA-Factory: {"from": "gpt", "value": "…"}; also with messages
     trajectory                   ASTRA's released record
@@ -8,7 +8,7 @@
 A column `system` beside any of them is the conversation's system message. Which keys are read is said in `keys`.
 
 ShareGPT has turns of text. A call is a turn of its own (`function_call`, the value JSON), or stands in the assistant's
-text between <tool_call> and </tool_call>; so do results, which <tool_response> may enclose.
+text, as it may in any form (`text_calls`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any
 import msgspec
 
 from synthesis.astra_format import keys
+from synthesis.astra_format.text_calls import result_fields, thinking_of, written_calls
+from synthesis.astra_format.tools import TOOL_COLUMNS
 from synthesis.core.openai_messages import text_of
 from synthesis.core.stages import Rejected
-from synthesis.core.typed import decode_any_json, decode_json, value_or_json
+from synthesis.core.typed import decode_json, value_or_json
 
 FORMS = (
     "messages with tools (OpenAI, TRL, Qwen-Agent)",
@@ -45,13 +47,10 @@ _ROLES = {
 }
 """Who speaks in ShareGPT → our role; `calls` and `results` are turns of nothing else."""
 _SYSTEM = ("system", "developer")
-_MEANS_NULL = ("default", "const")
-"""Of a schema: where null is a value, and not what a columnar file fills up with."""
-_CALL, _RESULT = ("<tool_call>", "</tool_call>"), ("<tool_response>", "</tool_response>")
 
 
 def columns(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's columns with its conversation in `messages` (or still in `trajectory`), its tools in `tools`, the weight
+    """A row's columns with its conversation in `messages` (or still in `trajectory`), its tools as they are, the weight
     of all its turns in `weight`, and in `unread` the names of columns that are not read.
 
     Raises:
@@ -59,22 +58,15 @@ def columns(given: Mapping[str, Any]) -> dict[str, Any]:
             `keys`.
     """
     row = {name: value for name, value in given.items() if value is not None}
-    for name in ("tools", "functions"):
-        if keys.says_nothing(row.get(name)):
-            row.pop(name, None)
-    if "tools" not in row and "functions" in row:
-        row["tools"] = row["functions"]
-    if isinstance(row.get("tools"), list):
-        row["tools"] = [_without_nulls(tool) for tool in row["tools"]]
     read, said = _conversation(row)
     said = _behind(row.get("system"), said)
     own = next((text_of(one.get("content")) for one in said if one.get("role") in _SYSTEM), "")
-    kept = {name: row[name] for name in ("tools", *(keys.ASTRA_ROW if "trajectory" in read else ())) if name in row}
+    beside = (*TOOL_COLUMNS, *(keys.ASTRA_ROW if "trajectory" in read else ()))
     return {
-        **kept,
+        **{name: row[name] for name in beside if name in row},
         "trajectory" if "trajectory" in read else "messages": said,
         "weight": keys.weight_of(row, "the row", of_row=True),
-        "unread": keys.unread(row, [*read, *keys.ROW, *(keys.ASTRA_ROW if "trajectory" in read else ())], own),
+        "unread": keys.unread(row, [*read, "system", *beside], own),
     }
 
 
@@ -107,13 +99,6 @@ def _behind(system: Any, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if own.strip() != system.strip():
         raise Rejected("bad_record", f"column system: it is {system!r:.80}, and the conversation's own is {own!r:.80}")
     return said
-
-
-def _without_nulls(schema: Any) -> Any:
-    if isinstance(schema, dict):
-        kept = {name: one for name, one in schema.items() if one is not None or name in _MEANS_NULL}
-        return {name: one if name in _MEANS_NULL else _without_nulls(one) for name, one in kept.items()}
-    return [_without_nulls(one) for one in schema] if isinstance(schema, list) else schema
 
 
 def _opened(value: Any, column: str) -> list[dict[str, Any]]:
@@ -150,55 +135,13 @@ def _sharegpt(turns: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         keys.check(turn, ("from", "value", *keys.MARKS), keys.MESSAGE, where)
         marks = {name: turn[name] for name in keys.MARKS if name in turn}
         if role == "calls":
-            yield {"role": "assistant", "content": "", "tool_calls": [*_calls(value, where)], **marks}
+            reasoning, text = thinking_of(value)
+            try:
+                calls = written_calls(text)
+            except (ValueError, RecursionError) as error:
+                raise Rejected("bad_record", f"{where}: a call that is no JSON ({error}): {text!r:.200}") from None
+            yield {"role": "assistant", "content": "", "reasoning_content": reasoning, "tool_calls": calls, **marks}
         elif role == "results":
-            _, results = _enclosed(value, _RESULT, where)
-            for text in results or [value]:
-                yield {"role": "tool", **_result(text if results else value), **marks}
-        elif role == "assistant":
-            content, texts = _enclosed(value, _CALL, where)
-            calls = [call for text in texts for call in _calls(text, where)]
-            yield {"role": role, "content": content, **({"tool_calls": calls} if calls else {}), **marks}
+            yield {"role": "tool", **result_fields(value), **marks}
         else:
             yield {"role": role, "content": value, **marks}
-
-
-def _enclosed(text: str, tags: tuple[str, str], where: str) -> tuple[str, list[str]]:
-    """What stands outside of the tags, and what stands inside of each pair. Raises `Rejected`: one is not closed."""
-    first, last = tags
-    outside, *parts = text.split(first)
-    found = []
-    for part in parts:
-        inside, closed, behind = part.partition(last)
-        if not closed:
-            raise Rejected("bad_record", f"{where}: {first} without {last}")
-        found.append(inside.strip())
-        outside += behind
-    return (outside.strip() if found else outside), found
-
-
-def _calls(text: str, where: str) -> Iterator[dict[str, Any]]:
-    """The calls of a JSON object {"name", "arguments"}, or of a list of them. Raises `Rejected`."""
-    try:
-        given = decode_any_json(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Rejected("bad_record", f"{where}: a call that is no JSON ({error}): {text!r:.80}") from None
-    for one in given if isinstance(given, list) else [given]:
-        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
-            raise Rejected("bad_record", f"{where}: a call without a name: {text!r:.80}")
-        yield {"function": {"name": one["name"], "arguments": one.get("arguments", one.get("parameters", {}))}}
-
-
-def _result(text: str) -> dict[str, Any]:
-    """A result's message: Hermes names the tool in it, with the result as `content`."""
-    try:
-        given = decode_any_json(text)
-    except (msgspec.DecodeError, RecursionError):
-        return {"content": text}
-    if not isinstance(given, dict) or set(given) != {"name", "content"} or not isinstance(given["name"], str):
-        return {"content": text}
-    content = given["content"]
-    return {
-        "name": given["name"],
-        "content": content if isinstance(content, str) else msgspec.json.encode(content).decode(),
-    }

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from synthesis.core.stages import Rejected
+from synthesis.core.tool_documents import PARAMETER_KEYS, WRAPPER_KEYS
 from synthesis.core.typed import decode_any_json
 
 MOST_WEIGHT = 1_000.0
@@ -56,8 +57,6 @@ MEDIA = frozenset({"images", "image", "videos", "video", "audios", "audio", "ima
                    "image_paths", "input_audio", "pixel_values", "attachments"})  # fmt: skip
 """Keys of what no model here reads."""
 
-ROW = frozenset({"tools", "functions", "system"})
-"""Columns that are read beside a conversation."""
 ASTRA_ROW = frozenset({"query_info", "mcp_info", "reward"})
 """Columns beside `trajectory`."""
 CONVERSATIONS = ("trajectory", "messages", "completion", "conversations")
@@ -125,9 +124,10 @@ PART = frozenset({"type", "text", "cache_control", "annotations", "citations", "
 CALL = frozenset({"id", "type", "index", "call_id", "function_id", "status", "timestamp", "metadata", "extra_content",
                   "thought_signature", "signature", "cache_control", "caller", "provider_specific_fields"})  # fmt: skip
 """Keys of calls, and of the functions in them, that change nothing."""
-TOOL_READ = frozenset({"type", "function", "name", "description", "parameters"})
+TOOL_READ = frozenset({"type", "name", "description", "properties", "required", "additionalProperties",
+                       *PARAMETER_KEYS, *WRAPPER_KEYS})  # fmt: skip
 TOOL = _ORIGIN - {"properties", "extras"} | {
-    "strict", "title", "display_name", "annotations", "output_schema", "outputSchema", "returns", "return", "response",
+    "strict", "title", "display_name", "annotations", "output_schema", "outputSchema", "output_type", "returns", "return", "response",
     "responses", "result", "results", "output", "outputs", "examples", "example", "input_examples", "server",
     "server_name", "namespace", "provider", "icons", "execution", "cache_control", "defer_loading", "allowed_callers",
     "deprecated", "enabled", "is_async", "async", "code", "implementation", "method", "path", "endpoint", "host",
@@ -136,7 +136,13 @@ TOOL = _ORIGIN - {"properties", "extras"} | {
 """Keys of tools that the model is not shown."""
 
 
-def check(given: Mapping[str, Any], known: Collection[str], harmless: Collection[str], where: str) -> None:
+def check(
+    given: Mapping[str, Any],
+    known: Collection[str],
+    harmless: Collection[str],
+    where: str,
+    remedy: str = "remove it, or put it into 'metadata' if it changes nothing",
+) -> None:
     """Refuse what is neither read nor harmless.
 
     Raises:
@@ -147,7 +153,6 @@ def check(given: Mapping[str, Any], known: Collection[str], harmless: Collection
             continue
         if name in MEDIA:
             raise Rejected("unknown_key", f"{_at(where)}{name!r} is given, and the models here read text alone")
-        remedy = "remove it, or put it into 'metadata' if it changes nothing"
         if TRAINING_WORDS & set(_words(name)):
             remedy = f"remove it, or use one of {', '.join(MARKS)} for a whole turn"
         raise Rejected(

@@ -12,7 +12,7 @@ OpenAI has one assistant message with `tool_calls`, and a `tool` message with `t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,12 +20,13 @@ import msgspec
 
 from synthesis.astra_format import keys
 from synthesis.astra_format.records import Defect
+from synthesis.astra_format.text_calls import RESULTS, read_turn, results_of
 from synthesis.core.loose_json import read_arguments
-from synthesis.core.markup import markup_in, split_thought
+from synthesis.core.markup import Quotes, markup_in
 from synthesis.core.openai_messages import is_thought, thought_of, untagged
-from synthesis.core.records import Message, ToolCall
+from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.stages import Rejected
-from synthesis.core.typed import convert_to, decode_json
+from synthesis.core.typed import convert_to, decode_any_json, decode_json
 
 ERROR = "[ERROR:"
 """How the last message of a run begins that the original wrote down although it had failed."""
@@ -81,6 +82,7 @@ class _Given(msgspec.Struct):
     content: str | list[Any] | None = None
     reasoning_content: str | list[Any] | None = None
     reasoning: str | list[Any] | dict[str, Any] | None = None
+    reasoning_details: str | list[Any] | dict[str, Any] | None = None
     thinking: str | None = None
     function_call: _Function | None = None
     tool_calls: list[_Call] | None = None
@@ -104,6 +106,7 @@ class _Open:
 
 @dataclass
 class _Reader:
+    tools: Sequence[ToolSpec] = ()
     messages: list[Message] = field(default_factory=list)
     defects: list[Defect] = field(default_factory=list)
     open: list[_Open] = field(default_factory=list)
@@ -113,18 +116,26 @@ class _Reader:
         if given.role == "assistant":
             self._assistant(given)
         elif given.role in ("function", "tool"):
-            self._result(given)
+            results, rest = results_of(_text(given.content), RESULTS[:1])
+            for one in results if results and not rest.strip() else [{}]:
+                self._result(msgspec.structs.replace(given, **one))
+        elif given.role == "user" and self.open and (read := results_of(_text(given.content)))[0]:
+            detail = f"message {len(self.messages)}, of the user, is read as results"
+            self.defects.append(Defect("results_in_text", detail))
+            for one in read[0]:
+                self._result(_Given("tool", **one))
+            if read[1].strip():
+                self.add(msgspec.structs.replace(given, content=read[1]))
         else:
             self.close()
             self.messages.append(Message("user" if given.role == "user" else "system", _text(given.content)))
 
     def _assistant(self, given: _Given) -> None:
         thoughts = [one for one in _items(given.content) if is_thought(one)]
-        content = _text([one for one in _items(given.content) if not is_thought(one)])
-        named = (thought_of(one) for one in (given.reasoning_content, given.reasoning, given.thinking, thoughts))
-        reasoning = untagged(next(filter(None, named), ""))
-        if not reasoning and (split := split_thought(content))[0]:
-            reasoning, content = split[0], split[1].lstrip()
+        turn = read_turn(_text([one for one in _items(given.content) if not is_thought(one)]), self.tools)
+        fields = (given.reasoning_content, given.reasoning, given.thinking, _details(given.reasoning_details), thoughts)
+        named = untagged(next(filter(None, map(thought_of, fields)), ""))
+        reasoning = "\n\n".join(dict.fromkeys(filter(None, (named, turn.reasoning))))
         last = self.messages[-1] if self.messages else None
         # OpenAI's form has a turn in one message; Qwen-Agent's has one for its text, then one for each call.
         goes_on = given.tool_calls is None and given.function_call is not None
@@ -139,12 +150,26 @@ class _Reader:
         calls = [(one.function, one.id or "") for one in given.tool_calls or []]
         if given.function_call is not None:
             calls.append((given.function_call, given.function_id()))
+        if given.reasoning_details and not reasoning:
+            self._note("encrypted_reasoning", "reasoning_details hold no text, and the turn is read without thinking")
+        if turn.problem:
+            self._note("leaked_markup", f"{turn.problem}; correct it, or give the call in tool_calls")
+        if turn.calls and calls:
+            there = [(one.name, self._arguments(one)) for one, _ in calls]
+            if there != [(one.name, one.arguments) for one in turn.calls]:
+                self._note("leaked_markup", "its text has other calls than its tool_calls; take them out of the text")
+        elif turn.calls:
+            self._note("calls_in_text", f"{', '.join(one.name for one in turn.calls)} in its text is read as a call")
+            calls = [(_Function(one.name, one.arguments), "") for one in turn.calls]
         self.messages[-1] = msgspec.structs.replace(
             last,
-            content="\n".join(filter(None, (last.content, content))),
+            content="\n".join(filter(None, (last.content, turn.content))),
             reasoning="\n".join(filter(None, (last.reasoning, reasoning))),
             tool_calls=[*last.tool_calls, *(self._call(function, id) for function, id in calls)],
         )
+
+    def _note(self, name: str, detail: str) -> None:
+        self.defects.append(Defect(name, f"message {len(self.messages) - 1}: {detail}"))
 
     def _call(self, function: _Function, given: str) -> ToolCall:
         id = given
@@ -197,23 +222,26 @@ class _Reader:
         self.open.clear()
 
 
-def read_messages(given: Sequence[Any], tools: Collection[str] = ()) -> tuple[list[Message], list[Defect]]:
+def read_messages(given: Sequence[Any], tools: Sequence[ToolSpec] = ()) -> tuple[list[Message], list[Defect]]:
     """Messages of either form as ours, and what is wrong with them.
 
     `call_without_result`, `result_without_call` (left out), `bad_arguments` (no JSON object; `{}` stands for them),
     `repaired_arguments` (a repair of `core/loose_json.py` made them JSON), `repeated_call_id` (repaired),
     `no_question`, `no_final_answer`, `ends_in_error` (`[ERROR: …]` is the last message), `leaked_markup` (markup of a
-    chat format in the text or the thinking of an assistant's turn).
+    chat format in the text or the thinking of an assistant's turn, such as a call that cannot be read).
+
+    `calls_in_text` and `results_in_text` (read as calls and results, see `text_calls`), `call_in_code_block` (text
+    about calls, which stays text), `encrypted_reasoning` (thinking that nobody can read).
 
     A result belongs to the first open call of its turn with its id, or with its name where there are no ids.
 
     Args:
-        tools: names of the tools that the record lists.
+        tools: those that the record lists.
 
     Raises:
         Rejected: `bad_record`: a message that is none; `unknown_key`, `bad_mark`: see `keys`.
     """
-    reader = _Reader()
+    reader = _Reader(tools)
     for index, one in enumerate(given):
         try:
             reader.add(convert_to(_checked(one), _Given))
@@ -223,11 +251,17 @@ def read_messages(given: Sequence[Any], tools: Collection[str] = ()) -> tuple[li
             raise Rejected(rejection.reason, f"message {index}: {rejection.detail}") from None
     reader.close()
     messages, defects = reader.messages, reader.defects
+    names = [tool.name for tool in tools]
+    found = {defect.detail.partition(":")[0] for defect in defects if defect.name == "leaked_markup"}
     for number, message in enumerate(messages):
-        if message.role != "assistant":
+        if message.role != "assistant" or f"message {number}" in found:
             continue
-        if found := markup_in(message.content, tools, turn=True) or markup_in(message.reasoning):
-            defects.append(Defect("leaked_markup", f"message {number} holds {found}, which would be trained on"))
+        leak = markup_in(Quotes(message.content).outside(), names, turn=True) or markup_in(message.reasoning)
+        if leak:
+            detail = f"message {number} holds {leak}, which would be trained on: {message.content!r:.200}"
+            defects.append(Defect("leaked_markup", detail))
+        elif quoted := markup_in(message.content, names, turn=True):
+            defects.append(Defect("call_in_code_block", f"message {number} holds {quoted} in code, and stays text"))
     if not any(message.role == "user" and message.content.strip() for message in messages):
         defects.append(Defect("no_question", "no message of the user says anything"))
     last = messages[-1] if messages else Message("user", "")
@@ -255,6 +289,16 @@ def _checked(given: Any) -> Any:
         return {**plain, "weight": keys.weight_of(given, "")}
     keys.check_asks_nothing(given, str(role), "")
     return plain
+
+
+def _details(given: Any) -> Any:
+    """OpenRouter's `reasoning_details`, which may be JSON text: its texts and summaries."""
+    if isinstance(given, str):
+        try:
+            given = decode_any_json(given)
+        except (msgspec.DecodeError, RecursionError):
+            return given
+    return given
 
 
 def _items(content: str | list[Any] | None) -> list[Any]:

@@ -25,7 +25,8 @@ from synthesis.astra_format import keys
 from synthesis.astra_format.forms import columns
 from synthesis.astra_format.messages import read_messages, to_qwen
 from synthesis.astra_format.null_arguments import without_null_arguments
-from synthesis.astra_format.records import Defect, Imported, read_rows, spec_of, write_rows
+from synthesis.astra_format.records import Defect, Imported, read_rows, write_rows
+from synthesis.astra_format.tools import read_tools, take_from_system, tools_column, without_parameters
 from synthesis.core.openai_messages import to_openai
 from synthesis.core.records import (
     AxisScore,
@@ -37,11 +38,11 @@ from synthesis.core.records import (
     Message,
     Task,
     ToolServer,
-    ToolSpec,
     Trajectory,
 )
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
+from synthesis.core.tool_documents import WRAPPER_KEYS
 from synthesis.core.typed import convert_to, decode_json, value_or_json
 from synthesis.pipeline.languages import language_of
 
@@ -60,8 +61,19 @@ AXIS_NAMES: Mapping[str, str] = {
     "final_answer": "final_answer",
 }
 """Our axis → the original's."""
-MENDED = ("null_argument", "repaired_arguments", "repeated_call_id", "unread_column")
+MENDED = (
+    "calls_in_text",
+    "null_argument",
+    "repaired_arguments",
+    "repeated_call_id",
+    "results_in_text",
+    "tools_in_system",
+    "tools_rewritten",
+    "unread_column",
+)
 """Defects that an import repairs, and columns that it does not read."""
+KEPT_AS_IT_IS = ("call_in_code_block", "encrypted_reasoning", "tools_stay_in_system")
+"""What a user's own conversation may have, which is counted."""
 BEYOND_REPAIR = ("bad_arguments", "no_question")
 
 
@@ -236,7 +248,6 @@ class _Info(msgspec.Struct):
 class _Row(msgspec.Struct):
     trajectory: str | list[Any] | None = None
     messages: str | list[Any] | None = None
-    tools: str | list[Any] | None = None
     mcp_info: str | dict[str, Any] | None = None
     reward: str | dict[str, Any] | None = None
     weight: float = 1.0
@@ -279,26 +290,29 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
     """One row, whatever is wrong with it, and the defects with their names.
 
     The defects are those of `messages.read_messages`, and `unknown_tool` (a call of a tool that the record does
-    not list), `colliding_names` (two tools share one; the first is kept), `bad_schema` (a tool that is left out),
-    `null_argument` (left out; see `null_arguments`) and `unread_column`. A record without scores has none, and no
-    reward.
+    not list), those of `tools.read_tools` and `tools.take_from_system`, `no_parameters` (a tool lists none, and is
+    called with arguments), `null_argument` (left out; see `null_arguments`) and `unread_column`. A record without
+    scores has none, and no reward.
 
     Raises:
         Rejected: `bad_record`: it is no record; the detail names the column, or the forms that are known.
             `unknown_key`, `bad_mark`: a key that might change what is trained; see `keys`.
     """
     try:
-        given = convert_to(columns(decode_json(data, dict[str, Any])), _Row)
+        row_columns = columns(decode_json(data, dict[str, Any]))
+        given = convert_to(row_columns, _Row)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Rejected("bad_record", f"no record ({error})") from None
     column = "messages" if given.trajectory is None else "trajectory"
     info: _Info = _opened(given, "mcp_info", _Info) or _Info()
     features = info.features or _Features()
-    own = _opened(given, "tools", list[Any]) or []
-    for schema in own:
-        _check_tool(schema)
-    tools, defects = _tools([*info.base_info.tool_list, *own])
-    messages, found = read_messages(_opened(given, column, list[Any]), [tool.name for tool in tools])
+    documents = tools_column(row_columns)
+    for document in documents:
+        _check_tool(document)
+    listed, defects = read_tools([*info.base_info.tool_list, *documents])
+    said, tools, taken = take_from_system(_opened(given, column, list[Any]), listed)
+    messages, found = read_messages(said, tools)
+    defects += taken
     defects += found
     messages, found = without_null_arguments(messages, tools)
     defects += found + [Defect("unread_column", name) for name in given.unread]
@@ -306,7 +320,9 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
         messages = [one.weighed(one.weight * given.weight) if one.role == "assistant" else one for one in messages]
     known = {tool.name for tool in tools}
     called = dict.fromkeys(call.name for message in messages for call in message.tool_calls)
-    defects += [Defect("unknown_tool", repr(name)) for name in called if name not in known]
+    lists = f"the row lists {', '.join(sorted(known)) or 'no tools'}"
+    defects += [Defect("unknown_tool", f"{name!r} is called, and {lists}") for name in called if name not in known]
+    defects += without_parameters(tools, messages)
     scores, reward = _scores(_opened(given, "reward", dict[str, Any]) or {})
     group = info.base_info.group_info
     id = features.id or f"astra-sft-{row:06d}"
@@ -345,32 +361,15 @@ def _opened(row: _Row, column: str, kind: Any) -> Any:
         raise Rejected("bad_record", f"column {column}: {error}; correct the row or delete it") from None
 
 
-def _tools(schemas: Iterable[Any]) -> tuple[list[ToolSpec], list[Defect]]:
-    tools: dict[str, ToolSpec] = {}
-    defects: list[Defect] = []
-    for schema in schemas:
-        try:
-            spec = spec_of(schema)
-        except Rejected as rejection:
-            defects.append(Defect(rejection.reason, rejection.detail))
-            continue
-        if spec.name in tools:
-            defects.append(Defect("colliding_names", f"two tools share the name {spec.name}"))
-            continue
-        parameters = schema.get("function", schema).get("parameters") or {}
-        # Environments need `required` to be there; here a tool stays as it was given.
-        kept = {key: value for key, value in spec.parameters.items() if key in parameters or key != "required"}
-        tools[spec.name] = msgspec.structs.replace(spec, parameters=kept)
-    return list(tools.values()), defects
-
-
-def _check_tool(schema: Any) -> None:
+def _check_tool(document: Any) -> None:
     """Raises `Rejected`: it has a key that is neither read nor harmless."""
-    whole = schema if isinstance(schema, dict) else {}
-    parts = [one for one in (whole, whole.get("function")) if isinstance(one, dict)]
+    whole = document if isinstance(document, dict) else {}
+    parts = [one for one in (whole, *map(whole.get, WRAPPER_KEYS)) if isinstance(one, dict)]
     name = next((one["name"] for one in parts if isinstance(one.get("name"), str)), "")
     for one in parts:
-        keys.check(one, keys.TOOL_READ, keys.TOOL, f"the tool {name!r}")
+        keys.check(
+            one, keys.TOOL_READ, keys.TOOL, f"the tool {name!r}", "remove it, or call it parameters if it is those"
+        )
 
 
 def _scores(given: Mapping[str, Any]) -> tuple[dict[str, AxisScore], float | None]:

@@ -48,11 +48,11 @@ _CALL = CallFrame(
 )
 _NO_SPACE = re.compile(r"\S")
 _ASSISTANT_PROMPT = f"{TURN_START}assistant\n"
-_TOOLS_HEADER = (
+TOOLS_HEADER = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
-_TOOLS_FOOTER = (
+TOOLS_FOOTER = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
     '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
     "</tool_call>"
@@ -155,7 +155,7 @@ class ChatML(ChatFormat):
         if tools:
             lines = "".join("\n" + self.escape(written(tool.to_openai())) for tool in tools)
             prefix = "" if system is None else system + "\n\n"
-            return f"{TURN_START}system\n{prefix}{_TOOLS_HEADER}{lines}{_TOOLS_FOOTER}{TURN_END}\n"
+            return f"{TURN_START}system\n{prefix}{TOOLS_HEADER}{lines}{TOOLS_FOOTER}{TURN_END}\n"
         return "" if system is None else f"{TURN_START}system\n{system}{TURN_END}\n"
 
     def _assistant_text(self, message: Message, *, thought: bool, last: bool) -> str:
@@ -185,7 +185,7 @@ class ChatML(ChatFormat):
         calls: list[Call] = []
         position = end = 0
         while (start := text.find(CALL_START, end)) >= 0:
-            call, end, _ = _parse_call(text, start + len(CALL_START), f"call_{len(calls)}", check)
+            call, end, _ = parse_tagged_call(text, start + len(CALL_START), f"call_{len(calls)}", check)
             if keep_malformed and isinstance(call, MalformedCall):
                 continue
             # The template puts exactly one newline between text and a call; that one is not content.
@@ -230,7 +230,7 @@ class ChatML(ChatFormat):
             inside = begin + len(CALL_START)
             if text.find(CALL_END, max(inside, tried - len(CALL_END) + 1)) < 0:
                 return whole, begin
-            call, end, is_open = _parse_call(text, inside, f"call_{len(whole)}", check)
+            call, end, is_open = parse_tagged_call(text, inside, f"call_{len(whole)}", check)
             if is_open:
                 return whole, begin
             whole.append(Whole(begin, end, call if isinstance(call, ToolCall) else None))
@@ -254,9 +254,14 @@ def _last_query(messages: Sequence[Message]) -> int:
     return next(users, len(messages) - 1)
 
 
-def _parse_call(text: str, start: int, call_id: str, check: Callable[[ToolCall], str] | None) -> tuple[Call, int, bool]:
-    """The call whose opening tag ends at `start`, the position behind its closing tag, and whether more text could
-    make another of it."""
+def parse_tagged_call(
+    text: str, start: int, call_id: str, check: Callable[[ToolCall], str] | None = None
+) -> tuple[Call, int, bool]:
+    """Read the call whose opening tag ends at `start`.
+
+    Returns:
+        The call, the position behind its closing tag, and whether more text could make another of it.
+    """
     # JSON decides where the call ends, so that a closing tag inside a string argument does not.
     body = _behind_spaces(text, start)
     problem, is_open = "", False

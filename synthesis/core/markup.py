@@ -157,25 +157,49 @@ def markup_in(text: str, tools: Collection[str] = (), *, turn: bool = False) -> 
     return _wrapper(text.strip()) if turn else ""
 
 
-def split_thought(text: str) -> tuple[str, str]:
+def split_thought(text: str, first: str = THINK_START, last: str = THINK_END) -> tuple[str, str]:
     """Split what a model wrote into its thinking and the rest at `</think>`, as for a server that does not parse it.
 
     The opening tag may be missing: many templates put it into the prompt. A quoted tag closes nothing, and neither does
     one in the middle of a sentence, which stays where it is and `markup_in` finds.
+
+    Args:
+        first: the opening tag.
+        last: the closing tag.
     """
     rest = text.lstrip()
-    opened = rest.startswith(THINK_START)
-    if THINK_END not in rest:
+    opened = rest.startswith(first)
+    if last not in rest:
         return "", text
     code = _code(rest)
     start = -1
-    while (start := rest.find(THINK_END, start + 1)) >= 0:
+    while (start := rest.find(last, start + 1)) >= 0:
         if _is_quoted(rest, start, "thinking tag", code):
             continue
         if not opened and _UNOPENED_THOUGHT.match(rest, start - 1):
             return "", text
-        return rest[:start].removeprefix(THINK_START).strip(), rest[start + len(THINK_END) :]
+        return rest[:start].removeprefix(first).strip(), rest[start + len(last) :]
     return "", text
+
+
+class Quotes:
+    """Where a text quotes: code blocks and code spans of Markdown, and what stands between quotation marks."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._code = text, _code(text)
+
+    def has(self, start: int) -> bool:
+        """Return whether the tag that starts there is quoted."""
+        return _is_quoted(self._text, start, "special token", self._code)
+
+    def outside(self) -> str:
+        """Return the text with "…" in the place of code."""
+        pieces, place = [], 0
+        for first, last, is_block in self._code:
+            if first >= place:
+                pieces.append(self._text[place:first])
+                place = last + 3 * is_block
+        return "…".join([*pieces, self._text[place:]])
 
 
 def _found(text: str, *, turn: bool) -> Iterator[re.Match[str]]:

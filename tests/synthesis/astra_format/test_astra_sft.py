@@ -84,7 +84,7 @@ NESTED = msgspec.structs.replace(
         MESSAGES[1],
         Message(
             "assistant", "", "",
-            [ToolCall("a", "capital_of_country", {"of": [{"x": None}, 2.5, "\u5317\u4eac", True], "by": {}})],
+            [ToolCall("a", "capital_of_country", {"of": [{"x": 0}, 2.5, "\u5317\u4eac", True], "by": {}})],
         ),
         Message("tool", "[1]", tool_call_id="a", name="capital_of_country"),
         Message("assistant", "Done."),
@@ -261,7 +261,7 @@ def called(name="capital_of_country", arguments="{}"):
         ([USER, CALL, RESULT, {"role": "assistant", "content": "  "}], ["no_final_answer"]),
         ([USER, called(arguments="```json\n{}\n```"), RESULT, ANSWER], ["repaired_arguments"]),
         ([USER, CALL, RESULT, {**ANSWER, "content": "Tokyo.<|im_end|>"}], ["leaked_markup"]),
-        ([USER, CALL, RESULT, {**ANSWER, "content": "<thought>So.</thought>Tokyo."}], ["leaked_markup"]),
+        ([USER, CALL, RESULT, {**ANSWER, "content": "<thought>So. Tokyo."}], ["leaked_markup"]),
         ([USER, CALL, RESULT, {**ANSWER, "content": "capital_of_country({})"}], ["leaked_markup"]),
         ([USER, CALL, RESULT, {**ANSWER, "reasoning_content": "So. <tool_call>"}], ["leaked_markup"]),
         ([{**USER, "content": "What is <|im_end|>?"}, CALL, RESULT, ANSWER], []),  # nobody trains on it

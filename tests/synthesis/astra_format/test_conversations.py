@@ -206,7 +206,10 @@ BAD: list[tuple[Any, str]] = [
     (tampered(messages=[ASKED, {**ANSWER, "weight": -1}]), "bad_mark: message 1: 'weight' is -1; it wants true, false"),
     (tampered(messages=[ASKED, {**ANSWER, "spoken": 1}]), "unknown_key: message 1: the key 'spoken' .1. is not known"),
     ({"conversations": [{"from": "oracle", "value": "a"}]}, "turn 0: .*from is 'oracle'"),
-    ({"conversations": [{"from": "gpt", "value": "<tool_call>{}"}]}, "turn 0: <tool_call> without </tool_call>"),
+    (
+        {"conversations": [{"from": "gpt", "value": "<tool_call>{}"}]},
+        "leaked_markup: .*<tool_call> without </tool_call>",
+    ),
     ({"conversations": [{"from": "function_call", "value": "{"}]}, "turn 0: a call that is no JSON"),
     (
         tampered(system="Be long.", messages=[{"role": "system", "content": "Be brief."}, *OPENAI]),

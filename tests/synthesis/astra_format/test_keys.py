@@ -245,8 +245,8 @@ COLUMNS: list[tuple[dict[str, Any], str]] = [
     ({"system_prompt": "Be brief."}, "rename it to system"),
     ({"completion": "Lima."}, "the row's conversation is in 'messages'"),
     ({"conversations": [{"from": "human", "value": "?"}]}, "the row's conversation is in 'messages'"),
-    ({"tool_definitions": [TOOL]}, "it holds tools; rename it to tools"),
-    ({"available_functions": json.dumps([FUNCTION])}, "it holds tools; rename it to tools"),
+    ({"my_tools": [TOOL]}, "it holds tools; rename it to tools"),
+    ({"extra_functions": json.dumps([FUNCTION])}, "it holds tools; rename it to tools"),
 ]
 
 
@@ -407,7 +407,7 @@ def test_a_table_is_read_alike_from_parquet_and_from_the_jsonl_that_is_written_o
         kept = kept_dataset([tmp_path / f"own.{suffix}"], tmp_path / "cache")
         found.append([one.messages[1].tool_calls[0].arguments for one in read_dataset(kept, Trajectory)])
         card = read_card(kept)
-        assert card["mended"]["null_argument"] > 0
+        assert card["noted"]["null_argument"] > 0
         assert "row 0 (counted from 0): weather.of" in card["examples"]["null_argument"]
     # Whether a null that the schema allows was filled in, nobody can say: it stays, the same from both.
     assert found[0] == found[1] == [{"city": "Oslo", "at": None}, {"at": None}, {"of": "Puno", "unit": "km2"}]
