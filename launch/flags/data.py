@@ -90,11 +90,11 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     skipped = [f"{count} {reason}, such as {card['examples'][reason]}" for reason, count in card["skipped"].items()]
     left = f"; left out: {'; '.join(skipped)}" if skipped else ""
     say(f"{said}: {card['count']} of {card['rows']} rows, kept in {found}{left}")
-    for name, count in card.get("noted", {}).items():
+    for name, count in card["noted"].items():
         say(f"{said}: {count} {name}, such as {card['examples'][name]}")
-    if card.get("unread"):
-        columns = ", ".join(f"{name} (of {count} rows)" for name, count in card["unread"].items())
-        say(f"{said}: columns that are not read: {columns}")
-    for weight, count in sorted(card.get("weights", {}).items()):
-        say(f"{said}: {count} turns of weight {weight}{', which are context and not trained' if weight == '0' else ''}")
+    if card["unread"]:
+        columns = ", ".join(f"{name} ({count})" for name, count in card["unread"].items())
+        say(f"{said}: columns that are not read (in how many rows): {columns}")
+    for weight, count in sorted(card["weights"].items()):
+        say(f"{said}: turns of weight {weight}{' (context, not trained)' if weight == '0' else ''}: {count}")
     return found

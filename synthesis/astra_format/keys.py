@@ -127,11 +127,12 @@ CALL = frozenset({"id", "type", "index", "call_id", "function_id", "status", "ti
 TOOL_READ = frozenset({"type", "name", "description", "properties", "required", "additionalProperties",
                        *PARAMETER_KEYS, *WRAPPER_KEYS})  # fmt: skip
 TOOL = _ORIGIN - {"properties", "extras"} | {
-    "strict", "title", "display_name", "annotations", "output_schema", "outputSchema", "output_type", "returns", "return",
-    "response", "responses", "result", "results", "output", "outputs", "examples", "example", "input_examples", "server",
-    "server_name", "namespace", "provider", "icons", "execution", "cache_control", "defer_loading", "allowed_callers",
-    "deprecated", "enabled", "is_async", "async", "code", "implementation", "method", "path", "endpoint", "host",
-    "api_name", "tool_name", "category_name", "requires_confirmation", "eager_input_streaming", "auth",
+    "strict", "title", "display_name", "annotations", "output_schema", "outputSchema", "output_type", "returns",
+    "return", "response", "responses", "result", "results", "output", "outputs", "examples", "example",
+    "input_examples", "server", "server_name", "namespace", "provider", "icons", "execution", "cache_control",
+    "defer_loading", "allowed_callers", "deprecated", "enabled", "is_async", "async", "code", "implementation",
+    "method", "path", "endpoint", "host", "api_name", "tool_name", "category_name", "requires_confirmation",
+    "eager_input_streaming", "auth",
 }  # fmt: skip
 """Keys of tools that the model is not shown."""
 

@@ -187,6 +187,27 @@ def test_what_the_hub_does_not_give_is_one_line(world, hub, start, tmp_path, cha
         assert secret not in ended.out + ended.errors
 
 
+def test_the_start_says_what_of_a_file_is_honoured_changed_and_not_read(world, hub, start, tmp_path) -> None:
+    tool = {"name": "weather", "description": "", "parameters": {"type": "object", "properties": {"city": {}}}}
+    call = {"function": {"name": "weather", "arguments": {"city": "Oslo", "day": None}}}
+    asked = {"role": "user", "content": "Oslo?"}
+    rows = [
+        {"messages": [asked, {"role": "assistant", "tool_calls": [call]}], "tools": [tool], "source": "x"},
+        {"messages": [asked, {"role": "assistant", "content": "bad", "train": False}, asked,
+                      {"role": "assistant", "content": "good", "weight": 0.5}], "source": "y"},
+    ]  # fmt: skip
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    environment = hub.environment(tmp_path / "home", NO_COLOR="1")
+    given = arguments(world, tmp_path / "run", data=str(tmp_path / "own.jsonl"))
+    said = start.begin(*given, "--preview=9", **environment).wait().out
+    for line in (
+        "1 null_argument, such as ", "row 0 (counted from 0): weather.day", "not read (in how many rows): source (2)",
+        "turns of weight 0 (context, not trained): 1", "turns of weight 0.5: 1", "«weight 0: bad<|im_end|>»",
+    ):  # fmt: skip
+        assert line in said, said
+    assert '"arguments": {"city": "Oslo"}' in said and "good<|im_end|>»" in said
+
+
 def test_a_dataset_and_a_gated_model_of_the_hub_are_previewed(world, hub, start, tmp_path) -> None:
     environment = hub.environment(tmp_path / "home", HF_TOKEN=TOKEN, NO_COLOR="1")
     given = arguments(world, tmp_path / "run", weights="hub:org/gated", data="hub:org/chats")
