@@ -13,19 +13,22 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from etils import epath
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from astra_jax import chat_files
+from astra_jax.chat_files import TokenizerError as TokenizerError
 from synthesis.core.chat_format import ChatFormat, Segment
 from synthesis.core.chat_template import FoundFormat, format_of, template_of
 from synthesis.core.chatml import QWEN3, QWEN3_INSTRUCT, THINK_END, THINK_START, ChatML
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location, write_text
-from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.refusals import InputError
 
 SPECIAL_TOKENS = QWEN3.needed
 """Of a tokenizer that is trained here: the frame's (HF's `special`), and others, which a reader wants to see."""
@@ -45,6 +48,11 @@ _SHRINKING = 3
 """Unicode's composition makes at most so many bytes one: of U+212A's three a K, of nine for U+0DDD three."""
 
 
+_SLOW = ("tokenizer.model", "spiece.model", "tiktoken.model", "vocab.txt")
+"""Tokenizers in other forms than `tokenizers`'."""
+_ROUND_TRIPS = ("word", " Word", "two  words, 1.5 !", "\n", '{"a": [1, "B"]}')
+"""Texts as pieces of conversations begin and end; all ASCII, which every vocabulary has."""
+
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 """Names of tokens that are a byte, in vocabularies of characters."""
 _VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -52,10 +60,6 @@ _BYTES = {chr(byte): byte for byte in _VISIBLE} | {
     chr(0x100 + i): byte for i, byte in enumerate(sorted({*range(0x100)} - {*_VISIBLE}))
 }
 """The byte that each character of a token's name is, in byte-level BPE."""
-
-
-class TokenizerError(Refusal):
-    """A folder holds no usable tokenizer; the message says what is missing."""
 
 
 class TooManyTokens(ValueError):
@@ -75,6 +79,8 @@ class ChatTokenizer:
         special_ids: of these and of all other tokens that are part of no text.
         added: tokens that its model's folder does not have: those of tool calls, where the model knows none.
         new_ids: of those among them that the folder's vocabulary does not have either: no model was trained on them.
+        changed_files: contents of the files that a model trained in the format has in place of its folder's, by name:
+            end tokens, and, where the folder's template writes no tools or is missing, the template and added tokens.
         vocab_size: ids are below it; a model's embedding may be larger.
     """
 
@@ -131,6 +137,7 @@ class ChatTokenizer:
         whole = {one.content for one in own}
         longest = max(len(token.encode()) if token in whole else len(token) for token in vocabulary)
         self._most_per_token = longest * (1 if tokenizer.normalizer is None else _SHRINKING)
+        self.changed_files: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, dir: Path | str) -> ChatTokenizer:
@@ -178,35 +185,60 @@ class ChatTokenizer:
         """Load a folder that `train` wrote, or that of a model whose chat template is one of the formats here.
 
         A model that knows no tools gets their tokens: `added` says which, `rows` how many rows its embedding then has,
-        and `added_files` what the folder's files are with them.
+        and `changed_files` what the folder's files are with them.
 
         Raises:
-            TokenizerError: there is no tokenizer in it, or it lacks a token of the format.
+            TokenizerError: there is no tokenizer in it, it lacks a token of the format, or does not give text back.
             TemplateError: its chat template writes no format that is trained here.
         """
         folder = location(dir)
+        tokenizer = cls._read(folder)
+        taken = frozenset(tokenizer.get_vocab(with_added_tokens=True))
+        found = format_of(folder, taken)
+        made = cls._with_tools(tokenizer, str(dir), found, chat_files.end_ids(folder))
+        made._check_text_comes_back(str(dir))
+        own_template = found.knows_tools and found.has_template
+        files = chat_files.changed_files(
+            folder,
+            made.format.turn_end,
+            made.end_ids,
+            made.pad_id,
+            template=None if own_template else template_of(made.format),
+        )
+        if made.added:
+            files["tokenizer.json"] = made._tokenizer.to_str(pretty=True)
+        made.changed_files = MappingProxyType(files)
+        return made
+
+    @staticmethod
+    def _read(folder: epath.Path) -> Tokenizer:
         file = folder / "tokenizer.json"
         if file.exists():
             try:
                 # `tokenizers` says "Exception" for whatever is wrong with the file.
-                tokenizer = Tokenizer.from_buffer(file.read_bytes())
+                return Tokenizer.from_buffer(file.read_bytes())
             except Exception as error:
                 raise TokenizerError(f"{file} cannot be read ({error}); write it again") from None
-            return cls._with_tools(tokenizer, str(dir), format_of(folder), _ends(folder))
         slow = all((folder / name).exists() for name in ("vocab.json", "merges.txt"))
         if slow and not in_bucket(folder):  # transformers converts it
             try:
                 from transformers import AutoTokenizer
             except ImportError:
                 raise TokenizerError(
-                    f"{dir} has no tokenizer.json, and its vocab.json and merges.txt are converted by transformers: "
+                    f"{folder} has no tokenizer.json, and its vocab.json and merges.txt are converted by transformers: "
                     "pip install 'astra-jax[hf]', or give a folder with a tokenizer.json"
                 ) from None
 
-            tokenizer = AutoTokenizer.from_pretrained(str(dir)).backend_tokenizer
-            return cls._with_tools(tokenizer, str(dir), format_of(folder), _ends(folder))
+            converted: Tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+            return converted
+        if (model := next((name for name in _SLOW if (folder / name).exists()), None)) is not None:
+            raise TokenizerError(
+                f"{folder} has {model} and no tokenizer.json, the only form that is read; write it once with "
+                f'python -c "from transformers import AutoTokenizer as A; A.from_pretrained({str(folder)!r})'
+                f'.save_pretrained({str(folder)!r})" (needs pip install transformers sentencepiece tiktoken)'
+            )
         raise TokenizerError(
-            f"{dir} has neither tokenizer.json nor vocab.json with merges.txt; give a tokenizer's folder"
+            f"{folder} has neither tokenizer.json nor vocab.json with merges.txt; give a tokenizer's folder"
         )
 
     @classmethod
@@ -233,18 +265,20 @@ class ChatTokenizer:
 
     def generation_config(self) -> str:
         """Hugging Face's `generation_config.json`, for a model that has none: what ends a turn, and what fills up."""
-        ends = {"do_sample": True, "eos_token_id": list(self.end_ids), "pad_token_id": self.pad_id}
-        return json.dumps(ends, indent=2) + "\n"
+        return chat_files.generation_config(None, self.end_ids, self.pad_id)
 
-    def added_files(self) -> dict[str, str]:
-        """Those of the model's folder that the added tokens change, by name; none, if none were added.
+    def _check_text_comes_back(self, origin: str) -> None:
+        """Raises `TokenizerError`: of a piece of a conversation, encoded on its own, another text is decoded.
 
-        They are `tokenizer.json` and the chat template, which then has tools.
+        Such a tokenizer puts a space before each piece or changes letters, so that what is trained is not the text.
         """
-        if not self.added:
-            return {}
-        assert isinstance(self.format, ChatML)
-        return {"tokenizer.json": self._tokenizer.to_str(pretty=True), "chat_template.jinja": template_of(self.format)}
+        for text in _ROUND_TRIPS:
+            if (found := self.decode(self.encode(text))) != text:
+                raise TokenizerError(
+                    f"{origin}: its tokenizer does not give text back: {text!r} becomes {found!r}. Use one without "
+                    "add_prefix_space (Metaspace: prepend_scheme 'never', and no Strip in the decoder) and without a "
+                    "normalizer that changes ASCII; such a model's conversations would be trained as other text"
+                )
 
     def rows(self, stored: int) -> int:
         """How many rows the embedding has with the added tokens; `stored`: how many its model's folder has."""
@@ -361,32 +395,6 @@ class ChatTokenizer:
                 if count > 2 * most:
                     raise TooManyTokens(f"more than {most} tokens")
                 size, windows = 0, []
-
-
-def _ends(folder: epath.Path) -> list[int] | None:
-    """The ids of `eos_token_id` in a model's `generation_config.json`, or `config.json` where the first has none.
-
-    So transformers reads them. None where neither has any.
-
-    Raises:
-        TokenizerError: it is not an id or a list of ids.
-    """
-    for name in ("generation_config.json", "config.json"):
-        file = folder / name
-        if not file.exists():
-            continue
-        try:
-            content = json.loads(file.read_bytes())
-        except ValueError as error:
-            raise TokenizerError(f"{file} is not JSON ({error}); write it again") from None
-        found = content.get("eos_token_id") if isinstance(content, dict) else None
-        if found is None:
-            continue
-        ids = found if isinstance(found, list) else [found]
-        if not all(type(one) is int and one >= 0 for one in ids):
-            raise TokenizerError(f"{file}: eos_token_id is {found!r:.80}; use a token id or a list of them")
-        return ids
-    return None
 
 
 def padded(tokens: int) -> int:

@@ -238,7 +238,7 @@ async def _served(start: Quickstart, arm: Arm, folder: Path) -> AsyncIterator[Cl
     model, tokenizer = start.config.model, start.tokenizer
     episode = start.config.grpo.episode
     served = replace(model, param_dtype="float32")
-    hf_checkpoint.write_serving_folder(served, start.workdir / "tokenizer", tokenizer.added_files(), folder / "serve")
+    hf_checkpoint.write_serving_folder(served, start.workdir / "tokenizer", tokenizer.changed_files, folder / "serve")
     world = World(folder, model, tokenizer)
     longest = episode.max_prompt_tokens + episode.max_response_tokens
     with serving(Server(world, arguments=[f"--max-model-len={longest}"])) as (server,):

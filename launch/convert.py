@@ -91,16 +91,19 @@ def _from_hf() -> None:
     with locked_target(target):
         _check_empty("to_orbax", target)
         params = hf_checkpoint.load_hf(source, model)
+        copied = hf_checkpoint.copy_tokenizer(source, target)
         weights.save_orbax(params, model, target)
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
-        copied = hf_checkpoint.copy_tokenizer(source, target)
         model_card.copy_card(source, target)
+    if left := hf_checkpoint.not_copied(source):
+        say(f"{target}: not copied from {source}: {', '.join(left)}")
     say(f"{target}: {count:,} parameters in {model.param_dtype}, {copied} tokenizer files")
 
 
 def _to_peft() -> None:
     from astra_jax.models import hf_checkpoint, peft
     from astra_jax.run import frozen, weights
+    from launch.flags.exports import copy_tokenizer
     from synthesis.core.workdir import locked_target
 
     source, target = cli.folder(_FROM_ORBAX), cli.local_folder(_TO_PEFT)
@@ -112,7 +115,7 @@ def _to_peft() -> None:
         assert under is not None
         base = under.origin.folder if under.origin else ""
         count = peft.save(adapters, model, under.lora, target, base=base)
-        copied = hf_checkpoint.copy_tokenizer(source, target)
+        copied = copy_tokenizer(source, target, weights.stored_step(source, _STEP.value))
     say(f"{target}: {count:,} parameters of adapters to {base or 'unnamed weights'}, {copied} tokenizer files")
 
 

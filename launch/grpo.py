@@ -291,7 +291,7 @@ def _write_serving_folder(config: GRPORun) -> None:
     with locked_target(target):
         if target.exists() and any(target.iterdir()):
             raise cli.UsageError(f"--write_serving_folder={target} is not empty; give a new folder")
-        files = hf_checkpoint.write_serving_folder(served, models.tokenizer_folder(), tokenizer.added_files(), target)
+        files = hf_checkpoint.write_serving_folder(served, models.tokenizer_folder(), tokenizer.changed_files, target)
     episode = config.grpo.episode
     longest = episode.max_prompt_tokens + episode.max_response_tokens
     say(

@@ -21,10 +21,12 @@ from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from astra_jax import chat_files
 from astra_jax.models.families import from_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
 from sandbox.settings import SettingError
+from synthesis.core.chat_template import OTHER_TEMPLATES, TEMPLATE, named_templates
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, write_bytes, write_text
 from synthesis.core.refusals import InputError, Refusal
@@ -36,6 +38,8 @@ ADAPTER = "adapter_config.json"
 """Of an adapter that lies in a folder; beside weights transformers adds it to them."""
 
 _INDEX = "model.safetensors.index.json"
+_OTHER_FORMS = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack")
+"""Endings of weights that are not read."""
 _READ = ("F64", "F32", "F16", "BF16")
 """Types of tensors, as safetensors calls them: what is cast to a parameter."""
 
@@ -89,19 +93,29 @@ def _config_json(directory: epath.Path) -> dict[str, Any]:
 
 
 def stored_dtype(directory: Folder) -> str:
-    """The parameters' dtype as `config.json` says it: `float32` or `bfloat16` (the default, as released).
+    """The parameters' dtype as `config.json` says it, else that of the first tensor: `float32` or `bfloat16`.
 
     Raises:
-        WeightsError: there is no `config.json`, or it names another dtype.
+        WeightsError: there is no `config.json`, or it names another dtype; or what `load_hf` raises of files.
     """
     content = _config_json(location(directory))
-    name = str(content.get("dtype", content.get("torch_dtype", "bfloat16")))
+    name = str(content.get("dtype") or content.get("torch_dtype") or _first_dtype(location(directory)))
     if name not in ("float32", "bfloat16"):
         raise WeightsError(
             f"{directory}/config.json: dtype is {name!r}, which nothing is computed in; say what you want with "
             "--dtype (launch.convert: --param_dtype), float32 or bfloat16"
         )
     return name
+
+
+def _first_dtype(directory: epath.Path) -> str:
+    """The type of a folder's first tensor; bfloat16, as released, where it has no safetensors."""
+    if not any(directory.glob("*.safetensors")):
+        return "bfloat16"
+    with ExitStack() as stack:
+        tensors = open_tensors(_files(Path(directory)), stack)
+        kind = tensors[min(tensors)].get_dtype()
+    return {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(kind, kind)
 
 
 def load_hf(directory: Path | str, model: Model, *, shardings: Any = None) -> Params:
@@ -113,19 +127,44 @@ def load_hf(directory: Path | str, model: Model, *, shardings: Any = None) -> Pa
         shardings: as from `Model.param_shardings`; None is the default device.
 
     Raises:
-        WeightsError: a file is damaged; a tensor is missing, left over, or of another shape; an adapter lies beside.
+        WeightsError: a file is damaged; a tensor is missing, left over, or of another shape; an adapter lies beside;
+            the head is tied to the embedding, and another head is stored.
     """
     directory, abstract = Path(directory), model.abstract_params()
     check_whole(directory)
     with ExitStack() as stack:
         tensors = open_tensors(_files(directory), stack)
         if model.tie_embeddings:
-            tensors.pop("lm_head.weight", None)  # some checkpoints store the tied matrix twice
+            _untwice(directory, tensors)
         # Llama 2's release has them in every layer; they follow from config.json, and transformers reads them no more.
         tensors = {name: one for name, one in tensors.items() if not name.endswith(".rotary_emb.inv_freq")}
         remedy = "check tie_word_embeddings, attention_bias, num_hidden_layers and num_experts in config.json"
         check_tensors(directory, model.names(), abstract, tensors, remedy=remedy)
         return read_tensors(model.names(), abstract, tensors, shardings)
+
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_COMPARED_ROWS = 1 << 12
+
+
+def _untwice(directory: Path, tensors: dict[str, Any]) -> None:
+    """Leave one matrix of a tied head and its embedding: some checkpoints store both, some the head alone.
+
+    Raises:
+        WeightsError: two different matrices are stored.
+    """
+    head = tensors.pop(_HEAD, None)
+    if head is None:
+        return
+    embedding = tensors.setdefault(_EMBEDDING, head)
+    (rows, _), shape = embedding.get_shape(), list(head.get_shape())
+    spans = (slice(at, at + _COMPARED_ROWS) for at in range(0, rows, _COMPARED_ROWS))
+    if shape != list(embedding.get_shape()) or any(np.any(embedding[one] != head[one]) for one in spans):
+        raise WeightsError(
+            f"{directory}: config.json has tie_word_embeddings true, and {_HEAD} differs from {_EMBEDDING}; "
+            f"transformers uses both. Write tie_word_embeddings false to do so, or take {_HEAD} out of the files to "
+            "use the embedding as head"
+        )
 
 
 def read_tensors(table: Iterable[NamedParam], abstract: Params, tensors: Mapping[str, Any], shardings: Any) -> Params:
@@ -200,6 +239,19 @@ def check_whole(directory: Folder) -> None:
         )
 
 
+def without_safetensors(directory: Folder) -> str:
+    """What a folder has in place of safetensors, with the remedy, for messages."""
+    found = min((one.name for ending in _OTHER_FORMS for one in location(directory).glob(f"*{ending}")), default=None)
+    if found is None:
+        return "no *.safetensors; give the directory of a Hugging Face checkpoint"
+    if found.endswith(".gguf"):
+        return f"{found} and no *.safetensors; convert it: python -m launch.convert --from_gguf=FILE --to_hf=FOLDER"
+    return (
+        f"{found} and no *.safetensors, the only form that is read; write them once with transformers: "
+        "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(ANOTHER_FOLDER)"
+    )
+
+
 def _files(directory: Path) -> dict[Path, set[str] | None]:
     """The files of a checkpoint, and which tensors each is read for; None is all that it holds.
 
@@ -210,7 +262,7 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
     if not index.exists():
         files = [whole] if whole.exists() else sorted(directory.glob("*.safetensors"))
         if not files:
-            raise WeightsError(f"{directory} has no *.safetensors; give the directory of a Hugging Face checkpoint")
+            raise WeightsError(f"{directory} has {without_safetensors(directory)}")
         return dict.fromkeys(files, None)
     try:
         content = json.loads(index.read_bytes())
@@ -371,7 +423,7 @@ def write_serving_folder(model: Model, tokenizer: Folder, own: Mapping[str, str]
     unfinished.mkdir(parents=True)
     try:
         save_tokenizer(tokenizer, unfinished, own)
-        write_text(unfinished / "config.json", _config_text(model))
+        write_config(model, unfinished)
         count = len(list(unfinished.iterdir()))
         unfinished.rename(target)
     except BaseException:
@@ -381,14 +433,15 @@ def write_serving_folder(model: Model, tokenizer: Folder, own: Mapping[str, str]
 
 
 def write_config(model: Model, directory: Folder) -> None:
-    """Write `config.json` in HF's form, which `read_config`, transformers and vLLM read; the first process does."""
+    """Write `config.json` in HF's form, which `read_config`, transformers and vLLM read; the first process does.
+
+    The ids of end tokens are those of the `generation_config.json` that is there.
+    """
     if jax.process_index():
         return
-    write_text(location(directory) / "config.json", _config_text(model))
-
-
-def _config_text(model: Model) -> str:
-    return json.dumps(model.to_hf(), indent=2) + "\n"
+    folder = location(directory)
+    content = model.to_hf() | chat_files.token_ids(folder)
+    write_text(folder / "config.json", json.dumps(content, indent=2) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -399,27 +452,49 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
     "merges.txt",
-    "chat_template.jinja",
+    "tokenizer.model",
+    TEMPLATE,
+    f"{OTHER_TEMPLATES}/*.jinja",
+    "chat_template.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "generation_config.json",
 )
+"""What transformers and vLLM read of a model beside its weights and `config.json`."""
+_WEIGHTS = (".safetensors", ".index.json", *_OTHER_FORMS)
 
 
 def copy_tokenizer(source: Folder, target: Folder, *, but: Container[str] = ()) -> int:
-    """Copy the tokenizer that lies beside a model's weights, `but` for some files. Returns how many were copied."""
+    """Copy the tokenizer that lies beside a model's weights, `but` for some files. Returns how many were copied.
+
+    With another template the folder's further ones are not copied: transformers would use its `tool_use` instead.
+    """
     folder = location(source)
-    found = [folder / name for name in TOKENIZER_FILES if name not in but and (folder / name).exists()]
+    found = [folder / name for name in TOKENIZER_FILES if name not in but and (folder / name).is_file()]
+    if TEMPLATE not in but:
+        found += named_templates(folder)
     for file in found:
-        content, copied = file.read_bytes(), location(target) / file.name
+        content, copied = file.read_bytes(), location(target) / file.relative_to(folder)
         if not copied.exists() or copied.read_bytes() != content:
+            copied.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(copied, content)
     return len(found)
 
 
-def save_tokenizer(source: Folder, target: Folder, own: Mapping[str, str]) -> None:
+def save_tokenizer(source: Folder, target: Folder, own: Mapping[str, str]) -> int:
     """Copy a tokenizer's files from beside its model's weights, with others in place of some, by their names: those
-    that `ChatTokenizer.added_files` gives."""
-    copy_tokenizer(source, target, but=own)
+    that `ChatTokenizer.changed_files` gives. Returns how many files were written."""
+    count = copy_tokenizer(source, target, but=own)
     for name, text in own.items():
         write_text(location(target) / name, text)
+    return count + len(own)
+
+
+def not_copied(source: Folder) -> list[str]:
+    """Names of a model folder's files that are neither weights nor copied; none of a run's `checkpoints/`."""
+    folder = location(source)
+    if not folder.is_dir() or (folder / "params").is_dir():
+        return []
+    names = (file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    known = (*TOKENIZER_FILES, "config.json", "README.md")
+    return sorted(name for name in names if name not in known and not name.endswith(_WEIGHTS))

@@ -53,11 +53,23 @@ def trained_on(role: str, dataset: Folder) -> TrainedOn:
     return TrainedOn(role, name if name.startswith("hub:") else name.rpartition("/")[2], card["count"], card["digest"])
 
 
-def complete(folder: Folder, tokenizer: ChatTokenizer, source: Folder) -> None:
-    """Put beside the weights of a run what a model is beside them, from the folder of its tokenizer."""
-    hf_checkpoint.save_tokenizer(source, folder, tokenizer.added_files())
-    if not (location(folder) / "generation_config.json").exists():
-        write_text(location(folder) / "generation_config.json", tokenizer.generation_config())
+def complete(folder: Folder, tokenizer: ChatTokenizer, source: Folder) -> list[str]:
+    """Put beside the weights of a run what a model is beside them, from the folder of its tokenizer.
+
+    Returns:
+        Sentences that tell the user which files differ from the folder's, and which were not copied.
+    """
+    hf_checkpoint.save_tokenizer(source, folder, tokenizer.changed_files)
+    notes = []
+    if changed := sorted(tokenizer.changed_files):
+        ends = " ".join(map(str, tokenizer.end_ids))
+        notes.append(
+            f"{', '.join(changed)}: written for the trained format, whose turns end with {tokenizer.format.turn_end} "
+            f"(end tokens: {ends})"
+        )
+    if left := hf_checkpoint.not_copied(source):
+        notes.append(f"not copied from {source}: {', '.join(left)}")
+    return notes
 
 
 def write_card(

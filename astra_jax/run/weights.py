@@ -19,7 +19,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from astra_jax import axes
 from astra_jax.models import adapters
-from astra_jax.models.hf_checkpoint import WeightsError, check_whole, load_hf, read_config, write_config
+from astra_jax.models.hf_checkpoint import (
+    WeightsError,
+    check_whole,
+    load_hf,
+    read_config,
+    without_safetensors,
+    write_config,
+)
 from astra_jax.models.model import Model, Params
 from astra_jax.run import frozen
 from astra_jax.run.checkpoints import Checkpointer, named
@@ -287,4 +294,6 @@ def _steps(directory: Folder) -> Iterator[str]:
 
 
 def _missing(directory: Folder) -> WeightsError:
-    return WeightsError(f"{directory} has no weights; give a training run's checkpoints/ folder")
+    if (found := without_safetensors(directory)).startswith("no "):
+        found = "no weights; give a training run's checkpoints/ folder"
+    return WeightsError(f"{directory} has {found}")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
+
+from synthesis.core.refusals import Refusal
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +47,31 @@ def to_hf(
     start_backend()
     model = hf_checkpoint.read_config(source, param_dtype=dtype or hf_checkpoint.stored_dtype(source))
     params = weights.load_orbax(source, model, step=step, base=base)
+    copied = copy_tokenizer(source, target, weights.stored_step(source, step))  # config.json repeats its end tokens
     hf_checkpoint.save_hf(params, model, target)
-    copied = hf_checkpoint.copy_tokenizer(source, target)
     model_card.copy_card(source, target)
     return Exported(sum(leaf.size for leaf in jax.tree.leaves(params)), model.param_dtype, copied)
+
+
+def copy_tokenizer(source: Folder, target: Path, step: int | None) -> int:
+    """Copy the tokenizer's files of a run; those of a run before 0.2 get the end tokens of the trained format.
+
+    Weights that were only converted, which are of step 0, keep the files that they came with.
+
+    Returns:
+        How many files there are.
+    """
+    from astra_jax.models import hf_checkpoint
+    from astra_jax.tokenizer import ChatTokenizer
+    from synthesis.core.files import location
+
+    changed: Mapping[str, str] = {}
+    if step and (location(source) / "tokenizer.json").exists():
+        try:
+            changed = ChatTokenizer.load(source).changed_files
+        except Refusal as error:
+            say(f"{target}: the tokenizer's files are copied as they are, since the format is not read: {error}")
+    if changed:
+        say(f"{target}: {', '.join(sorted(changed))}: written for the format that the run trained")
+    target.mkdir(parents=True, exist_ok=True)
+    return hf_checkpoint.save_tokenizer(source, target, changed)

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,9 +74,12 @@ def _snapshot(wanted: Repository, said: str) -> Path:
 
     files = ["*.safetensors", "*.safetensors.index.json", "config.json", "README.md", ADAPTER, *TOKENIZER_FILES]
     with _in_our_words(wanted.repo, said, "model"):
-        # Folders in it are other forms of the same weights, such as original/.
+        # Weights in folders are other forms of the same ones, such as original/.
         found = huggingface_hub.snapshot_download(
-            wanted.repo, revision=wanted.revision, allow_patterns=files, ignore_patterns=["*/*"]
+            wanted.repo,
+            revision=wanted.revision,
+            allow_patterns=files,
+            ignore_patterns=["*/*.safetensors", "*/*.safetensors.index.json"],
         )
     return Path(str(found))
 
@@ -212,15 +216,25 @@ def check_may_write(repo: str, said: str, *, public: bool) -> None:
 
 
 def upload(folder: Path, repo: str, said: str, *, message: str) -> str:
-    """Upload a model's folder in one commit: its files, none of folders in it. The address where it is then.
+    """Upload a model's folder in one commit: its files, and of the folders in it the named chat templates alone.
+
+    Returns:
+        The address where it is then.
 
     Raises:
         HubError: the Hub does not take it.
     """
     import huggingface_hub
 
+    from synthesis.core.chat_template import OTHER_TEMPLATES
+
+    names = [escape(file.name) for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
     with _in_our_words(repo, f"{said[: said.index('=')]}={PREFIX}{repo}", "model"):
         done = huggingface_hub.upload_folder(
-            repo_id=repo, folder_path=folder, commit_message=message, ignore_patterns=["*/*", ".*"]
+            repo_id=repo,
+            folder_path=folder,
+            commit_message=message,
+            allow_patterns=[*names, f"{OTHER_TEMPLATES}/*.jinja"],
+            ignore_patterns=["*/*/*"],
         )
     return str(done.commit_url)

@@ -264,7 +264,9 @@ def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
     """Put tokenizer, chat template and generation configuration beside a run's checkpoints."""
     from astra_jax.run import model_card
 
-    model_card.complete(workdir / model_card.CHECKPOINTS, tokenizer, tokenizer_folder())
+    folder = workdir / model_card.CHECKPOINTS
+    for note in model_card.complete(folder, tokenizer, tokenizer_folder()):
+        say(f"{folder}: {note}")
 
 
 def ended(stopped: Stopped) -> int:

@@ -102,7 +102,7 @@ def take_tokenizer(config: QuickstartConfig, folder: Path, target: Path) -> Chat
             f"{config.model.vocab_size}; use --config.model.vocab_size={rows} and a new --workdir"
         )
     target.mkdir(exist_ok=True)
-    hf_checkpoint.save_tokenizer(folder, target, tokenizer.added_files())
+    hf_checkpoint.save_tokenizer(folder, target, tokenizer.changed_files)
     return tokenizer
 
 

@@ -8,8 +8,9 @@ trained on conversations that whoever serves it never writes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from synthesis.core.chat_format import ChatFormat, NotInFormat, written
 from synthesis.core.chatml import QWEN3, QWEN3_INSTRUCT, TURN_END, TURN_START, ChatML
-from synthesis.core.llama3_chat import LLAMA3, TODAY
+from synthesis.core.llama3_chat import LLAMA3, LLAMA3_0, TODAY, Llama3
 from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.refusals import Refusal
 
+TEMPLATE = "chat_template.jinja"
+OTHER_TEMPLATES = "additional_chat_templates"
+"""Folder with a file NAME.jinja for each template that has a name, such as `tool_use`."""
 _MOST_CHARACTERS = 1 << 18
 """Of a template; Qwen3's has 4,000."""
 
@@ -39,46 +43,69 @@ class FoundFormat:
     Attributes:
         format: in which its model's conversations are rendered and parsed.
         knows_tools: False where the template leaves tools and calls out, and the format adds them.
+        has_template: False where the folder has none, and the format follows from the vocabulary.
     """
 
     format: ChatFormat
     knows_tools: bool = True
+    has_template: bool = True
 
 
-def format_of(folder: epath.Path) -> FoundFormat:
+def format_of(folder: epath.Path, vocabulary: Collection[str] = ()) -> FoundFormat:
     """The chat format of a folder's model.
 
-    A folder without a template, such as that of a tokenizer made here, is of Qwen3's format. A template of ChatML that
-    leaves tools out, such as SmolLM2's, becomes ChatML with calls in tags, with the system's turn that it has.
+    A template of ChatML that leaves tools out, such as SmolLM2's, becomes ChatML with calls in tags, with the system's
+    turn that it has; Llama 3.0's gets calls as Llama 3.1's has them. A folder without a template is of the format whose
+    tokens the vocabulary has, as a base model's is: Qwen3's, Llama 3.1's, or ChatML.
+
+    Args:
+        vocabulary: the tokenizer's tokens.
 
     Raises:
         TemplateError: the template cannot be read or rendered, or a probe comes out in none of the formats.
     """
     template = _Template(folder)
     if not template:
-        return FoundFormat(QWEN3)
+        return _format_with(vocabulary)
     plain = ChatML(default_system=_default_system(template))
     differences: list[tuple[int, str, str]] = []
-    for one in (QWEN3, QWEN3_INSTRUCT, plain, LLAMA3):
+    for one in (QWEN3, QWEN3_INSTRUCT, plain, LLAMA3, LLAMA3_0):
         difference = _difference(template, one, _PROBES)
         if difference is None:
             return FoundFormat(one)
         differences.append(difference)
-    if template.ignores_tools() and _difference(template, plain, _WITHOUT_TOOLS) is None:
-        return FoundFormat(plain, knows_tools=False)
+    if template.ignores_tools():
+        for one in (plain, LLAMA3_0):
+            if _difference(template, one, _WITHOUT_TOOLS) is None:
+                return FoundFormat(one, knows_tools=False)
     # The nearest is the one that comes furthest.
     _, found, wanted = nearest = max(differences, key=lambda one: (one[0], _shared(one)))
     at = max(0, _shared(nearest) - 20)
     raise TemplateError(
         f"{folder}: its chat template is of no format that is trained here: it writes {found[at : at + 60]!r} "
-        f"where the nearest has {wanted[at : at + 60]!r}. Give a folder with Qwen3's, Qwen2.5's, Llama 3.1's or "
-        "plain ChatML's (--tokenizer), or take the template out of it (chat_template.jinja, and chat_template in "
-        "tokenizer_config.json) to train Qwen3's format"
+        f"where the nearest has {wanted[at : at + 60]!r}. Give a folder with Qwen3's, Qwen2.5's, Llama 3's or "
+        f"plain ChatML's (--tokenizer), or take the template out of it ({TEMPLATE}, {OTHER_TEMPLATES}/, and "
+        "chat_template in tokenizer_config.json) to train the format whose tokens its vocabulary has"
     )
 
 
-def template_of(chat_format: ChatML) -> str:
-    """A template that writes what a format of ChatML renders, for a folder whose own leaves tools out or has none."""
+def _format_with(vocabulary: Collection[str]) -> FoundFormat:
+    """The format of a model without a template."""
+    tokens = frozenset(vocabulary)
+    for one in (QWEN3, LLAMA3):
+        if tokens.issuperset(one.needed):
+            return FoundFormat(one, has_template=False)
+    if tokens.issuperset(ChatML().needed):
+        return FoundFormat(ChatML(), knows_tools=False, has_template=False)
+    return FoundFormat(QWEN3, has_template=False)
+
+
+def template_of(chat_format: ChatFormat) -> str:
+    """A template that writes what a format renders, for a folder whose own leaves tools out or has none."""
+    if isinstance(chat_format, Llama3):
+        text = (Path(__file__).parent / "llama3.jinja").read_text(encoding="utf-8")
+        return text.replace("TODAY", written(TODAY) if chat_format.dates else "none", 1)
+    assert isinstance(chat_format, ChatML)
     text = (Path(__file__).parent / "chatml.jinja").read_text(encoding="utf-8")
     system = chat_format.default_system
     thoughts = "true" if chat_format.thoughts else "false"
@@ -101,16 +128,16 @@ def _shared(difference: tuple[int, str, str]) -> int:
 
 
 def _templates(folder: epath.Path) -> Mapping[str, str]:
-    """By name, as transformers looks for them: a file of its own goes before `tokenizer_config.json`."""
-    own, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    """By name, as transformers looks for them: files of their own go before `tokenizer_config.json`."""
+    config = folder / "tokenizer_config.json"
+    files = {file.name.removesuffix(".jinja"): file for file in named_templates(folder)}
+    if (folder / TEMPLATE).exists():
+        files.setdefault("default", folder / TEMPLATE)
     try:
-        if own.exists():
-            found: Any = own.read_text(encoding="utf-8")
-        elif config.exists():
+        found: Any = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+        if not files and config.exists():
             content = json.loads(config.read_bytes())
             found = content.get("chat_template") if isinstance(content, dict) else None
-        else:
-            return {}
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise TemplateError(f"{folder}: its chat template cannot be read ({error}); copy the folder again") from None
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):
@@ -127,19 +154,30 @@ def _templates(folder: epath.Path) -> Mapping[str, str]:
     return templates
 
 
+def named_templates(folder: epath.Path) -> list[epath.Path]:
+    """The files of `additional_chat_templates`, by name."""
+    return sorted((folder / OTHER_TEMPLATES).glob("*.jinja")) if (folder / OTHER_TEMPLATES).is_dir() else []
+
+
 def _tokens(folder: epath.Path) -> dict[str, str]:
-    """The special tokens that a template may name, as `tokenizer_config.json` has them."""
-    try:
-        content = json.loads((folder / "tokenizer_config.json").read_bytes())
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        return {}
+    """The special tokens that a template may name: those of `tokenizer_config.json`, and of `special_tokens_map.json`,
+    which transformers reads where the first has no `added_tokens_decoder`."""
+    config, tokens_map = (_object(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     found = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        token = content.get(name) if isinstance(content, dict) else None
+    for name, token in (config if "added_tokens_decoder" in config else config | tokens_map).items():
         token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
+        if name.endswith("_token") and isinstance(token, str):
             found[name] = token
     return found
+
+
+def _object(file: epath.Path) -> dict[str, Any]:
+    """The JSON object of a file; empty where there is none."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 class _Generation(Extension):
@@ -235,6 +273,16 @@ class _Template:
                 "copy the folder again"
             ) from None
 
+    @property
+    def has_tool_use(self) -> bool:
+        """Whether conversations with tools have a template of their own."""
+        return "tool_use" in self._texts
+
+    @cached_property
+    def always_opens(self) -> bool:
+        """Whether it opens the assistant's turn unasked, as the first Llama 3's does."""
+        return self.render(_TALK[:2], (), opened=True) == self.render(_TALK[:2], (), opened=False)
+
     def ignores_tools(self) -> bool:
         """Whether it writes the same with tools as without, and of a call nothing."""
         called, plain = _TALK[2], Message("assistant", _TALK[2].content)
@@ -246,8 +294,10 @@ class _Template:
 def _difference(template: _Template, chat_format: ChatFormat, probes: Sequence[Probe]) -> tuple[int, str, str] | None:
     """The first probe that comes out otherwise: its number, what the template writes, and what is written here."""
     for number, (messages, tools, opened) in enumerate(probes):
+        if template.has_tool_use and not tools and any(one.tool_calls for one in messages):
+            continue  # calls are for the other template, which is given their tools
         try:
-            segments = chat_format.render(messages, tools, add_generation_prompt=opened)
+            segments = chat_format.render(messages, tools, add_generation_prompt=opened or template.always_opens)
         except NotInFormat:
             continue
         found = template.render(messages, tools, opened=opened)

@@ -1,4 +1,4 @@
-"""Llama 3.1's chat format, which 3.2 and 3.3 share: turns with headers, a call as JSON, one a turn.
+"""Llama 3's chat formats: turns with headers, a call as JSON, one a turn. 3.1, 3.2 and 3.3 share one, 3.0 has its own.
 
     <|begin_of_text|><|start_header_id|>system<|end_header_id|> … <|eot_id|>
     <|start_header_id|>user<|end_header_id|> … one JSON schema after the other … the question <|eot_id|>
@@ -6,7 +6,8 @@
     <|start_header_id|>ipython<|end_header_id|> "…"<|eot_id|>
     <|start_header_id|>assistant<|end_header_id|> …<|eot_id|>
 
-As its template has it, what the assistant says beside a call is left out, and there are no thoughts.
+As its template has it, what the assistant says beside a call is left out, and there are no thoughts. 3.0's template has
+no dates, no turn of the system that no message asked for, and no tools: calls and results are written as 3.1's are.
 """
 
 from __future__ import annotations
@@ -54,11 +55,17 @@ def _header(role: str) -> str:
 
 @dataclass(frozen=True)
 class Llama3(ChatFormat):
-    """The format; `LLAMA3` is its value."""
+    """A format of this kind; `LLAMA3` is 3.1's, `LLAMA3_0` is 3.0's.
+
+    Attributes:
+        dates: every conversation starts with a system's turn that has the dates.
+    """
+
+    dates: bool = True
 
     @property
     def identity(self) -> Any:
-        return {"llama3": TODAY}
+        return {"llama3": TODAY if self.dates else None}
 
     @property
     def turn_end(self) -> str:
@@ -99,12 +106,9 @@ class Llama3(ChatFormat):
         keep_reasoning: bool,
         thinking: bool,
     ) -> list[Segment]:
-        system, rest = "", list(messages)
-        if rest[0].role == "system":
-            system = self._said(rest.pop(0))
-        environment = "Environment: ipython\n" if tools else ""
-        dates = f"Cutting Knowledge Date: December 2023\nToday Date: {TODAY}\n\n"
-        pieces = [Segment(f"{BEGIN}{_header('system')}{environment}{dates}{system}{TURN_END}", False)]
+        rest = list(messages)
+        system = self._said(rest.pop(0)) if rest[0].role == "system" else None
+        pieces = [Segment(BEGIN + self._system(system, shows_tools=bool(tools)), False)]
         if tools:
             if not rest or rest[0].role != "user":
                 raise NotInFormat("Llama 3's format shows tools in a user's message, which has to come first")
@@ -132,6 +136,13 @@ class Llama3(ChatFormat):
 
     def escape(self, text: str) -> str:
         return escaped_of(text, (), self.control)
+
+    def _system(self, said: str | None, *, shows_tools: bool) -> str:
+        if not self.dates:
+            return "" if said is None else f"{_header('system')}{said}{TURN_END}"
+        environment = "Environment: ipython\n" if shows_tools else ""
+        dates = f"Cutting Knowledge Date: December 2023\nToday Date: {TODAY}\n\n"
+        return f"{_header('system')}{environment}{dates}{said or ''}{TURN_END}"
 
     def _said(self, message: Message) -> str:
         return self.escape(message.content.strip())
@@ -185,7 +196,7 @@ class Llama3(ChatFormat):
         return 0
 
 
-LLAMA3 = Llama3()
+LLAMA3, LLAMA3_0 = Llama3(), Llama3(dates=False)
 
 
 def _parse_call(body: str) -> Call | None:

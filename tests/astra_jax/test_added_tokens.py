@@ -50,13 +50,13 @@ def test_tokens_of_calls_are_added_behind_all_others(plain: Path) -> None:
 
 
 def test_what_is_saved_beside_a_run_is_the_same_tokenizer_and_writes_calls(plain: Path, tmp_path: Path) -> None:
-    tokenizer, own = ChatTokenizer.load(plain), ChatTokenizer.load(plain).added_files()
+    tokenizer, own = ChatTokenizer.load(plain), ChatTokenizer.load(plain).changed_files
     assert copy_tokenizer(plain, tmp_path, but=own) == 1
     for name, text in own.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     again = ChatTokenizer.load(tmp_path)
     assert (again.digest, again.vocabulary_digest) == (tokenizer.digest, tokenizer.vocabulary_digest)
-    assert again.format == tokenizer.format and again.added == () and again.added_files() == {}
+    assert again.format == tokenizer.format and again.added == () and again.changed_files == {}
     assert again.rows(400) == 400
 
     from transformers import AutoTokenizer
@@ -80,7 +80,7 @@ def test_of_a_model_without_a_system_it_is_the_same_format_again(tmp_path: Path)
     folder = make_folder(tmp_path, chat_template=plain)
     tokenizer = ChatTokenizer.load(folder)
     assert tokenizer.added == ADDED and tokenizer.format.identity == ChatML().identity
-    for name, text in tokenizer.added_files().items():
+    for name, text in tokenizer.changed_files.items():
         (folder / name).write_text(text, encoding="utf-8")
     again = ChatTokenizer.load(folder)
     assert (again.digest, again.format, again.added) == (tokenizer.digest, tokenizer.format, ())
@@ -274,7 +274,7 @@ def test_of_a_folder_that_cuts_texts_added_files_and_spellings_are_those_of_one_
     stored.enable_truncation(2)
     stored.save(str(folder / "tokenizer.json"))
     cutting = ChatTokenizer.load(folder)
-    assert cutting.added_files() == whole.added_files() and cutting.spelled(384) == whole.spelled(384)
+    assert cutting.changed_files == whole.changed_files and cutting.spelled(384) == whole.spelled(384)
 
 
 def test_added_tokens_are_spelled_by_those_that_a_model_has_rows_for(plain: Path, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_added_tokens_are_spelled_by_those_that_a_model_has_rows_for(plain: Path
     assert tokenizer.spelled(386) == {number: wanted[number] for number in (386, 387)}
     assert tokenizer.spelled(388) == {}
     # A folder that has the tokens already, beside weights that have no rows for them.
-    copy_tokenizer(plain, tmp_path, but=tokenizer.added_files())
-    for name, text in tokenizer.added_files().items():
+    copy_tokenizer(plain, tmp_path, but=tokenizer.changed_files)
+    for name, text in tokenizer.changed_files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert ChatTokenizer.load(tmp_path).spelled(384) == wanted

@@ -8,11 +8,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from astra_jax.chat_files import token_ids
 from astra_jax.models.gguf.file import GGUFFile
 from astra_jax.models.gguf.tokenizer import HFTokenizer
 from astra_jax.models.gguf.weights import HFModel
 from astra_jax.models.hf_checkpoint import save_tensors
-from synthesis.core.files import write_text
+from synthesis.core.files import location, write_text
 
 FILE_BYTES = 10**9
 """Of a safetensors file, which is what is held in memory, with one tensor more."""
@@ -54,6 +55,7 @@ def convert(source: Path, target: Path, *, dtype: str | None = None, file_bytes:
         folder = Path(made) / "hf"  # unlike the temporary one, for whom the umask says
         save_tensors(model.tensors(dtype), folder, max_bytes=file_bytes)
         files = tokenizer.save(folder)
-        write_text(folder / "config.json", json.dumps({**model.config, "dtype": dtype}, indent=2) + "\n")
+        content = {**model.config, **token_ids(location(folder)), "dtype": dtype}
+        write_text(folder / "config.json", json.dumps(content, indent=2) + "\n")
         folder.replace(target)
     return Converted(model.parameters, dtype, len(files))

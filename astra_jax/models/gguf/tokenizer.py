@@ -62,6 +62,7 @@ _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe")
 """A piece that is a token is that token, whatever the merges would make of it; and a text begins with a token of its
 own where the file does not say otherwise."""
 
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>")
 _NEEDED_BYTES = (*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
 """Of a byte without a token nothing is left in a text. SmolLM2 has none for six control characters, nor for planes of
 Unicode that are empty."""
@@ -80,6 +81,7 @@ class HFTokenizer:
         tokenizer: as `tokenizer.json` has it.
         config: the content of `tokenizer_config.json`.
         template: the chat template; "" where there is none.
+        ends: ids of the tokens that end a text or a turn.
 
     Raises:
         GGUFError: a kind of tokenizer, or a way to cut text, that is not read; a key that is missing or does not fit.
@@ -119,6 +121,7 @@ class HFTokenizer:
         if file.value("tokenizer.ggml.add_bos_token", bool, pre in _WHOLE_WORDS):
             self._begin_with_bos(tokens)
         self.template: str = file.value("tokenizer.chat_template", str, "")
+        self.ends = self._ends(tokens, kinds)
 
     def save(self, folder: Path) -> list[str]:
         """Write the files into a folder; returns their names."""
@@ -128,6 +131,11 @@ class HFTokenizer:
         }
         if self.template:
             files["chat_template.jinja"] = self.template
+        if self.ends:
+            named = {"bos_token_id": "bos", "pad_token_id": "padding"}
+            ids = {name: self._file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+            content = {name: one for name, one in ids.items() if one is not None} | {"eos_token_id": self.ends}
+            files["generation_config.json"] = json.dumps(content, indent=2) + "\n"
         for name, text in files.items():
             write_text(folder / name, text)
         return list(files)
@@ -189,6 +197,18 @@ class HFTokenizer:
         if length and isinstance(length[0], int):
             config["model_max_length"] = length[0]
         return config
+
+    def _ends(self, tokens: list[str], kinds: list[int]) -> list[int]:
+        """Those that the file names; without an end of turn, control tokens that llama.cpp knows as one, as it does."""
+        found, eot = [], "tokenizer.ggml.eot_token_id"
+        for key in ("tokenizer.ggml.eos_token_id", eot, "tokenizer.ggml.eom_token_id"):
+            if key in self._file.metadata:
+                found.append(self._file.value(key, int))
+                if not 0 <= found[-1] < len(tokens):
+                    raise self._file.error(key, f"is {found[-1]}, of {len(tokens)} tokens", "key")
+        if eot not in self._file.metadata:
+            found += [i for i, one in enumerate(tokens) if one in _TURN_ENDS and kinds[i] == _CONTROL]
+        return list(dict.fromkeys(found))
 
     def _begin_with_bos(self, tokens: list[str]) -> None:
         if "bos_token" not in self.config:

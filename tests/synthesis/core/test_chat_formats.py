@@ -15,7 +15,7 @@ from template_world import PLAIN_CHATML, template
 from synthesis.core.chat_format import ChatFormat, MalformedCall, NotInFormat, Segment
 from synthesis.core.chat_template import FoundFormat, TemplateError, format_of, template_of
 from synthesis.core.chatml import QWEN2_5, QWEN3, QWEN3_INSTRUCT, ChatML
-from synthesis.core.llama3_chat import LLAMA3
+from synthesis.core.llama3_chat import LLAMA3, LLAMA3_0
 from synthesis.core.records import Message, ToolCall, ToolSpec
 
 PLAIN = ChatML(default_system='You are a tiny assistant 🤏 of "few" words.\nBe kind.')
@@ -28,6 +28,8 @@ FORMATS: dict[str, ChatFormat] = {
     "plain": PLAIN,
     "no system": ChatML(),
     "llama3": LLAMA3,
+    "llama3, our template": LLAMA3,
+    "llama3_0": LLAMA3_0,
 }
 BOS = "<|begin_of_text|>"
 
@@ -101,12 +103,12 @@ messages_lists = st.lists(
 
 @settings(max_examples=120)
 @given(messages=messages_lists, tools=tools_lists, opened=st.booleans())
-@pytest.mark.parametrize("name", ["qwen2_5", "plain", "no system", "llama3"])
+@pytest.mark.parametrize("name", ["qwen2_5", "plain", "no system", "llama3", "llama3, our template", "llama3_0"])
 def test_rendered_text_is_byte_equal_to_the_models_template(name, messages, tools, opened):
     try:
         ours = text_of(FORMATS[name].render(messages, tools, add_generation_prompt=opened))
     except NotInFormat:
-        assert name == "llama3"
+        assert name.startswith("llama3")
         return
     assert ours == hf_render(name, messages, tools, opened=opened)
 
@@ -242,7 +244,7 @@ def test_each_assistant_turn_is_one_trainable_segment(name, messages, tools, ope
 def test_appending_turns_and_results_gives_the_conversation(name, thought):
     one, messages = FORMATS[name], [Message("user", "Why?")]
     text = text_of(one.render(messages, [WEATHER], add_generation_prompt=True))
-    for turn_calls in ([OSLO], [OSLO] if name == "llama3" else TWO):
+    for turn_calls in ([OSLO], [OSLO] if name.startswith("llama3") else TWO):
         messages.append(Message("assistant", "", reasoning=thought, tool_calls=turn_calls))
         rendered = one.render([*messages, Message("tool", "")], [WEATHER])
         text += [segment.text for segment in rendered if segment.trainable][-1]
@@ -255,7 +257,7 @@ def test_appending_turns_and_results_gives_the_conversation(name, thought):
 @given(content=st.sampled_from(["", "Let me see.", "a\n\nb"]), turn_calls=st.lists(calls, max_size=3))
 @pytest.mark.parametrize("name", FORMATS)
 def test_parsing_a_rendered_turn_gives_the_turn_back(name, content, turn_calls):
-    if name == "llama3":
+    if name.startswith("llama3"):
         content, turn_calls = "" if turn_calls else content, turn_calls[:1]
     segments = FORMATS[name].render([Message("user", "?"), Message("assistant", content, tool_calls=turn_calls)], [])
     parsed = FORMATS[name].parse_assistant(next(one.text for one in segments if one.trainable))
@@ -311,6 +313,41 @@ def test_llama3s_templates_are_its_format(tmp_path, name: str) -> None:
     (tmp_path / "chat_template.jinja").write_text(template(name))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": BOS}}))
     assert format_of(epath.Path(tmp_path)) == FoundFormat(LLAMA3)
+
+
+ALWAYS_OPEN = template("llama3").replace("{% if add_generation_prompt %}", "").rpartition("{% endif %}")[0]
+"""Llama 3's template as first released: the assistant's turn is opened unasked."""
+
+
+@pytest.mark.parametrize("text", [template("llama3"), ALWAYS_OPEN], ids=["llama3", "always open"])
+def test_llama_3_0_has_a_format_of_its_own_and_gets_tools(tmp_path, text: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(text)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS}))
+    assert format_of(epath.Path(tmp_path)) == FoundFormat(LLAMA3_0, knows_tools=False)
+    rendered = hf_tokenizer().apply_chat_template(
+        [{"role": one.role, "content": one.content} for one in TALK if one.role != "tool"],
+        chat_template=text,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    plain = [Message(one.role, one.content) for one in TALK if one.role != "tool"]
+    assert text_of(LLAMA3_0.render(plain, [], add_generation_prompt=True)) == rendered
+    (tmp_path / "chat_template.jinja").write_text(template_of(LLAMA3_0))
+    assert format_of(epath.Path(tmp_path)) == FoundFormat(LLAMA3_0)
+    assert LLAMA3_0.identity != LLAMA3.identity
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        (QWEN3.needed, FoundFormat(QWEN3, has_template=False)),
+        ((*LLAMA3.frame, "<|python_tag|>"), FoundFormat(LLAMA3, has_template=False)),
+        (QWEN2_5.frame, FoundFormat(ChatML(), knows_tools=False, has_template=False)),
+        (("<s>", "</s>"), FoundFormat(QWEN3, has_template=False)),  # whose tokens are then missed by name
+    ],
+)
+def test_a_base_model_without_a_template_gets_the_format_of_its_tokens(tmp_path, tokens, found) -> None:
+    assert format_of(epath.Path(tmp_path), tokens) == found
 
 
 def test_a_plain_template_gets_calls_in_tags_and_a_template_that_writes_them(tmp_path) -> None:

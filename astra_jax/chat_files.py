@@ -1,0 +1,127 @@
+"""The files of a model's folder that state its end tokens, read and rewritten for the chat format that is trained.
+
+transformers' `generate` stops at `eos_token_id` of `generation_config.json` and reads no other file where that one is
+there. vLLM stops there too, and at `eos_token` of the tokenizer's files. A base model names `<|endoftext|>` in both,
+and never stops after a turn that it was trained to end with `<|im_end|>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from synthesis.core.refusals import Refusal
+
+GENERATION, TOKENIZER, TOKENS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+class TokenizerError(Refusal):
+    """A folder holds no usable tokenizer; the message says what is missing."""
+
+
+def read_object(file: epath.Path) -> dict[str, Any]:
+    """The JSON object of a file; empty where the file is missing.
+
+    Raises:
+        TokenizerError: the file is no JSON object.
+    """
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{file} is not JSON ({error}); write it again") from None
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{file} is no JSON object; copy it again")
+    return content
+
+
+def end_ids(folder: epath.Path) -> list[int] | None:
+    """The ids of `eos_token_id` in `generation_config.json`, or in `config.json` where the first has none.
+
+    Returns:
+        None where neither has any.
+
+    Raises:
+        TokenizerError: it is not an id or a list of ids.
+    """
+    for name in (GENERATION, "config.json"):
+        found = read_object(folder / name).get("eos_token_id")
+        if found is None:
+            continue
+        ids = found if isinstance(found, list) else [found]
+        if not all(type(one) is int and one >= 0 for one in ids):
+            raise TokenizerError(f"{folder / name}: eos_token_id is {found!r:.80}; use a token id or a list of them")
+        return ids
+    return None
+
+
+def token_ids(folder: epath.Path) -> dict[str, Any]:
+    """The ids of `generation_config.json` that `config.json` repeats: of the first token, the end tokens and padding.
+
+    Raises:
+        TokenizerError: the file is no JSON object.
+    """
+    content = read_object(folder / GENERATION)
+    return {name: content[name] for name in _IDS if content.get(name) is not None}
+
+
+def generation_config(folder: epath.Path | None, ends: Sequence[int], pad: int) -> str:
+    """`generation_config.json` that stops at all `ends`; all else is the folder's, or what `config.json` there has.
+
+    Args:
+        folder: None: a tokenizer without one.
+        ends: the token that ends a turn first.
+        pad: the padding token where the folder names none.
+    """
+    if folder is not None and (content := read_object(folder / GENERATION)):
+        return _text(content | {"eos_token_id": list(ends)})
+    stored = {} if folder is None else read_object(folder / "config.json")
+    ids = {name: stored[name] for name in ("bos_token_id", "pad_token_id") if type(stored.get(name)) is int}
+    return _text({"do_sample": True, "pad_token_id": pad} | ids | {"eos_token_id": list(ends)})
+
+
+def changed_files(
+    folder: epath.Path, turn_end: str, ends: Sequence[int], pad: int, *, template: str | None
+) -> dict[str, str]:
+    """Contents of the files that differ from the folder's, by name: end tokens, and the template.
+
+    Args:
+        turn_end: the token that ends a turn.
+        ends: ids of all end tokens, that of `turn_end` first.
+        pad: the padding token where the folder names none.
+        template: the chat template; None: the folder's own.
+
+    Raises:
+        TokenizerError: a file is no JSON object.
+    """
+    made: dict[str, str] = {}
+    found = read_object(folder / GENERATION).get("eos_token_id")
+    if ends[0] not in (found if isinstance(found, list) else [found]):
+        made[GENERATION] = generation_config(folder, ends, pad)
+    config, tokens = read_object(folder / TOKENIZER), read_object(folder / TOKENS)
+    wanted = config | {"eos_token": turn_end if _content(config.get("eos_token")) != turn_end else config["eos_token"]}
+    if not config and (folder / "tokenizer.json").exists():
+        # Otherwise transformers rebuilds the tokenizer of config.json's model_type, which cuts text by its own rules.
+        wanted = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | wanted
+    if template is not None:
+        made["chat_template.jinja"] = template
+        wanted.pop("chat_template", None)
+    if wanted != config:
+        made[TOKENIZER] = _text(wanted)
+    if _content(tokens.get("eos_token", turn_end)) != turn_end:
+        made[TOKENS] = _text(tokens | {"eos_token": turn_end})
+    return made
+
+
+def _content(token: Any) -> Any:
+    """The text of a token, which may be stored with its settings."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
