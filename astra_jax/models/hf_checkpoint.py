@@ -157,9 +157,9 @@ def _untwice(directory: Path, tensors: dict[str, Any]) -> None:
     if head is None:
         return
     embedding = tensors.setdefault(_EMBEDDING, head)
-    (rows, _), shape = embedding.get_shape(), list(head.get_shape())
-    spans = (slice(at, at + _COMPARED_ROWS) for at in range(0, rows, _COMPARED_ROWS))
-    if shape != list(embedding.get_shape()) or any(np.any(embedding[one] != head[one]) for one in spans):
+    shape = list(embedding.get_shape())
+    spans = (slice(at, min(at + _COMPARED_ROWS, shape[0])) for at in range(0, shape[0], _COMPARED_ROWS))
+    if shape != list(head.get_shape()) or any(np.any(embedding[one] != head[one]) for one in spans):
         raise WeightsError(
             f"{directory}: config.json has tie_word_embeddings true, and {_HEAD} differs from {_EMBEDDING}; "
             f"transformers uses both. Write tie_word_embeddings false to do so, or take {_HEAD} out of the files to "

@@ -186,10 +186,11 @@ def test_a_base_models_run_exported_by_the_programs_stops(tmp_path: Path) -> Non
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    said = run("launch.sft", config=tmp_path / "config.py", weights=base, data=tmp_path / "data.jsonl", workdir=tmp_path / "run")  # fmt: skip
+    data, workdir = tmp_path / "data.jsonl", tmp_path / "run"
+    said = run("launch.sft", config=tmp_path / "config.py", weights=base, data=data, workdir=workdir)
     assert "written for the trained format, whose turns end with <|eot_id|> (end tokens: 4 1)" in said
     assert "chat_template.jinja, generation_config.json, tokenizer_config.json" in said
-    run("launch.convert", from_orbax=tmp_path / "run" / "checkpoints", to_hf=tmp_path / "hf")
+    run("launch.convert", from_orbax=workdir / "checkpoints", to_hf=tmp_path / "hf")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     prompt = tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     made_by_model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").generate(**prompt)
