@@ -135,18 +135,22 @@ def pushed(start: Programs, hub: Hub, home: Path, *given: str, **more: str) -> E
 
 def test_a_run_goes_to_the_hub_and_comes_back(world, hub, start, trained, tmp_path) -> None:
     run, _ = trained
+    named = "additional_chat_templates/rag.jinja"
+    (run / "checkpoints" / named).parent.mkdir()
+    (run / "checkpoints" / named).write_text("{{ messages[0].content }}")
     given = (f"--weights={run / 'checkpoints'}", "--repository=me/trained")
     done = pushed(start, hub, tmp_path / "home", *given, HF_TOKEN=TOKEN)
     assert done.code == 0 and f"{hub.address}/me/trained/commit/" in done.out, done.errors
     there = hub.repositories["models/me/trained"]
     assert there["README.md"] == (run / "checkpoints" / "README.md").read_bytes()
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-            "generation_config.json"} <= there.keys()  # fmt: skip
+            "generation_config.json", named} <= there.keys()  # fmt: skip
     assert not list(run.glob("astra-push-*")) and TOKEN not in done.out + done.errors
     back = arguments(world, tmp_path / "more", weights="me/trained")
     ended = start.begin(*back, **hub.environment(tmp_path / "home")).wait()
     assert ended.code == 0, ended.errors
     assert "base_model: me/trained" in (tmp_path / "more" / "checkpoints" / "README.md").read_text(encoding="utf-8")
+    assert (tmp_path / "more" / "checkpoints" / named).read_text() == "{{ messages[0].content }}"
 
 
 @pytest.mark.parametrize(

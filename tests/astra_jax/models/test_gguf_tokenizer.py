@@ -10,6 +10,7 @@ import pytest
 from gguf_world import SCRIPTS, SMOLLM2, smollm2, texts, trained, write
 from tokenizers import Tokenizer
 
+from astra_jax.models.gguf.convert import convert
 from astra_jax.models.gguf.file import GGUFError, GGUFFile
 from astra_jax.models.gguf.tokenizer import PRE_TOKENIZERS, HFTokenizer
 
@@ -64,7 +65,8 @@ def test_transformers_reads_the_folder_that_is_written(tmp_path: Path) -> None:
     write(tmp_path / "a.gguf", pre="llama-bpe", vocabulary=trained(PRE_TOKENIZERS["llama-bpe"]()))
     tokenizer = HFTokenizer(GGUFFile(tmp_path / "a.gguf"), 1_000)
     (tmp_path / "hf").mkdir()
-    assert tokenizer.save(tmp_path / "hf") == ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+    files = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"]
+    assert tokenizer.save(tmp_path / "hf") == files
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert theirs.chat_template == "{{ messages[0].content }}"
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (1, 2, 0)
@@ -73,6 +75,28 @@ def test_transformers_reads_the_folder_that_is_written(tmp_path: Path) -> None:
     assert tokenizer.tokenizer.model.ignore_merges
     for text in texts(50, numerals=True):
         assert theirs(text, add_special_tokens=False)["input_ids"] == ids(tokenizer.tokenizer, [text])[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "ends"),
+    [
+        ({}, [2]),
+        ({"eos": 0}, [0, 2]),  # <|im_end|>, as llama.cpp finds it
+        ({"eos": 0, "eot": 1}, [0, 1]),
+        ({"eos": 0, "eot": 2, "eom": 1}, [0, 2, 1]),
+    ],
+)
+def test_a_turn_ends_with_what_the_file_says_or_llama_cpp_finds(tmp_path: Path, keys, ends) -> None:
+    """In every file of the folder, which transformers' `generate` and vLLM read."""
+    named = {f"tokenizer.ggml.{name}_token_id": one for name, one in keys.items()}
+    write(tmp_path / "a.gguf", keys=named)
+    convert(tmp_path / "a.gguf", tmp_path / "hf")
+    for name in ("generation_config.json", "config.json"):
+        content = json.loads((tmp_path / "hf" / name).read_text())
+        assert (content["eos_token_id"], content["bos_token_id"], content["pad_token_id"]) == (ends, 1, 0)
+    write(tmp_path / "b.gguf", keys=named | {"tokenizer.ggml.eot_token_id": 9_999})
+    with pytest.raises(GGUFError, match="key tokenizer.ggml.eot_token_id is 9999, of"):
+        convert(tmp_path / "b.gguf", tmp_path / "other")
 
 
 @pytest.mark.slow

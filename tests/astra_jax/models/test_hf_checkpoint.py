@@ -237,7 +237,7 @@ def test_a_serving_folder_is_whole_or_not_there(chat_tokenizer_dir, tmp_path, mo
     left.mkdir()
     (left / "merges.txt").write_text("of another tokenizer")
     with monkeypatch.context() as broken, pytest.raises(OSError, match="full"):
-        broken.setattr(hf_checkpoint, "_config_text", _full)
+        broken.setattr(hf_checkpoint, "write_config", _full)
         hf_checkpoint.write_serving_folder(model, chat_tokenizer_dir, {}, tmp_path / "served")
     assert not list(tmp_path.iterdir())
     own = {"chat_template.jinja": "{{ messages }}"}
