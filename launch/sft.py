@@ -9,7 +9,7 @@ conversations without tools that come between the others, so that the model does
 a bucket: gs://BUCKET/FOLDER. Settings are changed with --config.NAME=VALUE, such as --config.sft.learning_rate=1e-5.
 Run the same command again after an interruption: it goes on from its last checkpoint. SIGTERM saves and ends with 0.
 
-    --preview=3              print three examples, what is trained on in colour, and stop
+    --preview=3              print three examples, trained tokens in colour, and the table of the run, and stop
     --profile_steps=10:12    write a trace of these steps to WORKDIR/profile
     --bench=20               so many steps on made-up data; a row of figures in WORKDIR/bench.jsonl
 
@@ -34,7 +34,9 @@ flags.adopt_module_key_flags(models)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(data)
 
-_PREVIEW = number_flag("preview", None, Count, "Show so many records, and stop; what is trained on in colour.")
+_PREVIEW = number_flag(
+    "preview", None, Count, "Show this many examples, trained tokens in colour, and the table of the run; then stop."
+)
 _BENCH = number_flag("bench", 0, CountOrZero, "So many steps on made-up data.")
 
 
@@ -60,6 +62,8 @@ def main() -> int:
     if _PREVIEW.value and (shown := data.dataset(data.DATA)):
         tokenizer = ChatTokenizer.load(models.tokenizer_folder())
         preview.show(shown, tokenizer, config.sft.data, _PREVIEW.value)
+        held_out, rehearsal = map(data.dataset, (data.HELD_OUT, data.REHEARSAL))
+        say(preview.summary(config.sft, shown, tokenizer, rehearsal=rehearsal, held_out=held_out))
         return 0
     profile = models.profiled_steps()
     if _BENCH.value:
@@ -91,7 +95,8 @@ def main() -> int:
         )
         if is_first():
             used = {"data": dataset, "rehearsal": rehearsal, "held out": held_out}
-            models.write_card(workdir, "SFT", config, [trained_on(role, one) for role, one in used.items() if one])
+            datasets = [trained_on(role, one) for role, one in used.items() if one]
+            models.write_card(workdir, "SFT", config, datasets, result.summary)
             stats = result.stats
             say(
                 f"{workdir / 'checkpoints'}: {result.steps} steps{models.skipped(result.skipped)}, {result.stopped}, "

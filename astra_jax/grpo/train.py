@@ -48,6 +48,7 @@ from astra_jax.grpo.packing import bucket_for
 from astra_jax.grpo.replay import NoPolicy, Replay
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
 from astra_jax.grpo.step import abstract_arguments, accumulate, grpo_optimizer, take_step, update_step
+from astra_jax.grpo.summary import summarise
 from astra_jax.mesh import check_batch
 from astra_jax.models import adapters
 from astra_jax.models.hf_checkpoint import WeightsError
@@ -64,6 +65,7 @@ from astra_jax.run.hosts import awaited, failure_of_any, is_first, reached
 from astra_jax.run.identity import model_settings, run_id, run_identity, settings_of
 from astra_jax.run.matmuls import check_matmul
 from astra_jax.run.shell import Stopped, TrainingRun
+from astra_jax.run.summary import RunSummary, TimeLeft
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder
@@ -71,6 +73,7 @@ from synthesis.core.environment import AnyEnvironment, fingerprint
 from synthesis.core.files import location
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.refusals import InputError
+from synthesis.core.terminal import say
 
 _FREE = (
     *("steps", "episodes_every", "max_groups_per_step", "row_buckets", "concurrent_groups", "deadline_seconds"),
@@ -120,6 +123,7 @@ async def train(
     mesh: Mesh | None = None,
     progress: bool = True,
     profile: tuple[int, int] | None = None,
+    on_summary: Callable[[RunSummary], None] = say,
 ) -> GRPOResult:
     """Train from what `start` gives, or go on from the latest checkpoint in `workdir`.
 
@@ -143,6 +147,7 @@ async def train(
         origin: where `start` reads the weights; with adapters, whose checkpoints do not have them, it is kept there.
         mesh: devices of the update; None is one device.
         profile: first and last step of a trace for TensorBoard or Perfetto.
+        on_summary: called on the first host before the first step, with the run's table; not with `replay`.
 
     Raises:
         ValueError: no environments, or one that cannot be used, or without a solve rate where one is needed; adapters'
@@ -172,13 +177,11 @@ async def train(
     if replay is None:
         given, environments = len(environments), select_environments(environments, config)
         if is_first():
-            if progress and len(environments) < given:
-                kept = f"{len(environments)} of {given} environments"
-                say_beside_bars(f"{kept} have a solve rate within {config.solve_rates}")
             await check_environments(environments, tokenizer, sandbox, config.episode)
             if held_out:
                 check_apart(held_out, environments)
                 await check_environments(held_out, tokenizer, sandbox, config.episode)
+            on_summary(summarise(config, given, len(environments), len(held_out)))
     settings = settings_of(config, free=_FREE) | ({} if config.constant_rate else {"steps": config.steps})
     identity = run_identity(
         grpo=settings,
@@ -188,7 +191,6 @@ async def train(
     )
     if replay is not None:
         replay.check(identity, config.steps)
-
     async with AsyncExitStack() as stack:
         shell = TrainingRun(
             "GRPO",
@@ -318,7 +320,7 @@ async def train(
             return run.stopped is None and (not held_out or await finished(evaluate(step, weights)))
 
         stack.push_async_callback(lambda: _cancelled(sampling, writing))
-        weights = run.digest(params)
+        weights, time_left = run.digest(params), TimeLeft(config.steps)
         if (failure := await sync(step, weights)) is not None:
             raise failure
         while await evaluated(step, weights) and step < config.steps:
@@ -378,6 +380,7 @@ async def train(
             now = time.perf_counter()
             seconds = {"rollout": batch.filling.seconds, "update": seconds_of_update, "wait": waited}
             seconds |= {"publish": seconds_of_publish, "sync": now - start_of_sync, "step": now - started}
+            time_left.add(step, now - started)
             row = run.log(step, _row(batch, metrics, speed, seconds) | policy.metrics())
             if failure is not None:
                 keep()

@@ -73,7 +73,14 @@ def complete(folder: Folder, tokenizer: ChatTokenizer, source: Folder) -> list[s
 
 
 def write_card(
-    workdir: Folder, method: str, config: Any, datasets: Sequence[TrainedOn], *, base: str, weights: Folder | None
+    workdir: Folder,
+    method: str,
+    config: Any,
+    datasets: Sequence[TrainedOn],
+    *,
+    base: str,
+    weights: Folder | None,
+    summary: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Write the card of a run beside its weights, with the figures of its last logged step.
 
@@ -83,10 +90,11 @@ def write_card(
         config: a dataclass, all of whose settings are JSON.
         base: what it began from, as its user names it.
         weights: the folder of that, whose card may name a licence.
+        summary: rows of the table that the run printed before its first step (`RunSummary`).
     """
     rows = [row for row in read_metrics(location(workdir) / "metrics") if not is_exhausted(row)]
     licence = "" if weights is None else _licence(weights)
-    text = _card(method, config, datasets, rows[-1] if rows else {}, base=base, licence=licence)
+    text = _card(method, config, datasets, rows[-1] if rows else {}, summary, base=base, licence=licence)
     write_text(location(workdir) / CHECKPOINTS / FILE, text)
 
 
@@ -105,6 +113,7 @@ def _card(
     config: Any,
     datasets: Sequence[TrainedOn],
     last: Mapping[str, Any],
+    summary: Sequence[tuple[str, str]],
     *,
     base: str,
     licence: str,
@@ -136,6 +145,9 @@ def _card(
         "| --- | --- | ---: | --- |",
         *(f"| {one.role} | {_cell(one.name)} | {one.count:,} | `{one.digest}` |" for one in datasets),
         "",
+        *(["## Run", "", "| | |", "| --- | --- |"] if summary else []),
+        *(f"| {name} | {_cell(value)} |" for name, value in summary),
+        *([""] if summary else []),
         f"## Figures at step {figures.pop('step', 0):,}",
         "",
         "| | |",

@@ -61,7 +61,17 @@ def run(
     if (failure := failure_of_any(failure)) is not None:  # others wait here for what they are to read
         raise failure
     changed = dataclasses.replace(config, steps=steps + _WARM_UP, log_every=1, sample_every=0)
-    result = train(changed, model, start, folder / "data", tokenizer, folder, mesh=mesh, checkpoints=False)
+    result = train(
+        changed,
+        model,
+        start,
+        folder / "data",
+        tokenizer,
+        folder,
+        mesh=mesh,
+        checkpoints=False,
+        on_summary=lambda _: None,
+    )
     rows = result.history[_WARM_UP:]
     figures = {
         name: statistics.median(row[name] for row in rows)

@@ -19,8 +19,9 @@ class SFTConfig(TrainingConfig):
         row_buckets: lengths below `data.seq_len` that a micro-batch's rows are cut to where the longest fits: what none
             of them holds is not computed, and the loss is the same. The step is compiled for each. Ours: none, since
             the paper's conversations fill rows of 20k tokens to 97 % and more.
-        batch_size: rows in a batch, over all hosts (paper: 32).
-        epochs: passes over the data (paper: 2); not used when `steps` is given.
+        batch_size: rows in a batch, over all hosts (paper: 32). The last batch of an epoch has the rows that are left.
+        epochs: passes over the data (paper: 2), each of which trains on each example once; of 1.5 the second pass ends
+            after half of its batches. Not used when `steps` is given.
         steps: optimizer steps; None takes them from `epochs`.
         optimizer: `adamw` (paper), or `muon` for small models from scratch.
         learning_rate: the peak (paper: 5e-6 for 14B, 2e-6 for 32B).
@@ -30,7 +31,8 @@ class SFTConfig(TrainingConfig):
         weight_decay: ours: 0; two epochs at 5e-6 hardly move the weights.
         log_every: steps between rows of metrics; fetching them waits for the device.
         eval_every: steps between losses on the held-out dataset, if there is one.
-        eval_batches: how many batches of it, at most: always the same ones.
+        eval_batches: cap: evaluate on this many batches of the held-out dataset, always the same ones. Ours: None, all
+            of it; with a cap the loss depends on `batch_size`.
         sample_every: steps between samples: what the model says to the openings of held-out conversations, or of the
             training data's, if there is no held-out dataset. 0 draws none.
         samples: how many openings.
@@ -48,7 +50,7 @@ class SFTConfig(TrainingConfig):
     b2: Decay = 0.95
     log_every: HostOnly[Count] = 1
     eval_every: HostOnly[Count] = 100
-    eval_batches: HostOnly[Count] = 16
+    eval_batches: HostOnly[Count | None] = None
     sample_every: HostOnly[CountOrZero] = 100
     samples: HostOnly[Count] = 4
     sample_tokens: HostOnly[Length] = 256

@@ -2,7 +2,7 @@
 
     ArrayRecord of Trajectory ─ rounds of its user ─ render + encode ─ drop or cut what is too long
         ─ shuffle (each epoch anew) ─ repeat ─ mix with those of the rehearsal, if there is one
-        ─ first-fit packing into rows of seq_len, with segment ids and positions ─ batches
+        ─ rows of seq_len, with segment ids and positions ─ batches, each of one epoch (`packing`)
 
 Every stage is a pure function of the record's index and the seed, so the iterator's state is a few integers and a
 resumed run sees exactly the batches that it would have seen. On several hosts each makes the whole batch and uses its
@@ -14,33 +14,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import grain
 import msgspec
 import numpy as np
 from absl import logging
-from grain.experimental import FirstFitPackIterDataset
 
 from astra_jax.run.batch import PackedBatch
+from astra_jax.sft.packing import Arrays, EpochBatches
 from astra_jax.sft.rename_entities import rename_entities
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox.settings import Bound, Length, Seed, Settings, Share
 from synthesis.core.chat_format import NotInFormat, Segment
 from synthesis.core.datasets import DatasetError, Folder, check_dataset, each_record, reading, records_files
 from synthesis.core.records import Message, ToolSpec, Trajectory, decode
-
-_AHEAD = 256
-"""Examples that a worker has ready: packing takes as many as its open rows hold at once."""
-_WORKER_DIED = "terminated unexpectedly"
-"""What Grain says when a worker is gone: of a signal, as when it runs out of memory."""
-_REPLACED = 3
-"""So many times in a row, before one example, workers that died are replaced; what is wrong then is the example, or the
-machine."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ class DataConfig(Settings):
             are put in order before they are packed, so that batches do not depend on the number: it may change when a
             run goes on.
         packing_bins: rows that are filled at the same time; more leave less padding (0.97 full with 8, 0.99 with 64 at
-            32k tokens) and mix neighbouring epochs a little.
+            32k tokens).
         seed: of the shuffle.
     """
 
@@ -88,6 +79,11 @@ class DataConfig(Settings):
     packing_bins: Annotated[int, Bound(least=1, most=65_536)] = 64
     seed: Seed = 0
 
+    @property
+    def is_random(self) -> bool:
+        """Whether an example has another length in each epoch."""
+        return self.rename_entities > 0 or self.tools == "some"
+
 
 @dataclass(frozen=True)
 class DataStats:
@@ -101,12 +97,28 @@ class DataStats:
             assistant has weight 0; `not_in_format`: what the model's chat format cannot say; `tools_change`: rounds
             `together`, and a tool is there from a later one on).
         cut: conversations that were shortened.
+        dropped_at: places of the dropped ones among all, ascending.
+        first_dropped: for each reason the first example's id, and what exactly is wrong with it.
     """
 
     lengths: tuple[int, ...]
     trainable: int
     dropped: dict[str, int]
     cut: int
+    dropped_at: tuple[int, ...] = ()
+    first_dropped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Of all examples, the dropped ones too."""
+        return len(self.lengths) + sum(self.dropped.values())
+
+    @property
+    def reasons(self) -> str:
+        """Why examples were dropped: the number for each reason, with the first example."""
+        return "; ".join(
+            f"{count} {reason} ({self.first_dropped.get(reason, '')})" for reason, count in sorted(self.dropped.items())
+        )
 
     @property
     def tokens(self) -> int:
@@ -115,12 +127,14 @@ class DataStats:
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenised conversation; without tokens when it is dropped, and then `dropped` says why.
+    """One tokenised conversation; without tokens when it is dropped.
 
     Attributes:
         tokens: int32 ids.
         loss_mask: float32, the weight of each token in the loss; 0: it is not trained on.
         context: bool, tokens of the assistant's turns of weight 0.
+        dropped: the reason; empty if it is not dropped.
+        detail: what exactly is wrong with it.
     """
 
     tokens: np.ndarray
@@ -128,6 +142,7 @@ class Example:
     context: np.ndarray
     cut: bool = False
     dropped: str = ""
+    detail: str = ""
 
 
 def shown(trajectory: Trajectory, config: DataConfig) -> tuple[list[Message], list[ToolSpec]]:
@@ -175,14 +190,15 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     messages, tools = shown(trajectory, config)
     users = [i for i, message in enumerate(messages) if message.role == "user"]
     if config.rounds == "together" and trajectory.dialogue and trajectory.dialogue.returned:
-        return _dropped("tools_change")  # chat formats list tools once, before all rounds
+        # Chat formats list tools once, before all rounds.
+        return _dropped("tools_change", "a tool is there from a later round on; use data.rounds=apart")
     # With rounds `apart`, turns before the user spoke last have examples of their own.
     before = sum(one.role == "assistant" for one in messages[: users[-1]]) if users and config.rounds == "apart" else 0
     keep_reasoning = config.keep_reasoning and not before
     try:
         segments = tokenizer.format.render(messages, tools, keep_reasoning=keep_reasoning)
-    except NotInFormat:
-        return _dropped("not_in_format")
+    except NotInFormat as error:
+        return _dropped("not_in_format", str(error))
     if trajectory.unfinished and messages[-1].role == "assistant":
         segments = _without_end(segments, tokenizer.format.turn_end)
     ids, mask = tokenizer.encode_segments(segments)
@@ -194,14 +210,19 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     weights[:before] = 0
     loss_mask = np.where(trainable, weights[turn_of], np.float32(0))
     if not loss_mask.any():
-        return _dropped("untrained" if context.any() else "no_assistant_turn")
+        if context.any():
+            return _dropped("untrained", "every turn of the assistant has weight 0")
+        return _dropped("no_assistant_turn", "no token of it is trained on")
     cut, end = len(ids) > config.seq_len, len(ids)
     if cut:
+        too_long = f"{len(ids):,} tokens, data.seq_len is {config.seq_len:,}"
+        if config.too_long == "drop":
+            return _dropped("too_long", too_long)
         # Every assistant turn ends with a trainable token; the last trained one that fits ends the conversation.
         ends = np.flatnonzero((loss_mask > 0) & ~np.append(trainable[1:], False))
         ends = ends[ends < config.seq_len]
-        if config.too_long == "drop" or not len(ends):
-            return _dropped("too_long")
+        if not len(ends):
+            return _dropped("too_long", f"{too_long}, and no trained turn of the assistant ends before that")
         end = int(ends[-1]) + 1
     return Example(np.asarray(ids[:end], np.int32), loss_mask[:end], context[:end], cut=cut)
 
@@ -211,6 +232,11 @@ def of_rehearsal(config: DataConfig) -> DataConfig:
     return dataclasses.replace(config, rename_entities=0.0, tools="all")
 
 
+def held_out_data(config: DataConfig) -> DataConfig:
+    """How held-out conversations become examples beside data of this config: nothing is renamed."""
+    return dataclasses.replace(config, rename_entities=0.0, workers=0)
+
+
 def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStats:
     """Tokenise the whole dataset once and count.
 
@@ -218,48 +244,68 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
         DatasetError: missing, of another kind, corrupt, or nothing in it can be trained on.
     """
     lengths, trainable, cut, dropped = [], 0, 0, Counter[str]()
+    dropped_at: list[int] = []
+    first_dropped: dict[str, str] = {}
     every = (one for trajectory in each_record(path, Trajectory) for one in by_round(trajectory, config))
-    for trajectory in every:
+    for place, trajectory in enumerate(every):
         example = tokenise(trajectory, tokenizer, config)
         if example.dropped:
             dropped[example.dropped] += 1
+            dropped_at.append(place)
+            first_dropped.setdefault(example.dropped, f"first in {trajectory.id}: {example.detail}")
             continue
         lengths.append(len(example.tokens))
         trainable += int(np.count_nonzero(example.loss_mask))
         cut += example.cut
+    stats = DataStats(tuple(lengths), trainable, dict(dropped), cut, tuple(dropped_at), first_dropped)
     if not lengths:
-        why = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "it is empty"
-        raise DatasetError(
-            f"{path}: no conversation can be trained on ({why}); raise seq_len ({config.seq_len}) or add data"
-        )
-    return DataStats(tuple(lengths), trainable, dict(dropped), cut)
+        longer = f"; raise data.seq_len ({config.seq_len})" if "too_long" in dropped else ""
+        raise DatasetError(f"{path}: no conversation can be trained on: {stats.reasons or 'it is empty'}{longer}")
+    return stats
 
 
 def steps_for_epochs(
     stats: DataStats, config: DataConfig, batch_size: int, epochs: float, *, rehearsal: DataStats | None = None
 ) -> int:
-    """How many batches `epochs` passes over the data fill, with what is rehearsed between; found by packing
-    conversations of the scanned lengths."""
-    whole = math.ceil(epochs)
+    """Count the batches of `epochs` passes over the data, with what is rehearsed between.
 
-    def lengths(stats: DataStats) -> grain.MapDataset:
-        return grain.MapDataset.source(stats.lengths).map(_blank).seed(config.seed).shuffle()
+    Conversations of the scanned lengths are packed as `BatchIterator` packs them. Where examples have other lengths in
+    each epoch (`DataConfig.is_random`), ask `BatchIterator.steps_for_epochs`.
+    """
 
-    examples = lengths(stats).repeat(whole)
-    if rehearsal is not None:
-        examples = _mixed(examples, lengths(rehearsal).repeat(), config)
-    packed = _pack(examples, dataclasses.replace(config, workers=0))
-    rows = sum(1 for _ in packed)
-    return max(1, math.ceil(rows * epochs / whole / batch_size))
+    def examples(count: int | None) -> grain.MapDataset:
+        made = _lengths(stats, config).repeat(count)
+        return made if rehearsal is None else _mixed(made, _lengths(rehearsal, config).repeat(), config)
+
+    with EpochBatches(examples, dataclasses.replace(config, workers=0), 1) as rows:
+        counts = [math.ceil(sum(1 for _ in rows.epoch()) / batch_size) for _ in range(math.ceil(epochs))]
+    return _steps(counts, epochs)
 
 
-def _blank(length: int) -> dict[str, np.ndarray]:
-    """An example of a length, made when it is packed: all of a dataset at once would take gigabytes."""
-    return {name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")}
+def _steps(counts: Sequence[int], epochs: float) -> int:
+    """Batches of the whole epochs, and of the last one its part, rounded up."""
+    whole = int(epochs)
+    part = round((epochs - whole) * counts[-1], 6)
+    return max(1, sum(counts[:whole]) + math.ceil(part))
+
+
+def _lengths(stats: DataStats, config: DataConfig) -> grain.MapDataset:
+    """Blank examples of the scanned lengths, in the order of the real ones in an epoch."""
+    kept, dropped = iter(stats.lengths), frozenset(stats.dropped_at)
+    lengths = [0 if place in dropped else next(kept) for place in range(len(stats.lengths) + len(dropped))]
+    return grain.MapDataset.source(lengths).map(_blank).seed(config.seed).shuffle()
+
+
+def _blank(length: int) -> Arrays | None:
+    """An example of a length, made when it is packed: all of a dataset at once would take gigabytes. None: dropped."""
+    return {name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")} if length else None
 
 
 class BatchIterator(Iterator[PackedBatch]):
-    """Endless batches of a dataset; `with` it ends its workers.
+    """Endless batches of a dataset, epoch by epoch: each example once an epoch. Use it in a `with` statement, which
+    stops its workers.
+
+    The last batch of an epoch may have fewer rows of examples; the others are padding, whose loss mask is 0.
 
     Args:
         path: a dataset of `Trajectory` records.
@@ -279,22 +325,40 @@ class BatchIterator(Iterator[PackedBatch]):
         *,
         rehearsal: Folder | None = None,
     ) -> None:
-        examples = _examples(path, tokenizer, config)
-        if rehearsal is not None:
-            examples = _mixed(examples, _examples(rehearsal, tokenizer, of_rehearsal(config)), config)
+        data = _shuffled(path, config)
+        said = None if rehearsal is None else _shuffled(rehearsal, of_rehearsal(config))
+
+        def examples(epochs: int | None) -> grain.MapDataset:
+            made = _tokenised(data.repeat(epochs), tokenizer, config)
+            if said is None:
+                return made
+            return _mixed(made, _tokenised(said.repeat(), tokenizer, of_rehearsal(config)), config)
+
         self._path = path
-        self._iterator = iter(_pack(examples, config).batch(batch_size, drop_remainder=True).map(_to_batch))
+        self._batches = EpochBatches(examples, config, batch_size)
 
     def __next__(self) -> PackedBatch:
-        return next(self._iterator)
+        try:
+            return _to_batch(next(self._batches))
+        except StopIteration:
+            raise DatasetError(f"{self._path}: each example of an epoch was dropped; raise data.seq_len") from None
+
+    def epoch(self) -> Iterator[PackedBatch]:
+        """Iterate over the remaining batches of the current epoch."""
+        return map(_to_batch, self._batches.epoch())
+
+    def steps_for_epochs(self, epochs: float) -> int:
+        """Count the batches of the next `epochs` passes over the data by making them."""
+        return _steps([sum(1 for _ in self.epoch()) for _ in range(math.ceil(epochs))], epochs)
 
     def get_state(self) -> dict[str, Any]:
         """JSON: where the stream is; give it to `set_state` of an iterator over the same dataset and config, but for
         `workers`."""
-        return self._iterator.get_state()
+        return self._batches.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there.
+        """Continue from there. A state of a version whose batches held examples of neighbouring epochs continues that
+        way, with a warning.
 
         Raises:
             DatasetError: an earlier version's with workers, each of which packed a part of the data for itself.
@@ -304,11 +368,17 @@ class BatchIterator(Iterator[PackedBatch]):
                 f"{self._path}: an earlier version made these batches with data.workers, in an order that no longer "
                 "exists; train from the checkpoint's weights in another workdir"
             )
-        self._iterator.set_state(state)
+        if "epoch" not in state:
+            logging.warning(
+                "%s: an earlier version started this run. Its batches mix neighbouring epochs, so at the end some "
+                "examples were seen once more than others; a new run sees each equally often",
+                self._path,
+            )
+        self._batches.set_state(state)
 
     def close(self) -> None:
-        """End the workers; the iterator gives nothing more."""
-        self._iterator.close()
+        """Stop the workers; the iterator gives nothing more."""
+        self._batches.close()
 
     def __enter__(self) -> BatchIterator:
         return self
@@ -317,20 +387,20 @@ class BatchIterator(Iterator[PackedBatch]):
         self.close()
 
 
-def _examples(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> grain.MapDataset:
-    """Those of a dataset, again and again. Lazy: a record is read, renamed and tokenised when its shuffled turn comes.
-    Raises `DatasetError` as `_Source`, or: it is empty."""
+def _shuffled(path: Folder, config: DataConfig) -> grain.MapDataset:
+    """A dataset's examples, in the order of the first epoch; in another one in each epoch, when it is repeated.
+
+    Lazy: a record is read, renamed and tokenised when its turn comes. Raises `DatasetError` as `_Source`, or: it is
+    empty.
+    """
     source = _Source(path, config)
     if len(source) == 0:
         raise DatasetError(f"{path}: the dataset is empty")
-    return (
-        grain.MapDataset.source(source)
-        .map_with_index(source.trajectory)
-        .seed(config.seed)
-        .shuffle()
-        .repeat()
-        .random_map(lambda trajectory, rng: _arrays(trajectory, rng, tokenizer, config))
-    )
+    return grain.MapDataset.source(source).map_with_index(source.trajectory).seed(config.seed).shuffle()
+
+
+def _tokenised(trajectories: grain.MapDataset, tokenizer: ChatTokenizer, config: DataConfig) -> grain.MapDataset:
+    return trajectories.random_map(lambda trajectory, rng: _arrays(trajectory, rng, tokenizer, config))
 
 
 def _mixed(examples: grain.MapDataset, rehearsed: grain.MapDataset, config: DataConfig) -> grain.MapDataset:
@@ -385,80 +455,6 @@ class _Source:
             raise DatasetError(f"{self.path}: record {index} is corrupt ({error}); synthesise it again") from None
 
 
-class _InOrder(grain.IterDataset):
-    """What there is of a sparse dataset, in its order, for any number of workers that make it ahead."""
-
-    def __init__(self, examples: grain.MapDataset, workers: int) -> None:
-        super().__init__(examples)
-        self._examples, self._workers = examples, workers
-
-    def __iter__(self) -> grain.DatasetIterator:
-        return _InOrderIterator(self._examples, self._workers)
-
-
-class _InOrderIterator(grain.DatasetIterator):
-    """Its state is the next example's index, which says nothing of workers. Workers take every n-th example, also those
-    that are none: else what comes in turn would not be in order."""
-
-    def __init__(self, examples: grain.MapDataset, workers: int) -> None:
-        super().__init__()
-        self._examples, self._workers = examples, workers
-        self._index = 0
-        self._ahead: grain.DatasetIterator | None = None
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        died = 0
-        while True:
-            try:
-                example = next(self._begun())
-            except RuntimeError as error:
-                if _WORKER_DIED not in str(error) or (died := died + 1) > _REPLACED:
-                    raise
-                logging.warning("a data worker died (%s); others go on from example %d", error, self._index)
-                self._stop()
-                continue
-            self._index += 1
-            if example is not None:
-                return example
-
-    def _begun(self) -> grain.DatasetIterator:
-        if self._ahead is None:
-            # Few reader threads: the pipeline outruns any training step by far, and the host has other work.
-            reading = grain.ReadOptions(num_threads=2, prefetch_buffer_size=64)
-            examples = self._examples.slice(slice(self._index, None)).to_iter_dataset(reading, allow_nones=True)
-            options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=_AHEAD)
-            self._ahead = iter(examples.mp_prefetch(options, worker_init_fn=_without_interrupts))
-        return self._ahead
-
-    def get_state(self) -> dict[str, int]:
-        return {"next_index": self._index}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self._stop()
-        self._index = state["next_index"]
-
-    def close(self) -> None:
-        self._stop()
-        super().close()
-
-    def _stop(self) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
-
-
-def _pack(examples: grain.MapDataset, config: DataConfig) -> grain.IterDataset:
-    rows = _InOrder(examples, config.workers)
-    lengths = {"tokens": config.seq_len, "loss_mask": config.seq_len}
-    return FirstFitPackIterDataset(rows, length_struct=lengths, num_packing_bins=config.packing_bins, seed=config.seed)
-
-
-def _without_interrupts(worker: int, count: int) -> None:
-    """Ctrl-C reaches all processes at a terminal; whom it is meant for ends the others."""
-    del worker, count
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _to_batch(packed: dict[str, np.ndarray]) -> PackedBatch:
     return PackedBatch(
         tokens_bt=packed["tokens"],
@@ -494,5 +490,5 @@ def _without_end(segments: Sequence[Segment], turn_end: str) -> list[Segment]:
     return [*segments[:last], Segment(text[: text.rindex(turn_end)], trainable=True)]
 
 
-def _dropped(reason: str) -> Example:
-    return Example(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, bool), dropped=reason)
+def _dropped(reason: str, detail: str) -> Example:
+    return Example(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, bool), dropped=reason, detail=detail)

@@ -1,4 +1,4 @@
-"""What SFT sees: examples on the terminal, the tokens that are trained on in colour."""
+"""`--preview`: examples on the terminal, trained tokens in colour, and the table of the run that would follow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import TextIO
 
 import numpy as np
 
-from astra_jax.sft.data import DataConfig, Example, by_round, tokenise
+from astra_jax.run.summary import RunSummary
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig, Example, by_round, held_out_data, of_rehearsal, scan, tokenise
+from astra_jax.sft.summary import count_steps, summarise
 from astra_jax.tokenizer import ChatTokenizer
-from synthesis.core.datasets import Folder, each_record
+from synthesis.core.datasets import Folder, each_record, read_card
 from synthesis.core.records import Trajectory
 from synthesis.core.terminal import printable
 
@@ -34,7 +37,7 @@ def show(data: Folder, tokenizer: ChatTokenizer, config: DataConfig, count: int,
     every = (one for trajectory in each_record(data, Trajectory) for one in by_round(trajectory, config))
     for trajectory in itertools.islice(every, count):
         example = tokenise(trajectory, tokenizer, config)
-        state = f"dropped: {example.dropped}" if example.dropped else _counts(example)
+        state = f"dropped: {example.dropped} ({example.detail})" if example.dropped else _counts(example)
         title = printable(f"{trajectory.id}: {state}{', cut' if example.cut else ''}", lines=False)
         print(f"{_TITLE}{title}{_END}" if colour else title, file=out)
         every_token = zip(*(x.tolist() for x in (example.tokens, example.loss_mask, example.context)), strict=True)
@@ -47,6 +50,26 @@ def show(data: Folder, tokenizer: ChatTokenizer, config: DataConfig, count: int,
                 marked = f"«{text}»" if weight == 1 else f"«weight {weight:.3g}: {text}»"
                 out.write(marked if weight or context else text)
         out.write("\n\n")
+
+
+def summary(
+    config: SFTConfig,
+    data: Folder,
+    tokenizer: ChatTokenizer,
+    *,
+    rehearsal: Folder | None = None,
+    held_out: Folder | None = None,
+) -> RunSummary:
+    """Count what a run would read and do, without a device or a workdir.
+
+    Raises:
+        DatasetError: a dataset is missing, corrupt or of another kind, or nothing in it can be trained on.
+    """
+    stats = scan(data, tokenizer, config.data)
+    rehearsed = None if rehearsal is None else scan(rehearsal, tokenizer, of_rehearsal(config.data))
+    held = None if held_out is None else scan(held_out, tokenizer, held_out_data(config.data))
+    steps = count_steps(config, data, tokenizer, stats, rehearsal=rehearsal, rehearsed=rehearsed)
+    return summarise(config, steps, stats, read_card(data), dataset=data, rehearsed=rehearsed, held_out=held)
 
 
 def _counts(example: Example) -> str:

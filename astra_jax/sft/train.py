@@ -17,7 +17,8 @@ Run it with `python -m launch.sft --config=sft:14b --data=DATASET --workdir=DIR`
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,20 +34,24 @@ from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, least_lengths, on_mesh, to_device, to_each_device
 from astra_jax.run.compiler import CompiledAhead, Program, check_options
 from astra_jax.run.frozen import Origin
+from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import model_settings, run_identity, settings_of
 from astra_jax.run.matmuls import check_matmul
 from astra_jax.run.optimizers import learning_rate
 from astra_jax.run.shell import Stopped, TrainingRun
+from astra_jax.run.summary import RunSummary, TimeLeft
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import BatchIterator, DataStats, of_rehearsal, steps_for_epochs
+from astra_jax.sft.data import BatchIterator, DataStats, held_out_data, of_rehearsal
 from astra_jax.sft.samples import Sampler
 from astra_jax.sft.statistics import kept_statistics
 from astra_jax.sft.step import abstract_arguments, abstract_which, loss_sums, sft_optimizer, train_step
+from astra_jax.sft.summary import count_steps, summarise
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record, read_card
 from synthesis.core.files import write_text
 from synthesis.core.records import Trajectory
 from synthesis.core.refusals import InputError
+from synthesis.core.terminal import say
 
 _FREE = (
     *("row_buckets", "log_every", "epochs", "eval_every", "eval_batches"),
@@ -65,6 +70,7 @@ class SFTResult:
         stopped: `finished`, or `preempted`: asked to stop; the same call goes on from there.
         final_loss: of the last step.
         stats: the dataset's.
+        summary: the table that was printed before the first step.
         history: this run's metric rows.
         skipped: steps that changed nothing, since their loss or gradient was not finite.
     """
@@ -75,6 +81,7 @@ class SFTResult:
     stopped: Stopped
     final_loss: float
     stats: DataStats
+    summary: RunSummary
     history: list[dict[str, float]]
     skipped: int
 
@@ -95,6 +102,7 @@ def train(
     checkpoints: bool = True,
     profile: tuple[int, int] | None = None,
     on_step: Callable[[int, Mapping[str, float]], None] | None = None,
+    on_summary: Callable[[RunSummary], None] = say,
 ) -> SFTResult:
     """Train from what `start` gives, or go on from the latest checkpoint in `workdir`.
 
@@ -115,6 +123,7 @@ def train(
         checkpoints: write them; without, nothing is left of what was trained but the result.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         on_step: called with the step and its metrics after each logged step, before its checkpoint.
+        on_summary: called on the first host before anything is compiled, with what the run reads and does.
 
     Raises:
         DatasetError: a dataset is missing, corrupt, or has nothing to train on.
@@ -135,9 +144,13 @@ def train(
             check_batch(mesh, config.rows_at_once, length, field)
     stats = kept_statistics(dataset_path, tokenizer, config.data, workdir)
     rehearsed = None if rehearsal is None else kept_statistics(rehearsal, tokenizer, of_rehearsal(config.data), workdir)
-    steps = config.steps or steps_for_epochs(stats, config.data, config.batch_size, config.epochs, rehearsal=rehearsed)
+    held = None if held_out is None else kept_statistics(held_out, tokenizer, held_out_data(config.data), workdir)
+    both = steps, _ = count_steps(config, dataset_path, tokenizer, stats, rehearsal=rehearsal, rehearsed=rehearsed)
     settings = settings_of(config, free=_FREE) | {"steps": steps}
     card = read_card(dataset_path)
+    summary = summarise(config, both, stats, card, dataset=dataset_path, rehearsed=rehearsed, held_out=held)
+    if is_first():
+        on_summary(summary)
     digest = card["digest"]
     read = [(stats, card)]
     if rehearsal is not None and rehearsed is not None:
@@ -159,7 +172,7 @@ def train(
         **anchor,
     )
     batches = BatchIterator(dataset_path, tokenizer, config.data, config.batch_size, rehearsal=rehearsal)
-    evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh, workdir)
+    evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh)
     sampler = _sampler(held_out or dataset_path, tokenizer, config, model, mesh)
 
     def compile_step() -> None:
@@ -189,8 +202,10 @@ def train(
             batches.set_state(extra["batches"])
             loss = extra["loss"]
         ahead.wait("train_step")
+        time_left = TimeLeft(steps)
         while step < steps and run.stopped is None:
             step += 1
+            started = time.perf_counter()
             with run.traced(step):
                 batch = next(batches)
                 run.meter.add(batch.segment_ids_bt)
@@ -202,6 +217,9 @@ def train(
                 options |= {"base": run.base, "which_a": to_each_device(which_a, mesh) if config.row_buckets else None}
                 params, opt_state, metrics = train_step(params, opt_state, on_device, **options)
             run.check(step, metrics)
+            if time_left.is_due:
+                run.settle()
+                time_left.add(step, time.perf_counter() - started)
             run.bar.update()
             run.notice(step)
             evaluated = evaluation is not None and (step % config.eval_every == 0 or step == steps)
@@ -228,39 +246,34 @@ def train(
                 run.save(step, params, opt_state, {"batches": batches.get_state(), "loss": loss})
             if logged or sampled:
                 run.meter.start()
-    return SFTResult(params, run.base, step, run.stopped or "finished", loss, stats, run.history, run.skipped.count)
+    stopped, skipped = run.stopped or "finished", run.skipped.count
+    return SFTResult(params, run.base, step, stopped, loss, stats, summary, run.history, skipped)
 
 
 def _micro_batches(batch: PackedBatch, config: SFTConfig) -> Iterator[PackedBatch]:
-    """A batch's, each with its rows cut."""
+    """A batch's, each with its rows cut; without those that are padding alone."""
     lengths, rows = list(config.row_lengths), config.rows_at_once
     for i, which in enumerate(least_lengths(batch, lengths, config.micro_batches)):
-        yield jax.tree.map(lambda x_bt, i=i, n=lengths[which]: x_bt[i * rows : (i + 1) * rows, :n], batch)
+        micro = jax.tree.map(lambda x_bt, i=i, n=lengths[which]: x_bt[i * rows : (i + 1) * rows, :n], batch)
+        if micro.segment_ids_bt.any():
+            yield micro
 
 
 class _Evaluation:
-    """The loss on the first batches of a held-out dataset, always the same ones: nothing renamed or left out."""
+    """The loss on a held-out dataset, each example once; with `eval_batches` on its first batches, always the same."""
 
     def __init__(
-        self,
-        path: Folder,
-        tokenizer: ChatTokenizer,
-        config: SFTConfig,
-        model: Model,
-        mesh: Mesh | None,
-        workdir: Folder,
+        self, path: Folder, tokenizer: ChatTokenizer, config: SFTConfig, model: Model, mesh: Mesh | None
     ) -> None:
-        data = dataclasses.replace(config.data, rename_entities=0.0, workers=0)
-        stats = kept_statistics(path, tokenizer, data, workdir)
-        count = min(config.eval_batches, steps_for_epochs(stats, data, config.batch_size, epochs=1))
-        with BatchIterator(path, tokenizer, data, config.batch_size) as batches:
-            self._batches = [one for _ in range(count) for one in _micro_batches(next(batches), config)]
+        with BatchIterator(path, tokenizer, held_out_data(config.data), config.batch_size) as batches:
+            evaluated = itertools.islice(batches.epoch(), config.eval_batches)
+            self._batches = [micro for batch in evaluated for micro in _micro_batches(batch, config)]
         sums = partial(loss_sums, model=model, remat=config.remat, matmul=config.matmul, mesh=mesh)
         self._sums = Program(sums, own=config.compiler_options)
         self._mesh = mesh
 
     def loss(self, params: Params) -> float:
-        """Per trained token, in nats."""
+        """Return the loss per trained token, in nats."""
         total, count = 0.0, 0.0
         for batch in self._batches:
             loss, (tokens, _) = self._sums(params, to_device(batch, self._mesh))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from astra_jax.run.frozen import Origin
     from astra_jax.run.model_card import TrainedOn
     from astra_jax.run.shell import Stopped
+    from astra_jax.run.summary import RunSummary
     from astra_jax.tokenizer import ChatTokenizer
 
 Config = TypeVar("Config", bound="TrainingConfig")
@@ -284,12 +285,15 @@ def skipped(count: int) -> str:
     return f" ({count} of them changed nothing: not finite)" if count else ""
 
 
-def write_card(workdir: epath.Path, method: str, config: Any, datasets: Sequence[TrainedOn]) -> None:
+def write_card(
+    workdir: epath.Path, method: str, config: Any, datasets: Sequence[TrainedOn], summary: RunSummary | None = None
+) -> None:
     """Write the model card of a run that has come to its end."""
     from astra_jax.run import model_card
 
     base = (_WEIGHTS.value or "").removeprefix(hub.PREFIX)
-    model_card.write_card(workdir, method, config, datasets, base=base, weights=hub.model_folder(_WEIGHTS))
+    weights, rows = hub.model_folder(_WEIGHTS), () if summary is None else summary.rows
+    model_card.write_card(workdir, method, config, datasets, base=base, weights=weights, summary=rows)
 
 
 def load(model: Model, mesh: Mesh | None) -> Params:

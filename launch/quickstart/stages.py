@@ -198,7 +198,8 @@ class Quickstart:
         workdir = self.workdir / "sft" / part
         arguments = (config, self.config.model, start, self.trajectories_dir, self.tokenizer, workdir)
         rehearsal = None if self.config.rehearsal is None else self.rehearsal_dir
-        result = sft.train(*arguments, rehearsal=rehearsal, origin=origin)
+        # The table's warnings name flags of launch.sft; the quickstart's report has its numbers.
+        result = sft.train(*arguments, rehearsal=rehearsal, origin=origin, on_summary=lambda _: None)
         _unless_preempted(result.stopped)
         before = self.ledger.result("sft_dialogue") if part == "tools" else None
         base = "the dialogue stage" if before is not None else self._origin
@@ -228,6 +229,7 @@ class Quickstart:
                 self.workdir / "grpo",
                 policy=engine,
                 origin=Origin(str(self.checkpoints_of("sft/tools"))),
+                on_summary=lambda _: None,
             )
         _unless_preempted(result.stopped)
         data = [trained_on("environments", self.workdir / "environments" / "train")]
