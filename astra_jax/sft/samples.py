@@ -81,6 +81,11 @@ class Sampler:
                 wanted = "".join(segment.text for segment in segments if segment.trainable)
                 self._openings.append((trajectory.id, ids, wanted))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no opening fits, so that nothing is sampled."""
+        return not self._openings
+
     def draw(self, params: Params) -> list[Sample]:
         """One sample for each opening; none, if none fits."""
         if not self._openings:

@@ -49,6 +49,7 @@ from astra_jax.sft.summary import count_steps, summarise
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record, read_card
 from synthesis.core.files import write_text
+from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Trajectory
 from synthesis.core.refusals import InputError
 from synthesis.core.terminal import say
@@ -174,6 +175,11 @@ def train(
     batches = BatchIterator(dataset_path, tokenizer, config.data, config.batch_size, rehearsal=rehearsal)
     evaluation = None if held_out is None else _Evaluation(held_out, tokenizer, config, model, mesh)
     sampler = _sampler(held_out or dataset_path, tokenizer, config, model, mesh)
+    if sampler is not None and sampler.is_empty and is_first():
+        say_beside_bars(
+            f"no samples: no opening has room for sample_tokens ({config.sample_tokens}) more in data.seq_len "
+            f"({config.data.seq_len}); lower --config.sft.sample_tokens"
+        )
 
     def compile_step() -> None:
         arguments = abstract_arguments(model, config, steps, mesh)
