@@ -218,6 +218,7 @@ def test_the_parts_of_two_hosts_are_the_batch(few, tokenizer) -> None:
             assert len(parts) == 2 and documents(parts) == documents([batch])
 
 
+@pytest.mark.slow
 def test_a_run_and_one_that_extends_it_train_on_each_token_once_an_epoch(
     few, tokenizer, model, params, tmp_path
 ) -> None:
@@ -253,6 +254,7 @@ def reference(records, tokenizer: ChatTokenizer, model: Qwen3Config, params, fol
     return total / weight
 
 
+@pytest.mark.slow
 def test_the_held_out_loss_is_one_pass_whatever_the_batch_and_equals_torchs(
     few, tokenizer, model, params, tmp_path
 ) -> None:
