@@ -76,7 +76,7 @@ def test_rounds_apart_of_context_are_no_examples(tokenizer, tmp_path):
         assert stats.trainable == sum(np.count_nonzero(one.loss_mask) for one in made)
         with BatchIterator(tmp_path / config.rounds, tokenizer, config, 1) as batches:
             assert {0.5, 1.0} <= set(next(batches).loss_mask_bt.ravel().tolist())
-    with pytest.raises(DatasetError, match=r"no conversation can be trained on \(1 untrained\)"):
+    with pytest.raises(DatasetError, match=r"no conversation can be trained on: 1 untrained \("):
         scan(make_dataset(tmp_path / "none", records[1:2]), tokenizer, APART)
 
 
