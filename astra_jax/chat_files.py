@@ -86,7 +86,13 @@ def generation_config(folder: epath.Path | None, ends: Sequence[int], pad: int) 
 
 
 def changed_files(
-    folder: epath.Path, turn_end: str, ends: Sequence[int], pad: int, *, template: str | None
+    folder: epath.Path,
+    turn_end: str,
+    ends: Sequence[int],
+    pad: int,
+    *,
+    template: str | None,
+    generation: epath.Path | None = None,
 ) -> dict[str, str]:
     """Contents of the files that differ from the folder's, by name: end tokens, and the template.
 
@@ -95,14 +101,16 @@ def changed_files(
         ends: ids of all end tokens, that of `turn_end` first.
         pad: the padding token where the folder names none.
         template: the chat template; None: the folder's own.
+        generation: the folder of the model's `generation_config.json`, if that is another.
 
     Raises:
         TokenizerError: a file is no JSON object.
     """
     made: dict[str, str] = {}
-    found = read_object(folder / GENERATION).get("eos_token_id")
-    if ends[0] not in (found if isinstance(found, list) else [found]):
-        made[GENERATION] = generation_config(folder, ends, pad)
+    of_model = generation or folder
+    found = read_object(of_model / GENERATION).get("eos_token_id")
+    if of_model != folder or ends[0] not in (found if isinstance(found, list) else [found]):
+        made[GENERATION] = generation_config(of_model, ends, pad)
     config, tokens = read_object(folder / TOKENIZER), read_object(folder / TOKENS)
     wanted = config | {"eos_token": turn_end if _content(config.get("eos_token")) != turn_end else config["eos_token"]}
     if not config and (folder / "tokenizer.json").exists():

@@ -181,21 +181,26 @@ class ChatTokenizer:
         return made
 
     @classmethod
-    def load(cls, dir: Folder) -> ChatTokenizer:
+    def load(cls, dir: Folder, *, generation: Folder | None = None) -> ChatTokenizer:
         """Load a folder that `train` wrote, or that of a model whose chat template is one of the formats here.
 
         A model that knows no tools gets their tokens: `added` says which, `rows` how many rows its embedding then has,
         and `changed_files` what the folder's files are with them.
+
+        Args:
+            generation: the model's folder, whose files say what ends a turn where those of `dir` do not.
 
         Raises:
             TokenizerError: there is no tokenizer in it, it lacks a token of the format, or does not give text back.
             TemplateError: its chat template writes no format that is trained here.
         """
         folder = location(dir)
+        # An adapter's folder may have a tokenizer and no other file of a model.
+        of_model = folder if generation is None or chat_files.end_ids(folder) is not None else location(generation)
         tokenizer = cls._read(folder)
         taken = frozenset(tokenizer.get_vocab(with_added_tokens=True))
         found = format_of(folder, taken)
-        made = cls._with_tools(tokenizer, str(dir), found, chat_files.end_ids(folder))
+        made = cls._with_tools(tokenizer, str(dir), found, chat_files.end_ids(of_model))
         made._check_text_comes_back(str(dir))
         own_template = found.knows_tools and found.has_template
         files = chat_files.changed_files(
@@ -204,6 +209,7 @@ class ChatTokenizer:
             made.end_ids,
             made.pad_id,
             template=None if own_template else template_of(made.format),
+            generation=of_model,
         )
         if made.added:
             files["tokenizer.json"] = made._tokenizer.to_str(pretty=True)

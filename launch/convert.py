@@ -4,11 +4,13 @@
     python -m launch.convert --from_orbax=DIR --to_hf=DIR [--step=N]
     python -m launch.convert --from_orbax=DIR --to_peft=DIR [--step=N]
     python -m launch.convert --from_gguf=FILE --to_hf=DIR [--param_dtype=bfloat16]
+    python -m launch.convert --from_peft=ADAPTER --to_hf=DIR [--base=DIR]
 
 A training run's `checkpoints/` folder is such an Orbax directory; it may be in a bucket, gs://BUCKET/FOLDER. Tokenizer
 files are copied along. Of a run with adapters --to_hf writes whole weights, the adapters merged into those that they
 were trained on, which --base names if they are elsewhere now; --to_peft writes the adapters alone, as the package peft
-reads them. Of a GGUF file the tokenizer and the chat template are made from what it says (docs/convert.md).
+reads them. --from_peft merges an adapter that peft wrote into the weights that its adapter_config.json names, or --base
+(docs/convert.md). Of a GGUF file the tokenizer and the chat template are made from what it says (docs/convert.md).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _FROM_HF = flags.DEFINE_string(
 )
 _TO_ORBAX = flags.DEFINE_string("to_orbax", None, "Directory to write; must not hold a checkpoint yet.")
 _FROM_GGUF = flags.DEFINE_string("from_gguf", None, "File of llama.cpp's format, of a Llama, Qwen2 or Qwen3.")
+_FROM_PEFT = flags.DEFINE_string("from_peft", None, "Folder of an adapter that peft wrote, or its name on the Hub.")
 _FROM_ORBAX = flags.DEFINE_string("from_orbax", None, "Directory that --to_orbax or a training run wrote.")
 _TO_HF = flags.DEFINE_string("to_hf", None, "Directory to write; must not hold a checkpoint yet.")
 _TO_PEFT = flags.DEFINE_string("to_peft", None, "Directory to write a run's adapters to; must be empty.")
@@ -42,6 +45,7 @@ _WAYS = {
     ("from_orbax", "to_hf"): ("step", "base", "param_dtype"),
     ("from_orbax", "to_peft"): ("step",),
     ("from_gguf", "to_hf"): ("param_dtype",),
+    ("from_peft", "to_hf"): ("base", "param_dtype"),
 }
 """From what to what, and the flags that each takes beside."""
 
@@ -51,11 +55,12 @@ def main() -> None:
     from launch.flags.exports import to_hf
     from synthesis.core.workdir import locked_target
 
-    ends = (_FROM_HF, _TO_ORBAX, _FROM_GGUF, _FROM_ORBAX, _TO_HF, _TO_PEFT)
+    ends = (_FROM_HF, _TO_ORBAX, _FROM_GGUF, _FROM_PEFT, _FROM_ORBAX, _TO_HF, _TO_PEFT)
     given = tuple(flag.name for flag in ends if flag.value)
     if given not in _WAYS:
         raise cli.UsageError(
-            "give --from_hf and --to_orbax, --from_orbax and --to_hf or --to_peft, or --from_gguf and --to_hf"
+            "give --from_hf and --to_orbax, --from_orbax and --to_hf or --to_peft, or --from_gguf or --from_peft and "
+            "--to_hf"
         )
     for flag in (_STEP, _BASE, _DTYPE):
         if flag.value is not None and flag.name not in _WAYS[given]:
@@ -67,6 +72,9 @@ def main() -> None:
         return
     if "from_gguf" in given:
         _from_gguf()
+        return
+    if "from_peft" in given:
+        _from_peft()
         return
     if "from_hf" in given:
         _from_hf()
@@ -117,6 +125,28 @@ def _to_peft() -> None:
         count = peft.save(adapters, model, under.lora, target, base=base)
         copied = copy_tokenizer(source, target, weights.stored_step(source, _STEP.value))
     say(f"{target}: {count:,} parameters of adapters to {base or 'unnamed weights'}, {copied} tokenizer files")
+
+
+def _from_peft() -> None:
+    import jax
+
+    from astra_jax.models import hf_checkpoint
+    from astra_jax.run import weights
+    from launch.flags import sources
+    from synthesis.core.workdir import locked_target
+
+    found, target = sources.source(_FROM_PEFT, _BASE), cli.local_folder(_TO_HF)
+    if found.adapter is None:
+        raise cli.UsageError(f"--from_peft={_FROM_PEFT.value} is no adapter of peft: it has no adapter_config.json")
+    model = found.model(param_dtype=_DTYPE.value or hf_checkpoint.stored_dtype(found.folder))
+    found.check_vocabulary(model)
+    with locked_target(target):
+        _check_empty("to_hf", target)
+        params = weights.load(found.folder, model, adapter=found.adapter)
+        hf_checkpoint.save_hf(params, model, target)
+        copied = found.copy_tokenizer(target)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    say(f"{target}: {count:,} parameters in {model.param_dtype} of {found.folder}, {copied} tokenizer files")
 
 
 def _from_gguf() -> None:

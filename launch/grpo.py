@@ -198,7 +198,7 @@ def main() -> int:
         mesh = models.mesh()
         servers = _servers(run_id(workdir) if is_first() else None) if _URLS.value else None
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
-        start = partial(models.load, config.model, mesh)
+        start = partial(models.load, config.grpo, config.model, mesh)
         if is_first():
             write_run_record(workdir, config)
             models.complete(tokenizer, workdir)

@@ -52,7 +52,6 @@ def main() -> int:
     from astra_jax.run.record import write_run_record
     from astra_jax.sft import bench, preview
     from astra_jax.sft import train as sft
-    from astra_jax.tokenizer import ChatTokenizer
 
     config = cli.overridden(models.config("sft"))
     if not data.DATA.value and not _BENCH.value:
@@ -60,7 +59,7 @@ def main() -> int:
     if _BENCH.value:
         cli.refuse_unused((*data.FLAGS, _PREVIEW, models.PROFILE), "is not for --bench, which makes its data up")
     if _PREVIEW.value and (shown := data.dataset(data.DATA)):
-        tokenizer = ChatTokenizer.load(models.tokenizer_folder())
+        tokenizer = models.load_tokenizer()
         preview.show(shown, tokenizer, config.sft.data, _PREVIEW.value)
         held_out, rehearsal = map(data.dataset, (data.HELD_OUT, data.REHEARSAL))
         say(preview.summary(config.sft, shown, tokenizer, rehearsal=rehearsal, held_out=held_out))
@@ -78,7 +77,7 @@ def main() -> int:
         stack.enter_context(models.held(workdir))
         mesh = models.mesh()
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
-        start = partial(models.load, config.model, mesh)
+        start = partial(models.load, config.sft, config.model, mesh)
         if is_first():
             write_run_record(workdir, config)
             models.complete(tokenizer, workdir)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -84,6 +84,8 @@ def _config_json(directory: epath.Path) -> dict[str, Any]:
     try:
         content = json.loads((directory / "config.json").read_bytes())
     except FileNotFoundError:
+        if (directory / ADAPTER).exists():
+            raise _alone(directory) from None
         raise WeightsError(f"{directory} has no config.json; give the directory of a checkpoint") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise WeightsError(f"{directory}/config.json is not JSON ({error}); copy the checkpoint again") from None
@@ -118,13 +120,21 @@ def _first_dtype(directory: epath.Path) -> str:
     return {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(kind, kind)
 
 
-def load_hf(directory: Path | str, model: Model, *, shardings: Any = None) -> Params:
+def load_hf(
+    directory: Path | str,
+    model: Model,
+    *,
+    shardings: Any = None,
+    change: Callable[[dict[str, Any], ExitStack], dict[str, Any]] = lambda tensors, _: tensors,
+) -> Params:
     """Parameters from the safetensors files of an HF directory, cast to `model.param_dtype`.
 
     Every tensor's name and shape is checked before the first is read.
 
     Args:
         shardings: as from `Model.param_shardings`; None is the default device.
+        change: gives the tensors to read in place of those of `open_tensors`, which it gets with the stack that closes
+            the files; such as `peft_merge.merged_tensors`.
 
     Raises:
         WeightsError: a file is damaged; a tensor is missing, left over, or of another shape; an adapter lies beside;
@@ -133,7 +143,7 @@ def load_hf(directory: Path | str, model: Model, *, shardings: Any = None) -> Pa
     directory, abstract = Path(directory), model.abstract_params()
     check_whole(directory)
     with ExitStack() as stack:
-        tensors = open_tensors(_files(directory), stack)
+        tensors = change(open_tensors(_files(directory), stack), stack)
         if model.tie_embeddings:
             _untwice(directory, tensors)
         # Llama 2's release has them in every layer; they follow from config.json, and transformers reads them no more.
@@ -233,6 +243,8 @@ def open_tensors(files: Mapping[Path, set[str] | None], stack: ExitStack) -> dic
 def check_whole(directory: Folder) -> None:
     """Raises `WeightsError`: an adapter lies beside the weights of a folder, which transformers would add to them."""
     if (location(directory) / ADAPTER).exists():
+        if all(file.name.startswith("adapter_") for file in location(directory).glob("*.safetensors")):
+            raise _alone(directory)
         raise WeightsError(
             f"{directory} has {ADAPTER} beside the weights: transformers adds it to them, and here they would be "
             "read without. Merge it (peft's merge_and_unload) and save the folder anew, or take the adapter away"
@@ -249,6 +261,13 @@ def without_safetensors(directory: Folder) -> str:
     return (
         f"{found} and no *.safetensors, the only form that is read; write them once with transformers: "
         "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(ANOTHER_FOLDER)"
+    )
+
+
+def _alone(directory: Folder) -> WeightsError:
+    return WeightsError(
+        f"{directory} is an adapter of peft, without the weights that it is for. Merge it first: launch.convert "
+        f"--from_peft={directory} --to_hf=DIR"
     )
 
 
@@ -301,16 +320,21 @@ def check_tensors(
                 raise WeightsError(f"{directory}: tensor {name} is missing; its shape should be {wanted}")
             if (found := tuple(tensors[name].get_shape())) != wanted:
                 raise WeightsError(f"{directory}: tensor {name} has shape {found}, the config says {wanted}")
-            if (kind := tensors[name].get_dtype()) not in _READ:
-                raise WeightsError(
-                    f"{directory}: tensor {name} is {kind}, which means nothing without its quantisation's scales; "
-                    f"give the release that is not quantised ({', '.join(_READ)} are read)"
-                )
+            check_dtype(directory, name, tensors[name])
             left.discard(name)
     if left:
         raise WeightsError(
             f"{directory}: {len(left)} tensors do not belong to this model, for example {min(left)} of shape "
             f"{tuple(tensors[min(left)].get_shape())}; {remedy}"
+        )
+
+
+def check_dtype(directory: Folder, name: str, tensor: Any) -> None:
+    """Raises `WeightsError`: a tensor of `open_tensors` is of numbers that mean nothing alone."""
+    if (kind := tensor.get_dtype()) not in _READ:
+        raise WeightsError(
+            f"{directory}: tensor {name} is {kind}, which means nothing without its quantisation's scales; "
+            f"give the release that is not quantised ({', '.join(_READ)} are read)"
         )
 
 
@@ -479,6 +503,14 @@ def copy_tokenizer(source: Folder, target: Folder, *, but: Container[str] = ()) 
             copied.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(copied, content)
     return len(found)
+
+
+def copy_generation_config(tokenizer: Folder, model: Folder, target: Folder) -> int:
+    """Copy a model's `generation_config.json` where the folder of its tokenizer has none. Returns how many files."""
+    if tokenizer == model or (location(tokenizer) / "generation_config.json").exists():
+        return 0
+    others = [name for name in TOKENIZER_FILES if name != "generation_config.json"]
+    return copy_tokenizer(model, target, but=others)
 
 
 def save_tokenizer(source: Folder, target: Folder, own: Mapping[str, str]) -> int:

@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from astra_jax import axes
 from astra_jax.models import adapters
-from astra_jax.models.hf_checkpoint import WeightsError, check_tensors, open_tensors, read_tensors, tensors_of
+from astra_jax.models.hf_checkpoint import WeightsError, check_tensors, read_tensors, tensors_of
 from astra_jax.models.lora import LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam, linear_weight
+from astra_jax.models.peft_folder import CONFIG, PREFIX, TENSORS, AdapterSettings, open_adapter, read_settings
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location
 from synthesis.core.refusals import InputError
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-
-_PREFIX = "base_model.model."
-"""What `peft` puts before the names of the model that it is wrapped around."""
-
 _PLAIN = {"bias": "none", "use_dora": False, "fan_in_fan_out": False}
-"""What adapters are here; those of other settings compute something else."""
+"""What adapters are here; those of other settings are merged, see `peft_merge`."""
 
-_NOTHING = (
-    "modules_to_save", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "exclude_modules",
-    "target_parameters", "layer_replication", "lora_bias", "use_qalora", "use_bdlora",
-    "alora_invocation_tokens", "arrow_config",
-)  # fmt: skip
+MERGE_FIRST = "merge it (launch.convert --from_peft --to_hf), and start from the folder that this makes"
+"""The remedy for adapters that training does not continue."""
+
+_NOTHING = ("modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "lora_bias")
 """Settings that are to be empty, or not there."""
-
-
-_ON_THE_WEIGHTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Of `init_lora_weights`, those that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ) take out
-of it what they begin with: such adapters are to other weights than the base's."""
 
 
 def names_table(model: Model, lora: LoRA) -> list[NamedParam]:
@@ -47,12 +40,12 @@ def names_table(model: Model, lora: LoRA) -> list[NamedParam]:
     made = []
     for entry in adapters.targeted(model, lora).values():
         a, b = adapters.leaf_names(entry.path[-1])
-        of_matrix = _PREFIX + entry.hf_name.removesuffix("weight")
+        of_matrix = PREFIX + entry.hf_name.removesuffix("weight")
         made.append(linear_weight((*entry.path, a), of_matrix + "lora_A.weight"))
         made.append(linear_weight((*entry.path, b), of_matrix + "lora_B.weight"))
     for entry in adapters.vocabularies(model) if lora.tokens else ():
         # Called deltas, they are the rows themselves.
-        name = _PREFIX + entry.hf_name.removesuffix("weight") + "token_adapter.trainable_tokens_delta"
+        name = PREFIX + entry.hf_name.removesuffix("weight") + "token_adapter.trainable_tokens_delta"
         made.append(dataclasses.replace(entry, path=(*entry.path, adapters.rows_name(entry.path[-1])), hf_name=name))
     return made
 
@@ -105,20 +98,52 @@ def load(directory: Folder, model: Model, *, shardings: Any = None) -> tuple[LoR
     Raises:
         WeightsError: it is no such folder, is damaged, or its adapters are of another kind or for another model.
     """
-    folder = location(directory)
-    try:
-        content = json.loads((folder / CONFIG).read_bytes())
-        lora = _settings(content, model)
-        like = adapters.abstract_adapters(model, lora)
-    except FileNotFoundError:
-        raise WeightsError(f"{folder} has no {CONFIG}; give a folder that peft wrote") from None
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, InputError) as error:
-        raise WeightsError(f"{folder / CONFIG}: {error}; only plain LoRA is read") from None
-    table = names_table(model, lora)
     with ExitStack() as stack:
-        tensors = open_tensors({folder / TENSORS: None}, stack)
-        check_tensors(folder, table, like, tensors, remedy="check r and target_modules in adapter_config.json")
-        return lora, read_tensors(table, like, tensors, shardings)
+        lora, like, tensors = _opened(directory, model, stack)
+        return lora, read_tensors(names_table(model, lora), like, tensors, shardings)
+
+
+def read_lora(directory: Folder, model: Model) -> LoRA:
+    """The settings of `load`, with every tensor's name and shape checked, and none read. Raises as `load`."""
+    with ExitStack() as stack:
+        return _opened(directory, model, stack)[0]
+
+
+def _opened(directory: Folder, model: Model, stack: ExitStack) -> tuple[LoRA, Params, dict[str, Any]]:
+    """(settings, the adapters' shapes, the tensors under the names of `names_table`). Raises as `load`."""
+    found = read_settings(directory)
+    tensors = {PREFIX + name: tensor for name, tensor in open_adapter(directory, stack).items()}
+    try:
+        lora = _settings(found, model, tensors)
+        like = adapters.abstract_adapters(model, lora)
+    except (ValueError, KeyError, TypeError, InputError) as error:
+        raise WeightsError(f"{location(directory) / CONFIG}: {error}; {MERGE_FIRST}") from None
+    remedy = f"check r and target_modules in {CONFIG}; or {MERGE_FIRST}"
+    check_tensors(directory, names_table(model, lora), like, tensors, remedy=remedy)
+    return lora, like, tensors
+
+
+def continued(begun: Params, loaded: Params, lora: LoRA, tokens: tuple[int, ...]) -> Params:
+    """The adapters that a run of its own settings starts from where it continues those of a folder.
+
+    Args:
+        begun: `adapters.initial_adapters` of the run.
+        loaded: the folder's.
+        lora: the run's settings.
+        tokens: whose rows the folder has, of those of the run; the run's others stay as they began.
+    """
+    at = jnp.array([lora.tokens.index(token) for token in tokens], jnp.int32)
+
+    def one(path: Any, own: jax.Array) -> jax.Array:
+        name = path[-1].key
+        if not name.startswith("rows_"):
+            return adapters.at_path(loaded, tuple(step.key for step in path))
+        if not tokens:
+            return own
+        theirs, axis = adapters.at_path(loaded, tuple(step.key for step in path)), axes.letters(name).index("i")
+        return jnp.moveaxis(jnp.moveaxis(own, axis, 0).at[at].set(jnp.moveaxis(theirs, axis, 0)), 0, axis)
+
+    return jax.tree_util.tree_map_with_path(one, begun)
 
 
 def _module(entry: NamedParam) -> str:
@@ -137,31 +162,23 @@ def _tokens(trained: Any, model: Model) -> tuple[int, ...]:
     return tuple(next(iter(by_module.values())))
 
 
-def _settings(content: dict[str, Any], model: Model) -> LoRA:
+def _settings(found: AdapterSettings, model: Model, tensors: Iterable[str]) -> LoRA:
     """Raises `SettingError`: they are none of ours."""
-    if content.get("peft_type") != "LORA":
-        raise SettingError(f"peft_type is {content.get('peft_type')!r}")
+    content = found.content
     for name, wanted in _PLAIN.items():
         if content.get(name, wanted) != wanted:
-            raise SettingError(f"{name} is {content[name]!r}, which is not computed here")
+            raise SettingError(f"{name} is {content[name]!r}, which no adapter that is trained here has")
     for name in _NOTHING:
         if content.get(name):
-            raise SettingError(f"{name} is {content[name]!r}, which is not computed here")
-    if (begun := content.get("init_lora_weights")) not in _ON_THE_WEIGHTS:
-        raise SettingError(
-            f"init_lora_weights is {begun!r}, which changes the weights under the adapters: save them with peft's "
-            "path_initial_model_for_weight_conversion, to the weights as they were"
-        )
-    targets = content["target_modules"]
-    if isinstance(targets, str):
-        if targets != "all-linear":
-            raise SettingError(f"target_modules is the pattern {targets!r}; write the list of names")
-        targets = [targets]
+            raise SettingError(f"{name} is {content[name]!r}, which no adapter that is trained here has")
+    targets = content.get("target_modules")
+    if not isinstance(targets, list) or content.get("exclude_modules"):  # a pattern: the file has what it matches
+        targets = {name.split(".")[-3] for name in tensors if name.endswith(".lora_A.weight")}
     trained = content.get("trainable_token_indices")
     return LoRA(
-        content["r"],
-        float(content["lora_alpha"]),
-        tuple(sorted(targets)),
+        found.rank,
+        found.alpha,
+        tuple(sorted({name.rpartition(".")[2] for name in targets})),
         _tokens(trained, model) if trained else (),
-        bool(content.get("use_rslora", False)),
+        found.rank_stabilized,
     )

@@ -43,12 +43,14 @@ class Origin:
         step: of Orbax checkpoints; None in Hugging Face's folders.
         rows: how many the embedding has there, where tokens were added to it; None: as many as the model.
         spelled: as of `weights.load`.
+        adapter: the folder of `peft` whose adapter the run's own continue; None: theirs are new.
     """
 
     folder: str
     step: int | None = None
     rows: int | None = None
     spelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    adapter: str | None = None
 
     def made(self, rows: int) -> np.ndarray:
         """Of an embedding of so many rows, which were not read but made: [rows], bool."""

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from astra_jax.models import adapters
+from astra_jax.models import adapters, peft
 from astra_jax.models.hf_checkpoint import write_config
 from astra_jax.models.lora import LoRA
 from astra_jax.models.model import Model, Params
@@ -294,7 +294,15 @@ class TrainingRun:
         def drawn(base: Params) -> Params:
             return adapters.initial_adapters(self.model, lora, jax.random.key(0), base)
 
-        return jax.jit(drawn, out_shardings=places)(base)
+        begun: Params = jax.jit(drawn, out_shardings=places)(base)
+        if self._origin is None or self._origin.adapter is None:
+            return begun
+        found, loaded = peft.load(self._origin.adapter, self.model, shardings=places)
+
+        def continued(begun: Params, loaded: Params) -> Params:
+            return peft.continued(begun, loaded, lora, found.tokens)
+
+        return jax.jit(continued, out_shardings=places)(begun, loaded)  # type: ignore[no-any-return]
 
     def due(self, step: int) -> bool:
         """Whether to save after this step."""

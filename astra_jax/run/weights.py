@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,7 @@ from astra_jax.models.hf_checkpoint import (
     write_config,
 )
 from astra_jax.models.model import Model, Params
+from astra_jax.models.peft_merge import merged_model, merged_tensors
 from astra_jax.run import frozen
 from astra_jax.run.checkpoints import Checkpointer, named
 from synthesis.core.datasets import Folder
@@ -46,6 +48,7 @@ def load(
     step: int | None = None,
     rows: int | None = None,
     spelled: Spelled = MappingProxyType({}),
+    adapter: Folder | None = None,
 ) -> Params:
     """From a folder of either kind: Hugging Face's if it holds safetensors, else Orbax checkpoints.
 
@@ -55,17 +58,43 @@ def load(
         rows: how many the stored embedding has, where the model has more: new rows are made of those (`_with_rows`).
         spelled: of new rows, by number, the rows whose tokens spell its own (`ChatTokenizer.spelled`). One that the
             stored embedding has is made anew.
+        adapter: a folder of `peft` whose adapter is merged into the weights, which are Hugging Face's.
     """
     stored = model.vocab_size if rows is None else rows
     if stored < model.vocab_size or any(number < stored for number in spelled):
         spread = shardings
         if shardings is not None and stored < model.vocab_size:
             spread = jax.tree_util.tree_map_with_path(_whole_vocabulary, shardings)
-        params = load(directory, dataclasses.replace(model, vocab_size=stored), shardings=spread, step=step)
+        fewer = dataclasses.replace(model, vocab_size=stored)
+        params = load(directory, fewer, shardings=spread, step=step, adapter=adapter)
         return _with_rows(params, model, shardings, spelled)
+    if adapter is not None:
+        change = partial(merged_tensors, adapter, _base_of(adapter, directory))
+        return load_hf(Path(directory), model, shardings=shardings, change=change)
     if _is_hf(directory):
         return load_hf(Path(directory), model, shardings=shardings)
     return load_orbax(directory, model, shardings=shardings, step=step)
+
+
+def read_model(directory: Folder, adapter: Folder | None = None, **dtypes: str) -> Model:
+    """The config of the model that `load` reads from a folder.
+
+    Raises:
+        WeightsError: as `hf_checkpoint.read_config` and `peft_merge.merged_model` do.
+    """
+    if adapter is None:
+        return read_config(directory, **dtypes)
+    return merged_model(adapter, _base_of(adapter, directory, **dtypes))
+
+
+def _base_of(adapter: Folder, directory: Folder, **dtypes: str) -> Model:
+    """The model of the weights under an adapter. Raises `WeightsError`: they are not Hugging Face's."""
+    if not _is_hf(directory):
+        raise WeightsError(
+            f"{adapter} is an adapter to {directory}, which is no folder of safetensors: make one of a run's "
+            "checkpoints with launch.convert --from_orbax --to_hf, and name it with --base"
+        )
+    return read_config(directory, **dtypes)
 
 
 def _whole_vocabulary(path: tuple[Any, ...], sharding: NamedSharding) -> NamedSharding:

@@ -80,7 +80,9 @@ def summarise(
         rows.append(("evaluations", f"{times(run_steps, config.eval_every):,}, each of {_evaluated(config, held_out)}"))
     if config.sample_every:
         intervals["sample_every"] = config.sample_every
-        rows.append(("samples", f"{times(run_steps, config.sample_every):,}, each of at most {config.samples} openings"))
+        rows.append(
+            ("samples", f"{times(run_steps, config.sample_every):,}, each of at most {config.samples} openings")
+        )
     else:
         rows.append(("samples", "none: sample_every is 0"))
     intervals["checkpoint_every"] = config.checkpoint_every

@@ -54,16 +54,36 @@ def model_folder(flag: flags.FlagHolder[str | None]) -> epath.Path:
         UsageError: it is neither a folder nor a name.
         HubError: the Hub does not give it.
     """
-    text = flag.value or ""
+    found = _downloaded(flag.value or "", f"--{flag.name}={flag.value or ''}")
+    return cli.folder(flag) if found is None else found
+
+
+def named_folder(text: str, said: str) -> epath.Path:
+    """The folder that a text names, which may be of a model of the Hub, as `model_folder` does for a flag.
+
+    Args:
+        said: where the text is from, for errors.
+
+    Raises:
+        UsageError: it starts with `hub:` and is no name.
+        HubError: the Hub does not give it.
+    """
+    from synthesis.core.files import location
+
+    return _downloaded(text, said) or location(text)
+
+
+def _downloaded(text: str, said: str) -> epath.Path | None:
+    """The folder of a model of the Hub; None: the text names none, or a folder of that name is here."""
     plain = text.removeprefix(PREFIX)
     named = _NAME.fullmatch(plain)
     if text.startswith(PREFIX) and named is None:
-        raise cli.UsageError(f"--{flag.name}={text} is no name of a model; write hub:ORG/NAME or hub:ORG/NAME@REVISION")
+        raise cli.UsageError(f"{said} is no name of a model; write hub:ORG/NAME or hub:ORG/NAME@REVISION")
     if named is None or (plain == text and Path(text).exists()):
-        return cli.folder(flag)
+        return None
     from synthesis.core.files import location
 
-    return location(_snapshot(Repository(named["repo"], None, named["revision"]), f"--{flag.name}={text}"))
+    return location(_snapshot(Repository(named["repo"], None, named["revision"]), said))
 
 
 @cache

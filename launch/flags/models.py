@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +14,7 @@ from absl import flags
 
 from launch.flags import cli, endings, hub, meshes, shared
 from launch.flags.numbers import number_flag
+from launch.flags.sources import Source, source
 from sandbox.settings import Count, CountOrZero, Seconds
 from synthesis.core.terminal import make_output_optional, say
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from etils import epath
     from jax.sharding import Mesh
 
+    from astra_jax.models.lora import LoRA
     from astra_jax.models.model import Model, Params
     from astra_jax.run.config import TrainingConfig
     from astra_jax.run.frozen import Origin
@@ -26,12 +30,14 @@ if TYPE_CHECKING:
     from astra_jax.run.shell import Stopped
     from astra_jax.run.summary import RunSummary
     from astra_jax.tokenizer import ChatTokenizer
+    from synthesis.core.datasets import Folder
 
 Config = TypeVar("Config", bound="TrainingConfig")
 
 CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as sft:14b.", required=True)
 WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
 _WEIGHTS = shared.weights()
+_BASE = shared.base()
 _TOKENIZER = shared.tokenizer()
 PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")
 _MESH = shared.mesh("Of several TPU slices data is a multiple. By default one device.")
@@ -120,7 +126,17 @@ def workdir() -> epath.Path:
 
 def tokenizer_folder() -> epath.Path:
     """The folder of --tokenizer, or --weights."""
-    return hub.model_folder(_TOKENIZER if _TOKENIZER.value else _WEIGHTS)
+    return hub.model_folder(_TOKENIZER) if _TOKENIZER.value else _source().tokenizer
+
+
+def _source() -> Source:
+    """The folder of --weights, and the adapter where that is one. Raises as `sources.source`."""
+    return source(_WEIGHTS, _BASE)
+
+
+def load_tokenizer() -> ChatTokenizer:
+    """The tokenizer of `tokenizer_folder`. Raises as `ChatTokenizer.load`."""
+    return _source().load_tokenizer(tokenizer_folder())
 
 
 def mesh() -> Mesh | None:
@@ -172,23 +188,22 @@ def checked(model: Model) -> tuple[ChatTokenizer, Model]:
         WeightsError, TokenizerError: there are none, or they cannot be read.
         InputError: the tokenizer has more tokens than the model.
     """
-    from astra_jax.models import hf_checkpoint
     from astra_jax.models.families import difference
     from astra_jax.run import weights
-    from astra_jax.tokenizer import ChatTokenizer, padded
+    from astra_jax.tokenizer import padded
 
-    source = hub.model_folder(_WEIGHTS)
-    stored = hf_checkpoint.read_config(source)
+    found = _source()
+    stored, source = found.model(), found.named
     if stored.family != model.family:
         raise cli.UsageError(
             f"--weights={source} is of the family {stored.family}, --config={CONFIG.value} of {model.family}; "
             "give weights and a configuration of one model"
         )
     if differs := difference(stored, model, but=("vocab_size",)):
-        name, found, wanted = differs
-        raise cli.UsageError(f"--weights={source} has {name} {found}, --config={CONFIG.value} says {wanted}")
-    weights.check_stored(source)
-    tokenizer = ChatTokenizer.load(tokenizer_folder())
+        name, theirs, wanted = differs
+        raise cli.UsageError(f"--weights={source} has {name} {theirs}, --config={CONFIG.value} says {wanted}")
+    weights.check_stored(found.folder)
+    tokenizer = load_tokenizer()
     rows = tokenizer.rows(stored.vocab_size)
     # A configuration may say how many rows there are, will be, or were before tokens were added in an earlier run.
     were_added = model.vocab_size < tokenizer.vocab_size and stored.vocab_size == padded(tokenizer.vocab_size)
@@ -201,20 +216,55 @@ def checked(model: Model) -> tuple[ChatTokenizer, Model]:
 
 
 def with_added_tokens(config: Config, tokenizer: ChatTokenizer) -> Config:
-    """The configuration of a run; where it has adapters, rows of tokens that the weights have none for are trained."""
-    from astra_jax.models import hf_checkpoint
+    """The configuration of a run; where it has adapters, rows of tokens that the weights have none for are trained,
+    and those that an adapter has trained which the run continues.
 
-    stored = hf_checkpoint.read_config(hub.model_folder(_WEIGHTS)).vocab_size
-    rowless = {*range(stored, tokenizer.vocab_size), *(tokenizer.new_ids if _is_own() else ())}
-    if config.lora.rank is None or not rowless:
+    Raises:
+        UsageError: --weights is an adapter of other settings than the run's.
+        WeightsError: --weights is an adapter that training does not continue.
+    """
+    if config.lora.rank is None:
         return config
-    tokens = sorted({*config.lora.tokens, *rowless})
-    return dataclasses.replace(config, lora=dataclasses.replace(config.lora, tokens=tuple(tokens)))
+    stored = _start(config.lora).model().vocab_size
+    tokens = {*range(stored, tokenizer.vocab_size), *(tokenizer.new_ids if _is_own() else ())}
+    if (adapter := _source().adapter) is not None:
+        tokens.update(_continued(config.lora, adapter).tokens)
+    if not tokens:
+        return config
+    tokens.update(config.lora.tokens)
+    return dataclasses.replace(config, lora=dataclasses.replace(config.lora, tokens=tuple(sorted(tokens))))
+
+
+def _start(lora: LoRA) -> Source:
+    """What `load` gives: the weights under a run's adapters; where it has none, those with an adapter merged."""
+    return _source() if lora.rank is None else Source(_source().folder, None)
+
+
+def _continued(lora: LoRA, adapter: epath.Path) -> LoRA:
+    """The settings of the adapter that a run continues. Raises `UsageError`: the run has others."""
+    from astra_jax.models import adapters, peft
+
+    model = _source().model()
+    theirs = peft.read_lora(adapter, model)
+
+    def shape(one: LoRA) -> Any:
+        return one.rank, one.alpha, one.rank_stabilized, sorted(adapters.targeted(model, one))
+
+    if shape(theirs) != shape(lora):
+        wanted = {"rank": theirs.rank, "alpha": theirs.alpha, "targets": json.dumps(theirs.targets)}
+        wanted |= {"rank_stabilized": "true"} if theirs.rank_stabilized else {}
+        said = " ".join(f"--config.lora.{name}={shlex.quote(str(value))}" for name, value in wanted.items())
+        raise cli.UsageError(
+            f"--weights={adapter} is an adapter with other settings than the run's. To continue it: {said}. To train "
+            f"another on top of it: {peft.MERGE_FIRST}. Without --config.lora.rank it is merged, and all weights are "
+            "trained"
+        )
+    return theirs
 
 
 def _is_own() -> bool:
     """Whether the tokenizer is the one beside the weights, so that tokens that it lacks have no trained rows there."""
-    return tokenizer_folder() == hub.model_folder(_WEIGHTS)
+    return tokenizer_folder() == _source().tokenizer
 
 
 @cache  # a run that is still training may save a newer one meanwhile
@@ -229,7 +279,7 @@ def step() -> int | None:
     from astra_jax.run import frozen, model_card, weights
     from astra_jax.run.hosts import from_first
 
-    source = hub.model_folder(_WEIGHTS)
+    source = _source().folder
     found = weights.stored_step(source)
     before = None if found is None else frozen.read(workdir() / model_card.CHECKPOINTS)
     if before is not None and before.origin is not None and before.origin.folder == str(source):
@@ -240,21 +290,18 @@ def step() -> int | None:
 
 def _spelled(rows: int) -> dict[int, tuple[int, ...]]:
     """Those of the tokenizer's tokens of which the weights, an embedding of `rows`, have none; see its `spelled`."""
-    from astra_jax.tokenizer import ChatTokenizer
-
-    return ChatTokenizer.load(tokenizer_folder()).spelled(rows, own=_is_own())
+    return load_tokenizer().spelled(rows, own=_is_own())
 
 
 def origin(config: TrainingConfig, model: Model) -> Origin | None:
     """What a run with adapters keeps of where its weights come from; None where it trains all of them."""
-    from astra_jax.models import hf_checkpoint
     from astra_jax.run.frozen import Origin
 
     if config.lora.rank is None:
         return None
-    source = hub.model_folder(_WEIGHTS)
-    found = Origin(str(source), step())
-    rows = hf_checkpoint.read_config(source).vocab_size
+    source = _source()
+    found = Origin(str(source.folder), step(), adapter=None if source.adapter is None else str(source.adapter))
+    rows = _start(config.lora).model().vocab_size
     spelled = _spelled(rows)
     if rows >= model.vocab_size and not spelled:
         return found
@@ -292,20 +339,26 @@ def write_card(
     from astra_jax.run import model_card
 
     base = (_WEIGHTS.value or "").removeprefix(hub.PREFIX)
-    weights, rows = hub.model_folder(_WEIGHTS), () if summary is None else summary.rows
+    weights, rows = _source().folder, () if summary is None else summary.rows
     model_card.write_card(workdir, method, config, datasets, base=base, weights=weights, summary=rows)
 
 
-def load(model: Model, mesh: Mesh | None) -> Params:
+def load(config: TrainingConfig, model: Model, mesh: Mesh | None) -> Params:
     """The weights of --weights on their devices; ask `checked` before.
+
+    Of an adapter of `peft` they are the base alone where the run has adapters too, which continue that one; else it is
+    merged into them.
 
     Raises:
         WeightsError, CheckpointError: they cannot be read.
     """
-    from astra_jax.models import hf_checkpoint
     from astra_jax.run import weights
 
     shardings = None if mesh is None else model.param_shardings(mesh)
-    source = hub.model_folder(_WEIGHTS)
-    rows = hf_checkpoint.read_config(source).vocab_size
-    return weights.load(source, model, shardings=shardings, step=step(), rows=rows, spelled=_spelled(rows))
+    source, start = _source(), _start(config.lora)
+    if source.adapter is not None and is_first_host():
+        what = "the base of an adapter that the run continues" if start.adapter is None else "with an adapter merged"
+        say(f"{source.folder}: {what}, {source.adapter}")
+    rows = start.model().vocab_size
+    how: dict[str, Any] = {"step": step(), "rows": rows, "spelled": _spelled(rows), "adapter": start.adapter}
+    return weights.load(start.folder, model, shardings=shardings, **how)

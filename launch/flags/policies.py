@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from launch.flags import cli, hub, meshes, shared
+from launch.flags import cli, hub, meshes, shared, sources
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from astra_jax.tokenizer import ChatTokenizer
 
 _WEIGHTS = shared.weights()
+_BASE = shared.base()
 _STEP = shared.step()
 _TOKENIZER = shared.tokenizer()
 _MESH = shared.mesh()
@@ -26,7 +28,12 @@ _DTYPE = flags.DEFINE_enum("dtype", None, shared.DTYPES, "Of the weights and the
 
 def source() -> epath.Path:
     """The folder of --weights, on disk or in a bucket. Raises `UsageError`: it is neither."""
-    return hub.model_folder(_WEIGHTS)
+    return _source().named
+
+
+def _source() -> sources.Source:
+    """The same with the adapter where that is one. Raises as `sources.source`."""
+    return sources.source(_WEIGHTS, _BASE)
 
 
 @cache  # a run that is still training may save a newer one meanwhile
@@ -39,7 +46,7 @@ def step() -> int | None:
     """
     from astra_jax.run import weights
 
-    found = weights.stored_step(source(), _STEP.value)
+    found = weights.stored_step(_source().folder, _STEP.value)
     if found is None and _STEP.value is not None:
         raise cli.UsageError(f"--step={_STEP.value}: --weights={source()} is a Hugging Face folder, which has no steps")
     return found
@@ -47,7 +54,7 @@ def step() -> int | None:
 
 def _tokenizer_folder() -> epath.Path:
     """Where the tokenizer is. Raises `UsageError`: --tokenizer is no folder."""
-    return hub.model_folder(_TOKENIZER) if _TOKENIZER.value else source()
+    return hub.model_folder(_TOKENIZER) if _TOKENIZER.value else _source().tokenizer
 
 
 def read() -> tuple[Model, ChatTokenizer]:
@@ -58,11 +65,13 @@ def read() -> tuple[Model, ChatTokenizer]:
         WeightsError, TokenizerError, ValueError: they cannot be read.
     """
     from astra_jax.models import hf_checkpoint
-    from astra_jax.tokenizer import ChatTokenizer
 
-    dtype = _DTYPE.value or hf_checkpoint.stored_dtype(source())
-    model = hf_checkpoint.read_config(source(), dtype=dtype, param_dtype=dtype)
-    tokenizer = ChatTokenizer.load(_tokenizer_folder())
+    found = _source()
+    if found.adapter is not None:
+        say(f"{found.folder}: with an adapter merged, {found.adapter}")
+    dtype = _DTYPE.value or hf_checkpoint.stored_dtype(found.folder)
+    model = found.model(dtype=dtype, param_dtype=dtype)
+    tokenizer = found.load_tokenizer(_tokenizer_folder())
     model = dataclasses.replace(model, vocab_size=tokenizer.rows(model.vocab_size))
     if tokenizer.vocab_size > model.vocab_size:
         raise cli.UsageError(
@@ -86,15 +95,15 @@ def load(model: Model) -> Params:
         InputError: the mesh does not divide the model.
         WeightsError, CheckpointError: they cannot be read.
     """
-    from astra_jax.models import hf_checkpoint
     from astra_jax.run import compilation_cache, weights
-    from astra_jax.tokenizer import ChatTokenizer
 
     shardings = None if (devices := mesh()) is None else model.param_shardings(devices)
     compilation_cache.keep_programs()
-    rows = hf_checkpoint.read_config(source()).vocab_size
-    spelled = ChatTokenizer.load(_tokenizer_folder()).spelled(rows, own=_tokenizer_folder() == source())
-    return weights.load(source(), model, shardings=shardings, step=step(), rows=rows, spelled=spelled)
+    found = _source()
+    rows = found.model().vocab_size
+    spelled = found.load_tokenizer(_tokenizer_folder()).spelled(rows, own=_tokenizer_folder() == found.tokenizer)
+    how: dict[str, Any] = {"step": step(), "rows": rows, "spelled": spelled, "adapter": found.adapter}
+    return weights.load(found.folder, model, shardings=shardings, **how)
 
 
 def name() -> str:
@@ -115,13 +124,17 @@ def run_name(kind: str, *depends_on: object) -> str:
     from synthesis.core.files import in_bucket
 
     weights: list[object]
-    if in_bucket(source()):
-        saved = source() / "params" / str(step()) / SAVED
-        weights = [file.read_text(encoding="utf-8") for file in (source() / "config.json", saved)]
+    found = _source()
+    if in_bucket(found.folder):
+        saved = found.folder / "params" / str(step()) / SAVED
+        weights = [file.read_text(encoding="utf-8") for file in (found.folder / "config.json", saved)]
     else:
-        folder = Path(source())
+        folder = Path(found.folder)
         files = sorted(folder.glob("*.safetensors") if step() is None else (folder / "params" / str(step())).rglob("*"))
         stats = [(str(file.relative_to(folder)), file.stat()) for file in [folder / "config.json", *files]]
+        if found.adapter is not None:
+            added = sorted(Path(found.adapter).glob("adapter_*"))
+            stats += [(str(file), file.stat()) for file in added]
         weights = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
     text = json.dumps([*depends_on, weights], sort_keys=True)
     return f"{kind} {hashlib.sha256(text.encode()).hexdigest()}"

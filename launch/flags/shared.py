@@ -73,7 +73,10 @@ def seed(of: str = "") -> flags.FlagHolder[int]:
 
 def weights() -> flags.FlagHolder[str]:
     """The model that a program starts from."""
-    about = "The model: a Hugging Face folder, a run's checkpoints/, or a name on the Hub, such as Qwen/Qwen3-0.6B."
+    about = (
+        "The model: a Hugging Face folder, a run's checkpoints/, a folder of a peft adapter, or a name on the Hub, such "
+        "as Qwen/Qwen3-0.6B."
+    )
     return flags.DEFINE_string("weights", None, about, required=True)
 
 
@@ -90,7 +93,7 @@ def step() -> flags.FlagHolder[int | None]:
 
 def base() -> _Text:
     """Under adapters."""
-    about = "The weights that adapters were trained on, where the run has them no more."
+    about = "The weights that an adapter was trained on, where they are not where its folder says."
     return flags.DEFINE_string("base", None, about)
 
 

@@ -1,0 +1,131 @@
+"""The weights that `--weights` names: a model's folder, or an adapter of `peft` with the folder of its base."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from absl import flags
+
+from launch.flags import cli, hub
+
+if TYPE_CHECKING:
+    from etils import epath
+
+    from astra_jax.models.model import Model
+    from astra_jax.tokenizer import ChatTokenizer
+
+_Text = flags.FlagHolder[str | None]
+
+
+class Source(NamedTuple):
+    """Where a model is.
+
+    Attributes:
+        folder: of its weights, without the adapter.
+        adapter: a folder of `peft`; None where there is none.
+    """
+
+    folder: epath.Path
+    adapter: epath.Path | None
+
+    @property
+    def tokenizer(self) -> epath.Path:
+        """The folder of the tokenizer: the adapter's, where it has one of its own.
+
+        Raises:
+            UsageError: the adapter has a chat template and no tokenizer.
+        """
+        if self.adapter is None:
+            return self.folder
+        if any((self.adapter / name).exists() for name in ("tokenizer.json", "vocab.json")):
+            return self.adapter
+        if (self.adapter / "chat_template.jinja").exists():
+            raise cli.UsageError(
+                f"{self.adapter} has a chat_template.jinja and no tokenizer: copy the tokenizer of {self.folder} there "
+                "(tokenizer.json, tokenizer_config.json), or give the folder of both with --tokenizer"
+            )
+        return self.folder
+
+    @property
+    def named(self) -> epath.Path:
+        """The folder that was asked for."""
+        return self.adapter or self.folder
+
+    def model(self, **dtypes: str) -> Model:
+        """The model, without its weights. Raises `WeightsError`: it cannot be read."""
+        from astra_jax.run import weights
+
+        return weights.read_model(self.folder, self.adapter, **dtypes)
+
+    def load_tokenizer(self, folder: epath.Path | None = None) -> ChatTokenizer:
+        """The tokenizer of a folder, by default of `tokenizer`. Raises as `ChatTokenizer.load`.
+
+        Of a folder of an adapter, which has no generation_config.json, that of the base says what ends a turn.
+        """
+        from astra_jax.tokenizer import ChatTokenizer
+
+        return ChatTokenizer.load(folder or self.tokenizer, generation=self.folder)
+
+    def check_vocabulary(self, model: Model) -> None:
+        """Raises `UsageError`: the tokenizer, whatever its chat template, has tokens that the model has no rows for."""
+        from tokenizers import Tokenizer
+
+        file = self.tokenizer / "tokenizer.json"
+        if not file.exists():
+            return
+        size = max(Tokenizer.from_buffer(file.read_bytes()).get_vocab(with_added_tokens=True).values()) + 1
+        if size > model.vocab_size:
+            raise cli.UsageError(
+                f"{file} has {size} tokens, with the adapter the embedding has {model.vocab_size} rows: the rows of "
+                "the tokens that were added are not in the adapter. Write it again with save_embedding_layers=True"
+            )
+
+    def copy_tokenizer(self, target: epath.Path | str) -> int:
+        """Copy the tokenizer's files, and the generation_config.json of the base where the tokenizer's folder has none.
+        Returns how many there are."""
+        from astra_jax.models import hf_checkpoint
+
+        copied = hf_checkpoint.copy_tokenizer(self.tokenizer, target)
+        return copied + hf_checkpoint.copy_generation_config(self.tokenizer, self.folder, target)
+
+
+def source(weights: _Text, base: _Text) -> Source:
+    """The folders that two flags name, downloaded where they are on the Hub.
+
+    Args:
+        weights: a model, or an adapter of `peft`.
+        base: of the adapter; by default the one that its adapter_config.json names.
+
+    Raises:
+        UsageError: a folder is missing, or `base` is given without an adapter.
+        HubError: the Hub does not give one.
+        WeightsError: the adapter cannot be read.
+    """
+    from astra_jax.models import peft_folder
+
+    folder = hub.model_folder(weights)
+    if not peft_folder.is_adapter(folder):
+        if base.value is not None:
+            raise cli.UsageError(
+                f"--base={base.value}: --{weights.name}={weights.value} is no adapter of peft; leave --base out. (The "
+                "base of a run's own adapters is named to launch.convert, which makes a folder of both)"
+            )
+        return Source(folder, None)
+    if base.value is not None:
+        under, said = hub.model_folder(base), f"--base={base.value}"
+    else:
+        name = peft_folder.read_settings(folder).base
+        if not name:
+            raise cli.UsageError(
+                f"--{weights.name}={weights.value} is an adapter of peft, whose adapter_config.json does not say what "
+                "it was trained on; say it with --base"
+            )
+        said = f"base_model_name_or_path={name} of {folder}/{peft_folder.CONFIG}"
+        under = hub.named_folder(name, said)
+        if not under.is_dir():
+            raise cli.UsageError(f"{said} is no folder on this machine; say with --base where it is")
+    if peft_folder.is_adapter(under):
+        raise cli.UsageError(
+            f"{said} is an adapter of peft itself: merge it (launch.convert --from_peft --to_hf) first"
+        )
+    return Source(folder=under, adapter=folder)
