@@ -44,7 +44,7 @@ from astra_jax.run.hosts import failure_of_any, from_first, is_first, reached
 from astra_jax.run.identity import check_same_run, resume_changes
 from astra_jax.run.meter import Meter
 from astra_jax.run.metrics import MetricWriter, read_metrics
-from astra_jax.run.optimizers import abstract_state, all_finite, initial_state
+from astra_jax.run.optimizers import abstract_state, all_finite, initial_state, learning_rate
 from astra_jax.run.preemption import Preemption
 from astra_jax.run.record import write_changes
 from astra_jax.run.starts import Starts, is_fault
@@ -53,7 +53,7 @@ from synthesis.core.files import RemovedError, location, on_disk
 from synthesis.core.leases import LeaseError
 from synthesis.core.progress import progress_bar, say_beside_bars
 from synthesis.core.refusals import Refusal
-from synthesis.core.workdir import locked
+from synthesis.core.workdir import WorkdirError, locked
 
 Stopped = Literal["finished", "preempted", "exhausted"]
 """Why a run ended: all steps are done; it was asked to stop, and the same command goes on; GRPO: no more batches."""
@@ -223,10 +223,15 @@ class TrainingRun:
         like = abstract_state(trained, optimizer, shardings, memory=memory)
         if (found := self.checkpointer.restore_latest(like, check)) is not None:
             step, params, opt_state, extra = found
+            if step > self.steps:
+                raise WorkdirError(
+                    f"{self.folder} has done {step} steps, and the run is to have {self.steps} in all (steps, or what "
+                    f"epochs come to): give at least {step} steps, or train fewer in another --workdir"
+                )
             opt_state = moments.restored(opt_state)
             self.saved = step
             self.skipped = Skipped(**extra.get("skipped", {}))
-            self._note_changes(step, extra.get("changes", []))
+            self._note_changes(step, extra)
         else:
             first = start() if lora.rank is None else self._first_adapters(start, mesh)
             params, opt_state = initial_state(first, optimizer, shardings, memory=memory)
@@ -253,14 +258,34 @@ class TrainingRun:
         reached(step)
         return step, params, opt_state, extra
 
-    def _note_changes(self, step: int, before: list[dict[str, Any]]) -> None:
-        changed = self._changed if step < self.steps else {}  # a run that is finished computes nothing by them
+    def _note_changes(self, step: int, extra: Mapping[str, Any]) -> None:
+        """Record and print the settings that differ from those of the checkpoint of `step`."""
+        changed = dict(self._changed) if step < self.steps else {}  # a run that is finished computes nothing by them
+        steps = f"{self._name.lower()}.steps"
+        planned, _ = changed.pop(steps, (None, None))
+        planned = extra.get("steps", planned)  # the identity has it only where the learning rate is not constant
+        if step < self.steps and planned not in (None, self.steps):
+            changed[steps] = (planned, self.steps)
         now = [{"step": step, "setting": name, "before": old, "now": new} for name, (old, new) in changed.items()]
-        self.changes = [*before, *now]
+        self.changes = [*extra.get("changes", []), *now]
         if now and is_first():
             write_changes(self.folder, self.changes)
             for one in now:
-                say_beside_bars(f"from step {step + 1} on: {one['setting']} is {one['now']}, it was {one['before']}")
+                line = f"from step {step + 1} on: {one['setting']} is {one['now']}, it was {one['before']}"
+                say_beside_bars(self._extension(step, changed) if one["setting"] == steps else line)
+
+    def _extension(self, step: int, changed: Mapping[str, tuple[Any, Any]]) -> str:
+        """A line on another number of steps, and on the learning rate, whose schedule is over the new number."""
+        loop = self._name.lower()
+        planned, steps = changed[f"{loop}.steps"]
+        schedule = ("learning_rate", "warmup_fraction", "final_fraction")
+        past = {name: changed[f"{loop}.{name}"][0] for name in schedule if f"{loop}.{name}" in changed}
+        before = learning_rate(dataclasses.replace(self.config, **past), planned)(step - 1)
+        return (
+            f"{'extended' if planned < steps else 'shortened'} from {planned} to {steps} steps: the learning rate "
+            f"continues at {float(learning_rate(self.config, steps)(step)):.3g}, on its schedule over {steps} steps; in "
+            f"step {step} it was {float(before):.3g}"
+        )
 
     def _count(self) -> None:
         """Note this start. Raises `FaultsError`, on several hosts on each."""
@@ -421,6 +446,7 @@ class TrainingRun:
             self.writer.flush()
         whole = {
             "identity": self._identity,
+            "steps": self.steps,
             "skipped": dataclasses.asdict(self.skipped),
             "changes": self.changes,
             **extra,

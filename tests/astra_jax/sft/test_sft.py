@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import threading
 from dataclasses import replace
 from functools import partial
@@ -208,13 +209,72 @@ def test_a_run_resumes_with_another_learning_rate_and_length(
     assert [row["step"] for row in rows] == [5, 6] and rows[0]["learning_rate"] <= 1e-3
     said = capsys.readouterr().err.splitlines()
     assert "from step 5 on: sft.learning_rate is 0.001, it was 0.02" in said
-    assert "from step 5 on: sft.steps is 6, it was 4" in said
+    extended = [line for line in said if line.startswith("extended from 4 to 6 steps: the learning rate continues at ")]
+    assert len(extended) == 1 and extended[0].endswith(", on its schedule over 6 steps; in step 4 it was 0.002")
+    assert f"continues at {rows[0]['learning_rate']:.3g}," in extended[0]
     recorded = json.loads((tmp_path / "run.json").read_text())["changes"]
     assert {"step": 4, "setting": "sft.learning_rate", "before": 0.02, "now": 0.001} in recorded and len(recorded) == 3
     assert run(**changes, log_every=2).history == [] and "it was" not in capsys.readouterr().err
     run(**changes | {"learning_rate": 2e-3, "steps": 7})  # a second change is behind the first
     recorded = json.loads((tmp_path / "run.json").read_text())["changes"]
     assert [one["now"] for one in recorded if one["setting"] == "sft.learning_rate"] == [0.001, 0.002]
+
+
+def kill_after(step: int):
+    def on_step(now: int, _row) -> None:
+        if now == step:
+            raise Killed
+
+    return on_step
+
+
+@pytest.mark.parametrize("final_fraction", [1.0, 0.1])
+def test_a_finished_run_is_extended_and_an_interruption_changes_no_bit(
+    final_fraction, dataset, tokenizer, model, params, tmp_path, capsys
+) -> None:
+    config = replace(CONFIG, checkpoint_every=2, warmup_fraction=0.0, final_fraction=final_fraction)
+
+    def run(name: str, steps: int, **options):
+        arguments = (replace(config, steps=steps), model, starting(params), dataset, tokenizer, tmp_path / name)
+        return train(*arguments, progress=False, **options)
+
+    first = run("whole", 3)
+    assert first.stopped == "finished"
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    whole = run("whole", 7)
+    assert [row["step"] for row in whole.history] == [4, 5, 6, 7]
+    assert [row["learning_rate"] for row in whole.history] == pytest.approx(
+        [float(learning_rate(config, 7)(step)) for step in (3, 4, 5, 6)]
+    )
+    with pytest.raises(Killed):
+        run("killed", 7, on_step=kill_after(5))
+    capsys.readouterr()
+    resumed = run("killed", 7)
+    assert "extended" not in capsys.readouterr().err, "that was said when it was extended"
+    assert [row["step"] for row in resumed.history] == [5, 6, 7]
+    assert_trees_equal(resumed.params, whole.params)
+    for name in ("whole", "killed"):
+        steps = {"step": 3, "setting": "sft.steps", "before": 3, "now": 7}
+        assert json.loads((tmp_path / name / "run.json").read_text())["changes"] == [steps]
+    if final_fraction == 1.0:  # a constant rate: as if it had had so many steps from its start
+        assert_trees_equal(run("straight", 7).params, whole.params)
+    with pytest.raises(WorkdirError, match=r"whole has done 7 steps, and the run is to have 5 in all .* at least 7"):
+        run("whole", 5)
+
+
+def test_a_run_of_two_epochs_is_extended_to_three(dataset, tokenizer, model, params, tmp_path, capsys) -> None:
+    def run(name: str, epochs: float):
+        config = replace(CONFIG, steps=None, epochs=epochs, warmup_fraction=0.0, final_fraction=1.0)
+        return train(config, model, starting(params), dataset, tokenizer, tmp_path / name, progress=False)
+
+    two = run("two", 2)
+    capsys.readouterr()
+    three = run("two", 3)
+    assert f"extended from {two.steps} to {three.steps} steps" in capsys.readouterr().err
+    assert [row["step"] for row in three.history] == [*range(two.steps + 1, three.steps + 1)]
+    assert_trees_equal(three.params, run("three", 3).params)
+    with pytest.raises(WorkdirError, match="to have .* in all .steps, or what epochs come to"):
+        run("two", 1)
 
 
 def test_how_often_to_save_and_log_may_change_on_resume(uninterrupted, dataset, tokenizer, model, params):
