@@ -189,6 +189,7 @@ def main() -> int:
                 check_rewards(_selected(known, config.grpo) if one is given else known, config.grpo.episode)
         tokenizer, model = models.checked(config.model)
         config = dataclasses.replace(config, model=model, grpo=models.with_added_tokens(config.grpo, tokenizer))
+        models.check_reference(config.grpo)
         workdir = models.workdir()
         published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
         for folder in [workdir, *([published] if _PUBLISH.value else [])]:

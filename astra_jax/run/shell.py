@@ -283,8 +283,8 @@ class TrainingRun:
         before = learning_rate(dataclasses.replace(self.config, **past), planned)(step - 1)
         return (
             f"{'extended' if planned < steps else 'shortened'} from {planned} to {steps} steps: the learning rate "
-            f"continues at {float(learning_rate(self.config, steps)(step)):.3g}, on its schedule over {steps} steps; in "
-            f"step {step} it was {float(before):.3g}"
+            f"continues at {float(learning_rate(self.config, steps)(step)):.3g}, on its schedule over {steps} steps; "
+            f"in step {step} it was {float(before):.3g}"
         )
 
     def _count(self) -> None:

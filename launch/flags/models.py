@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from etils import epath
     from jax.sharding import Mesh
 
+    from astra_jax.grpo.config import GRPOConfig
     from astra_jax.models.lora import LoRA
     from astra_jax.models.model import Model, Params
     from astra_jax.run.config import TrainingConfig
@@ -260,6 +261,17 @@ def _continued(lora: LoRA, adapter: epath.Path) -> LoRA:
             "trained"
         )
     return theirs
+
+
+def check_reference(config: GRPOConfig) -> None:
+    """Raises `UsageError`: the run continues an adapter, and its KL term would be to the weights without that."""
+    from astra_jax.models import peft
+
+    if config.objective.kl_coef and config.lora.rank is not None and (adapter := _source().adapter) is not None:
+        raise cli.UsageError(
+            f"--config.grpo.objective.kl_coef={config.objective.kl_coef}: the run continues the adapter {adapter}, and "
+            f"its reference would be the weights without it. To have both, {peft.MERGE_FIRST}; or set kl_coef to 0"
+        )
 
 
 def _is_own() -> bool:

@@ -74,8 +74,8 @@ def seed(of: str = "") -> flags.FlagHolder[int]:
 def weights() -> flags.FlagHolder[str]:
     """The model that a program starts from."""
     about = (
-        "The model: a Hugging Face folder, a run's checkpoints/, a folder of a peft adapter, or a name on the Hub, such "
-        "as Qwen/Qwen3-0.6B."
+        "The model: a Hugging Face folder, a run's checkpoints/, a folder of a peft adapter, or a name on the Hub, "
+        "such as Qwen/Qwen3-0.6B."
     )
     return flags.DEFINE_string("weights", None, about, required=True)
 

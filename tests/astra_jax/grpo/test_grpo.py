@@ -508,8 +508,13 @@ async def test_a_run_resumes_with_another_rate_group_size_and_objective(pool, ch
     assert "from step 2 on: grpo.group_size is 3, it was 4" in said
     recorded = json.loads((tmp_path / "run.json").read_text())["changes"]
     assert sorted(one["setting"] for one in recorded) == [
-        "grpo.group_size", "grpo.learning_rate", "grpo.objective.clip_high", "grpo.objective.normalisation"
+        "grpo.group_size", "grpo.learning_rate", "grpo.objective.clip_high", "grpo.objective.normalisation",
+        "grpo.steps",
     ]  # fmt: skip
+    assert {"step": 1, "setting": "grpo.steps", "before": 1, "now": 2} in recorded
+    assert "extended from 1 to 2 steps: the learning rate continues at 0.001, on its schedule over 2 steps; in " in said
+    with pytest.raises(WorkdirError, match="has done 2 steps, and the run is to have 1 in all"):
+        await run(steps=1, **changes)
     with pytest.raises(
         WorkdirError, match=r"grpo.batch_size is 2 there, 1 here \(--config.grpo.batch_size\).*--weights="
     ):

@@ -263,12 +263,14 @@ def test_peft_makes_room_for_added_tokens_by_the_tokenizer_beside_adapters(tmp_p
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"use_dora": True}, "use_dora is True"),
+        ({"use_dora": True}, "use_dora is True.*--from_peft"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
         ({"target_modules": ["embed_tokens"]}, "'embed_tokens'"),
-        ({"target_modules": ".*attn.*"}, "pattern"),
-        ({"r": 0}, "LoRA.rank is 0"),
+        ({"r": 0}, "r is 0; it is a whole number from 1"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is .'lm_head'..*--from_peft"),
+        ({"layers_to_transform": [0]}, "layers_to_transform is .0."),
+        ({"bias": "all"}, "bias is 'all'"),
         ({"r": 3}, "has shape"),
         ({"trainable_token_indices": {"lm_head": [1]}}, "the same tokens of embed_tokens"),
         ({"trainable_token_indices": [131]}, "lora.tokens has 131, the model 131 rows"),

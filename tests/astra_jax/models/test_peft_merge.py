@@ -1,4 +1,4 @@
-"""Adapters that peft wrote, merged as they are read: against `merge_and_unload`, and against peft's own forward pass."""
+"""Adapters that peft wrote, merged as they are read: against `merge_and_unload` and peft's own forward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from safetensors.numpy import load_file, save_file
 from astra_jax.mesh import make_mesh
 from astra_jax.models import adapters, hf_checkpoint, peft_folder
 from astra_jax.models.llama.presets import LlamaConfig
-from astra_jax.models.peft import load
+from astra_jax.models.lora import LoRA
+from astra_jax.models.peft import save
 from astra_jax.models.qwen2.presets import Qwen2Config
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run import weights
@@ -127,3 +128,145 @@ def test_merged_weights_compute_what_was_trained_and_what_peft_merges(name, tmp_
     np.testing.assert_allclose(torch_logits(theirs.merge_and_unload(), tokens), expected, atol=1e-5, rtol=0)
     expected_tied = model.tie_embeddings and not name.startswith("tied, own")
     assert found.tie_embeddings == expected_tied
+
+
+@pytest.mark.parametrize("model", [TIED, APART])
+def test_a_vocabulary_that_was_extended_fits(model, tmp_path) -> None:
+    theirs, adapter, base = written(model, {"target_modules": ["q_proj"]}, tmp_path, resized=140)
+    found, params = merged(adapter, base)
+    assert found.vocab_size == 140 and found.tie_embeddings == model.tie_embeddings
+    tokens = np.concatenate([tokens_of(model, length=40), [[139, 135], [131, 130]]], axis=1)
+    np.testing.assert_allclose(logits_of(params, found, tokens), torch_logits(theirs, tokens), atol=2e-4, rtol=0)
+
+
+def test_the_rows_that_a_run_here_trained_extend_the_base(tmp_path) -> None:
+    """What `peft.save` writes of rows that the base does not have: `tokens` from its size on."""
+    model, lora = replace(LLAMA, vocab_size=135), LoRA(rank=2, tokens=(131, 132, 133, 134))
+    base = base_of(LLAMA, tmp_path / "base")
+    begun = adapters.initial_adapters(model, lora, jax.random.key(0), model.init(jax.random.key(1)))
+    drawn = jax.tree.map(lambda x: x + 0.1, begun)
+    save(drawn, model, lora, tmp_path / "adapter")
+    found, params = merged(tmp_path / "adapter", base)
+    whole = adapters.joined(drawn, weights.load(base, model, rows=131), lora)
+    tokens = np.array([[1, 131, 134, 7]])
+    np.testing.assert_allclose(logits_of(params, found, tokens), logits_of(whole, model, tokens), atol=1e-5, rtol=0)
+
+
+def test_on_a_mesh_and_in_bfloat16_it_is_the_same_rounded_once(tmp_path) -> None:
+    model = DENSE
+    _, adapter, base = written(model, {"use_dora": True}, tmp_path)
+    _, alone = merged(adapter, base)
+    half = replace(model, param_dtype="bfloat16")
+    spread = weights.load(
+        base, half, shardings=half.param_shardings(make_mesh(data=2, fsdp=2, tensor=2)), adapter=adapter
+    )
+    for one, other in zip(jax.tree.leaves(spread), jax.tree.leaves(alone), strict=True):
+        assert one.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(one, np.float32), np.asarray(other), rtol=2**-8, atol=1e-6)
+
+
+def test_names_of_wrapped_models_and_of_adapters_in_memory_are_read(tmp_path) -> None:
+    _, adapter, base = written(TIED, {"target_modules": ["q_proj"]}, tmp_path)
+    _, expected = merged(adapter, base)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for named in (
+        lambda name: name.replace(".weight", ".default.weight"),
+        lambda name: name.replace("layers.", "layers._fsdp_wrapped_module._orig_mod."),
+        lambda name: f"module.{name}",
+        lambda name: name.removeprefix("base_model.model."),
+    ):
+        save_file({named(name): tensor for name, tensor in tensors.items()}, file)
+        jax.tree.map(np.testing.assert_array_equal, merged(adapter, base)[1], expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; LORA is read"),
+        ({"peft_type": "PREFIX_TUNING"}, "peft_type is 'PREFIX_TUNING'"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters is .'mlp.experts.gate_up_proj'."),
+        ({"layer_replication": [[0, 2]]}, "layer_replication is"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is"),
+        ({"use_qalora": True}, "use_qalora is True"),
+        ({"a_setting_of_tomorrow": 1}, "a_setting_of_tomorrow is 1, which is not computed here"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "init_lora_weights is 'pissa_niter_4', which changes the weights under",
+        ),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
+        ({"alpha_pattern": {"(a+)+$": 3}}, r"alpha_pattern has the regular expression '\(a\+\)\+\$'"),
+        ({"rank_pattern": [3]}, "rank_pattern is .3.; it is an object"),
+        ({"r": 3}, r"lora_A.weight has shape \(4, 48\), where \(3, 48\) fits"),
+        ({"r": "4"}, "r is '4'; it is a whole number"),
+        ({"lora_alpha": None}, "lora_alpha is None; it is a number above 0"),
+        ({"trainable_token_indices": [1]}, "model.embed_tokens.* is not a row for each of"),
+        ({"target_modules": ["q_proj", "up_proj"]}, "no tensor of model.layers.0.mlp.up_proj"),
+    ],
+)
+def test_settings_that_are_not_merged_are_refused_by_name(change, said, plain) -> None:
+    file = plain[0] / "adapter_config.json"
+    before = file.read_text()
+    file.write_text(json.dumps(json.loads(before) | change))
+    try:
+        with pytest.raises(hf_checkpoint.WeightsError, match=said):
+            merged(*plain)
+    finally:
+        file.write_text(before)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """(adapter to q_proj and v_proj, its base)."""
+    return written(TIED, {"target_modules": ["q_proj", "v_proj"]}, tmp_path_factory.mktemp("plain"))[1:]
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({f"{Q}.lora_A.weight": None}, "layers.0.self_attn.q_proj has lora_B.weight, and lora_A.weight is missing"),
+        ({f"{Q}.lora_A.weight": None, f"{Q}.lora_B.weight": None}, "no tensor of model.layers.0.self_attn.q_proj"),
+        ({f"{Q}.lora_E": np.ones(4, np.float32)}, "tensor model.layers.0.self_attn.q_proj.lora_E is of a kind"),
+        ({f"{Q}.bias": np.ones(48, np.float32)}, "have no tensor model.layers.0.self_attn.q_proj.bias; give the base"),
+        ({f"{Q}.lora_A.weight": np.ones((4, 40), np.float32)}, r"has shape \(4, 40\), where \(4, 48\) fits"),
+        ({f"{Q}.lora_A.weight": np.ones((4, 48), np.int8)}, "lora_A.weight is I8"),
+        ({"base_model.model.score.weight": np.ones((2, 48), np.float32)}, "no tensor score.weight; give the base"),
+        ({"base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight": np.ones((4, 48), np.float32),
+          "base_model.model.model.layers.7.self_attn.q_proj.lora_B.weight": np.ones((48, 4), np.float32)},
+         "have no tensor model.layers.7.self_attn.q_proj.weight"),
+        ({f"{Q}.lora_A.default.weight": np.ones((4, 48), np.float32)}, "lora_A.weight twice"),
+        ({"base_model.model.lm_head.lora_A.weight": np.ones((4, 48), np.float32),
+          "base_model.model.lm_head.lora_B.weight": np.ones((131, 4), np.float32)}, "embedding and head are one"),
+    ],
+)  # fmt: skip
+def test_no_tensor_is_left_unused_or_missing(change, said, plain) -> None:
+    file = plain[0] / "adapter_model.safetensors"
+    before = file.read_bytes()
+    tensors = {name: tensor for name, tensor in (load_file(file) | change).items() if tensor is not None}
+    save_file(tensors, file)
+    try:
+        with pytest.raises(hf_checkpoint.WeightsError, match=said):
+            merged(*plain)
+    finally:
+        file.write_bytes(before)
+
+
+def test_folders_that_are_no_adapter_are_named(plain, tmp_path) -> None:
+    adapter, base = plain
+    assert peft_folder.is_adapter(adapter) and not peft_folder.is_adapter(base)
+    for step in (100, 200):
+        shutil.copytree(adapter, tmp_path / "run" / f"checkpoint-{step}")
+    with pytest.raises(
+        hf_checkpoint.WeightsError, match="its folders checkpoint-100, checkpoint-200 have one: give one"
+    ):
+        peft_folder.is_adapter(tmp_path / "run")
+    shutil.copytree(adapter, tmp_path / "pickle")
+    (tmp_path / "pickle" / "adapter_model.safetensors").rename(tmp_path / "pickle" / "adapter_model.bin")
+    with pytest.raises(hf_checkpoint.WeightsError, match="adapter_model.bin and no .*: a pickle runs code"):
+        merged(tmp_path / "pickle", base)
+    with pytest.raises(hf_checkpoint.WeightsError, match="without the weights that it is for. Merge it first"):
+        hf_checkpoint.read_config(adapter)

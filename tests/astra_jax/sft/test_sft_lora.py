@@ -148,6 +148,32 @@ def test_rows_of_tokens_that_the_weights_have_none_for_are_trained_beside_adapte
     equal(weights.load_orbax(checkpoints, model, base=tmp_path / "grown"), whole)
 
 
+@pytest.mark.parametrize("more", [(), (5, 90)])
+def test_a_run_continues_an_adapter_of_peft(more, world, tmp_path) -> None:
+    """It starts with the adapter's own A, B and rows; a checkpoint goes before them when the run resumes."""
+    model, first, base, tokenizer, data = world
+    theirs = dataclasses.replace(LORA, targets=("k_proj", "q_proj"), tokens=(7, 3))
+    begun = adapters.initial_adapters(model, theirs, jax.random.key(0), first)
+    loaded = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), begun)
+    peft.save(loaded, model, theirs, tmp_path / "adapter", base=str(base))
+    own = dataclasses.replace(theirs, tokens=tuple(sorted({*theirs.tokens, *more})))
+    config = dataclasses.replace(CONFIG, lora=own, sample_every=0, learning_rate=0.0, weight_decay=0.0, steps=1)
+    origin = frozen.Origin(str(base), adapter=str(tmp_path / "adapter"))
+
+    def run(steps: int, rate: float):
+        changed = dataclasses.replace(config, steps=steps, learning_rate=rate)
+        return train(changed, model, starting(first), data, tokenizer, tmp_path / "run", origin=origin, progress=False)
+
+    result = run(1, 0.0)
+    whole = adapters.without_adapters(adapters.joined(result.params, first, own))
+    equal(whole, adapters.without_adapters(adapters.joined(loaded, first, theirs)))
+    at = jnp.array([own.tokens.index(token) for token in theirs.tokens])
+    np.testing.assert_array_equal(result.params["embed_vd"]["rows_id"][at], loaded["embed_vd"]["rows_id"])
+    assert frozen.read(tmp_path / "run" / "checkpoints").origin == origin
+    shutil.rmtree(tmp_path / "adapter")
+    assert [row["step"] for row in run(2, 1e-2).history] == [2]
+
+
 class Killed(Exception):
     pass
 
