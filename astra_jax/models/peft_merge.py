@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from astra_jax.models.adapters import at_path
 from astra_jax.models.hf_checkpoint import WeightsError
 from astra_jax.models.model import Model
 from astra_jax.models.peft_folder import TENSORS, AdapterSettings, open_adapter, read_settings
@@ -217,11 +218,11 @@ class _Adapter:
             or content.get("exclude_modules")
         ):
             return
-        layers = base.n_layers
+        shapes = base.abstract_params()
         for entry in base.names():
             module = entry.hf_name.removesuffix(".weight")
             if entry.stacked == 1 and module != entry.hf_name and module.rpartition(".")[2] in targets:
-                for layer in range(layers):
+                for layer in range(at_path(shapes, entry.path).shape[0]):
                     if "lora_A.weight" not in self._modules.get(name := module.format(layer), {}):
                         raise WeightsError(
                             f"{self._where} has no tensor of {name}, which target_modules of the adapter names; "
@@ -275,7 +276,7 @@ class _Adapter:
                 part = (magnitude[of_rows, None] / norm * part)[:, rest[0]]
             for number, token in enumerate(ids):
                 if trained is not None and of_rows.start <= token < of_rows.stop:
-                    part[token - of_rows.start] = trained[(number, *rest)]
+                    part[token - of_rows.start] = trained[number][tuple(rest)]
             return part
 
         return _Changed([rows, *columns], base.get_dtype(), read)

@@ -30,6 +30,7 @@ STARTED_BY = {
         "astra_jax/models/test_gguf.py",
         "astra_jax/models/test_hf_checkpoint.py",
         "astra_jax/sft/test_sft_lora.py",
+        "launch/test_peft_programs.py",
         "launch/test_sft_program.py",
     ),
     "launch.difficulty": ("launch/test_difficulty.py",),
