@@ -1,4 +1,6 @@
-"""The files of a model's folder that state its end tokens, read and rewritten for the chat format that is trained.
+"""The files of a model's folder beside its weights: tokenizer, chat template and end tokens.
+
+They are copied along, and rewritten where the chat format that is trained ends its turns otherwise.
 
 transformers' `generate` stops at `eos_token_id` of `generation_config.json` and reads no other file where that one is
 there. vLLM stops there too, and at `eos_token` of the tokenizer's files. A base model names `<|endoftext|>` in both,
@@ -8,11 +10,14 @@ and never stops after a turn that it was trained to end with `<|im_end|>`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
+from synthesis.core.chat_template import OTHER_TEMPLATES, TEMPLATE, named_templates
+from synthesis.core.datasets import Folder
+from synthesis.core.files import location, write_bytes, write_text
 from synthesis.core.refusals import Refusal
 
 GENERATION, TOKENIZER, TOKENS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -133,3 +138,69 @@ def _content(token: Any) -> Any:
 
 def _text(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Copies
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    TEMPLATE,
+    f"{OTHER_TEMPLATES}/*.jinja",
+    "chat_template.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+)
+"""What transformers and vLLM read of a model beside its weights and `config.json`."""
+OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack")
+"""Endings of weights that are not read."""
+_WEIGHTS = (".safetensors", ".index.json", *OTHER_WEIGHTS)
+
+
+def copy_tokenizer(source: Folder, target: Folder, *, but: Container[str] = ()) -> int:
+    """Copy the tokenizer that lies beside a model's weights, `but` for some files. Returns how many were copied.
+
+    With another template the folder's further ones are not copied: transformers would use its `tool_use` instead.
+    """
+    folder = location(source)
+    found = [folder / name for name in TOKENIZER_FILES if name not in but and (folder / name).is_file()]
+    if TEMPLATE not in but:
+        found += named_templates(folder)
+    for file in found:
+        content, copied = file.read_bytes(), location(target) / file.relative_to(folder)
+        if not copied.exists() or copied.read_bytes() != content:
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(copied, content)
+    return len(found)
+
+
+def copy_generation_config(tokenizer: Folder, model: Folder, target: Folder) -> int:
+    """Copy a model's `generation_config.json` where the folder of its tokenizer has none. Returns how many files."""
+    if tokenizer == model or (location(tokenizer) / "generation_config.json").exists():
+        return 0
+    others = [name for name in TOKENIZER_FILES if name != "generation_config.json"]
+    return copy_tokenizer(model, target, but=others)
+
+
+def save_tokenizer(source: Folder, target: Folder, own: Mapping[str, str]) -> int:
+    """Copy a tokenizer's files from beside its model's weights, with others in place of some, by their names: those
+    that `ChatTokenizer.changed_files` gives. Returns how many files were written."""
+    count = copy_tokenizer(source, target, but=own)
+    for name, text in own.items():
+        write_text(location(target) / name, text)
+    return count + len(own)
+
+
+def not_copied(source: Folder) -> list[str]:
+    """Names of a model folder's files that are neither weights nor copied; none of a run's `checkpoints/`."""
+    folder = location(source)
+    if not folder.is_dir() or (folder / "params").is_dir():
+        return []
+    names = (file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    known = (*TOKENIZER_FILES, "config.json", "README.md")
+    return sorted(name for name in names if name not in known and not name.endswith(_WEIGHTS))

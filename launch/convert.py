@@ -90,6 +90,7 @@ def main() -> None:
 def _from_hf() -> None:
     import jax
 
+    from astra_jax import chat_files
     from astra_jax.models import hf_checkpoint
     from astra_jax.run import model_card, weights
     from synthesis.core.workdir import locked_target
@@ -99,11 +100,11 @@ def _from_hf() -> None:
     with locked_target(target):
         _check_empty("to_orbax", target)
         params = hf_checkpoint.load_hf(source, model)
-        copied = hf_checkpoint.copy_tokenizer(source, target)
+        copied = chat_files.copy_tokenizer(source, target)
         weights.save_orbax(params, model, target)
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         model_card.copy_card(source, target)
-    if left := hf_checkpoint.not_copied(source):
+    if left := chat_files.not_copied(source):
         say(f"{target}: not copied from {source}: {', '.join(left)}")
     say(f"{target}: {count:,} parameters in {model.param_dtype}, {copied} tokenizer files")
 

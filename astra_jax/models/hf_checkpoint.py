@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -26,9 +26,8 @@ from astra_jax.models.families import from_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
 from sandbox.settings import SettingError
-from synthesis.core.chat_template import OTHER_TEMPLATES, TEMPLATE, named_templates
 from synthesis.core.datasets import Folder
-from synthesis.core.files import location, write_bytes, write_text
+from synthesis.core.files import location, write_text
 from synthesis.core.refusals import InputError, Refusal
 
 MAX_FILE_BYTES = 5 * 10**9
@@ -38,8 +37,6 @@ ADAPTER = "adapter_config.json"
 """Of an adapter that lies in a folder; beside weights transformers adds it to them."""
 
 _INDEX = "model.safetensors.index.json"
-_OTHER_FORMS = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack")
-"""Endings of weights that are not read."""
 _READ = ("F64", "F32", "F16", "BF16")
 """Types of tensors, as safetensors calls them: what is cast to a parameter."""
 
@@ -253,7 +250,8 @@ def check_whole(directory: Folder) -> None:
 
 def without_safetensors(directory: Folder) -> str:
     """What a folder has in place of safetensors, with the remedy, for messages."""
-    found = min((one.name for ending in _OTHER_FORMS for one in location(directory).glob(f"*{ending}")), default=None)
+    every = (one for ending in chat_files.OTHER_WEIGHTS for one in location(directory).glob(f"*{ending}"))
+    found = min((one.name for one in every), default=None)
     if found is None:
         return "no *.safetensors; give the directory of a Hugging Face checkpoint"
     if found.endswith(".gguf"):
@@ -436,7 +434,7 @@ def write_serving_folder(model: Model, tokenizer: Folder, own: Mapping[str, str]
 
     Args:
         tokenizer: the folder that has those files.
-        own: files in place of some, as for `save_tokenizer`.
+        own: files in place of some, as for `chat_files.save_tokenizer`.
         target: not there yet, or empty.
 
     Returns:
@@ -446,7 +444,7 @@ def write_serving_folder(model: Model, tokenizer: Folder, own: Mapping[str, str]
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        save_tokenizer(tokenizer, unfinished, own)
+        chat_files.save_tokenizer(tokenizer, unfinished, own)
         write_config(model, unfinished)
         count = len(list(unfinished.iterdir()))
         unfinished.rename(target)
@@ -466,67 +464,3 @@ def write_config(model: Model, directory: Folder) -> None:
     folder = location(directory)
     content = model.to_hf() | chat_files.token_ids(folder)
     write_text(folder / "config.json", json.dumps(content, indent=2) + "\n")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# For conversions
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    TEMPLATE,
-    f"{OTHER_TEMPLATES}/*.jinja",
-    "chat_template.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-)
-"""What transformers and vLLM read of a model beside its weights and `config.json`."""
-_WEIGHTS = (".safetensors", ".index.json", *_OTHER_FORMS)
-
-
-def copy_tokenizer(source: Folder, target: Folder, *, but: Container[str] = ()) -> int:
-    """Copy the tokenizer that lies beside a model's weights, `but` for some files. Returns how many were copied.
-
-    With another template the folder's further ones are not copied: transformers would use its `tool_use` instead.
-    """
-    folder = location(source)
-    found = [folder / name for name in TOKENIZER_FILES if name not in but and (folder / name).is_file()]
-    if TEMPLATE not in but:
-        found += named_templates(folder)
-    for file in found:
-        content, copied = file.read_bytes(), location(target) / file.relative_to(folder)
-        if not copied.exists() or copied.read_bytes() != content:
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(copied, content)
-    return len(found)
-
-
-def copy_generation_config(tokenizer: Folder, model: Folder, target: Folder) -> int:
-    """Copy a model's `generation_config.json` where the folder of its tokenizer has none. Returns how many files."""
-    if tokenizer == model or (location(tokenizer) / "generation_config.json").exists():
-        return 0
-    others = [name for name in TOKENIZER_FILES if name != "generation_config.json"]
-    return copy_tokenizer(model, target, but=others)
-
-
-def save_tokenizer(source: Folder, target: Folder, own: Mapping[str, str]) -> int:
-    """Copy a tokenizer's files from beside its model's weights, with others in place of some, by their names: those
-    that `ChatTokenizer.changed_files` gives. Returns how many files were written."""
-    count = copy_tokenizer(source, target, but=own)
-    for name, text in own.items():
-        write_text(location(target) / name, text)
-    return count + len(own)
-
-
-def not_copied(source: Folder) -> list[str]:
-    """Names of a model folder's files that are neither weights nor copied; none of a run's `checkpoints/`."""
-    folder = location(source)
-    if not folder.is_dir() or (folder / "params").is_dir():
-        return []
-    names = (file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-    known = (*TOKENIZER_FILES, "config.json", "README.md")
-    return sorted(name for name in names if name not in known and not name.endswith(_WEIGHTS))

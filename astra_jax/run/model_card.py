@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import astra_jax
-from astra_jax.models import hf_checkpoint
+from astra_jax import chat_files
 from astra_jax.run.metrics import is_exhausted, read_metrics
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, read_card
@@ -59,7 +59,7 @@ def complete(folder: Folder, tokenizer: ChatTokenizer, source: Folder) -> list[s
     Returns:
         Sentences that tell the user which files differ from the folder's, and which were not copied.
     """
-    hf_checkpoint.save_tokenizer(source, folder, tokenizer.changed_files)
+    chat_files.save_tokenizer(source, folder, tokenizer.changed_files)
     notes = []
     if changed := sorted(tokenizer.changed_files):
         ends = " ".join(map(str, tokenizer.end_ids))
@@ -67,7 +67,7 @@ def complete(folder: Folder, tokenizer: ChatTokenizer, source: Folder) -> list[s
             f"{', '.join(changed)}: written for the trained format, whose turns end with {tokenizer.format.turn_end} "
             f"(end tokens: {ends})"
         )
-    if left := hf_checkpoint.not_copied(source):
+    if left := chat_files.not_copied(source):
         notes.append(f"not copied from {source}: {', '.join(left)}")
     return notes
 

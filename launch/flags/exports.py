@@ -61,7 +61,7 @@ def copy_tokenizer(source: Folder, target: Path, step: int | None) -> int:
     Returns:
         How many files there are.
     """
-    from astra_jax.models import hf_checkpoint
+    from astra_jax import chat_files
     from astra_jax.tokenizer import ChatTokenizer
     from synthesis.core.files import location
 
@@ -74,4 +74,4 @@ def copy_tokenizer(source: Folder, target: Path, step: int | None) -> int:
     if changed:
         say(f"{target}: {', '.join(sorted(changed))}: written for the format that the run trained")
     target.mkdir(parents=True, exist_ok=True)
-    return hf_checkpoint.save_tokenizer(source, target, changed)
+    return chat_files.save_tokenizer(source, target, changed)

@@ -90,7 +90,8 @@ def _downloaded(text: str, said: str) -> epath.Path | None:
 def _snapshot(wanted: Repository, said: str) -> Path:
     import huggingface_hub
 
-    from astra_jax.models.hf_checkpoint import ADAPTER, TOKENIZER_FILES
+    from astra_jax.chat_files import TOKENIZER_FILES
+    from astra_jax.models.hf_checkpoint import ADAPTER
 
     files = ["*.safetensors", "*.safetensors.index.json", "config.json", "README.md", ADAPTER, *TOKENIZER_FILES]
     with _in_our_words(wanted.repo, said, "model"):

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from astra_jax.run.shell import Stopped
     from astra_jax.run.summary import RunSummary
     from astra_jax.tokenizer import ChatTokenizer
-    from synthesis.core.datasets import Folder
 
 Config = TypeVar("Config", bound="TrainingConfig")
 

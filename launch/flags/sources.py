@@ -83,10 +83,11 @@ class Source(NamedTuple):
     def copy_tokenizer(self, target: epath.Path | str) -> int:
         """Copy the tokenizer's files, and the generation_config.json of the base where the tokenizer's folder has none.
         Returns how many there are."""
-        from astra_jax.models import hf_checkpoint
 
-        copied = hf_checkpoint.copy_tokenizer(self.tokenizer, target)
-        return copied + hf_checkpoint.copy_generation_config(self.tokenizer, self.folder, target)
+        from astra_jax import chat_files
+
+        copied = chat_files.copy_tokenizer(self.tokenizer, target)
+        return copied + chat_files.copy_generation_config(self.tokenizer, self.folder, target)
 
 
 def source(weights: _Text, base: _Text) -> Source:

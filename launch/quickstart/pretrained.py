@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from astra_jax import chat_files
 from astra_jax.models import hf_checkpoint
 from astra_jax.models.families import difference, from_hf
 from astra_jax.models.gguf.convert import convert
@@ -102,7 +103,7 @@ def take_tokenizer(config: QuickstartConfig, folder: Path, target: Path) -> Chat
             f"{config.model.vocab_size}; use --config.model.vocab_size={rows} and a new --workdir"
         )
     target.mkdir(exist_ok=True)
-    hf_checkpoint.save_tokenizer(folder, target, tokenizer.changed_files)
+    chat_files.save_tokenizer(folder, target, tokenizer.changed_files)
     return tokenizer
 
 

@@ -17,8 +17,9 @@ from sft_world import TOOL, trajectory
 from template_world import PLAIN_CHATML, template
 from tokenizers import Tokenizer
 
+from astra_jax.chat_files import copy_tokenizer
 from astra_jax.mesh import make_mesh
-from astra_jax.models.hf_checkpoint import WeightsError, copy_tokenizer, save_hf
+from astra_jax.models.hf_checkpoint import WeightsError, save_hf
 from astra_jax.models.lora import LoRA
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig, make_task, run_episode

@@ -14,8 +14,9 @@ import pytest
 from programs_world import Ended, Programs, in_journal, programs
 from rollout_world import make_environment, tiny_model
 
+from astra_jax.chat_files import copy_tokenizer
 from astra_jax.evaluation.solve_rates import SolveRate
-from astra_jax.models.hf_checkpoint import copy_tokenizer, save_hf
+from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.run.weights import save_orbax
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chatml import QWEN3

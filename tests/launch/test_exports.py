@@ -11,6 +11,7 @@ import pytest
 from export_world import FAMILIES, LLAMA, base_folder, ending
 from template_world import template
 
+from astra_jax import chat_files
 from astra_jax.models import hf_checkpoint
 from astra_jax.run import model_card, weights
 from astra_jax.tokenizer import ChatTokenizer
@@ -27,7 +28,7 @@ def trained(base: Path, workdir: Path, family: str, *, completed: bool = True) -
         model_card.complete(checkpoints, ChatTokenizer.load(base), base)
     else:
         checkpoints.mkdir(parents=True)
-        hf_checkpoint.copy_tokenizer(base, checkpoints)
+        chat_files.copy_tokenizer(base, checkpoints)
     tokenizer = ChatTokenizer.load(base)
     weights.save_orbax(ending(model, tokenizer.eos_id), model, checkpoints, step=1)
     return checkpoints

@@ -16,6 +16,7 @@ from mesh_world import DENSE, EXPERTS, packed_batch
 from parity_world import hf_model, logits_of, tokens_of
 from plain_world import make_folder
 
+from astra_jax import chat_files
 from astra_jax.mesh import batch_sharding, make_mesh
 from astra_jax.models import adapters, hf_checkpoint
 from astra_jax.models.layers.adapted import is_adapted
@@ -251,7 +252,7 @@ def test_peft_makes_room_for_added_tokens_by_the_tokenizer_beside_adapters(tmp_p
     base = weights.load(tmp_path / "base", model, rows=384, spelled=tokenizer.spelled(384))
     trained = drawn(model, lora)
     save(trained, model, lora, tmp_path / "peft", base=str(tmp_path / "base"))
-    hf_checkpoint.save_tokenizer(tmp_path / "base", tmp_path / "peft", tokenizer.changed_files)
+    chat_files.save_tokenizer(tmp_path / "base", tmp_path / "peft", tokenizer.changed_files)
     theirs = peft.AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "peft"))
     tokens = np.concatenate([tokens_of(stored, length=40), np.array([[384, 387], [385, 386]])], axis=1)
     with torch.no_grad():

@@ -14,6 +14,7 @@ from programs_world import programs
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from astra_jax import chat_files
 from astra_jax.mesh import make_mesh
 from astra_jax.models import hf_checkpoint
 from astra_jax.models.decoder import Decoder
@@ -242,7 +243,7 @@ def test_a_serving_folder_is_whole_or_not_there(chat_tokenizer_dir, tmp_path, mo
     assert not list(tmp_path.iterdir())
     own = {"chat_template.jinja": "{{ messages }}"}
     count = hf_checkpoint.write_serving_folder(model, chat_tokenizer_dir, own, tmp_path / "served")
-    hf_checkpoint.save_tokenizer(chat_tokenizer_dir, tmp_path / "saved", own)
+    chat_files.save_tokenizer(chat_tokenizer_dir, tmp_path / "saved", own)
     hf_checkpoint.write_config(model, tmp_path / "saved")
     served, saved = (
         {file.name: file.read_bytes() for file in (tmp_path / one).iterdir()} for one in ("served", "saved")
