@@ -43,6 +43,7 @@ NOT_OURS = {
     "astra_jax/models/gguf/tokenizer.py": {"chat_template.jinja"},
     "synthesis/core/chat_template.py": {"chat_template.jinja"},
     "astra_jax/tokenizer.py": {"chat_template.jinja"},
+    "launch/flags/sources.py": {"chat_template.jinja"},
     "benchmarks/sft_vs_pytorch_side.py": {"qwen3_training.jinja"},  # TRL's
     "benchmarks/teacher.py": {"capital_answer.jinja"},
     "benchmarks/decode_floor.py": {"benchmarks/results/decode_floor.jsonl"},  # written on an accelerator

@@ -14,7 +14,7 @@ from absl import flags
 
 from launch.flags import cli, endings, hub, meshes, shared
 from launch.flags.numbers import number_flag
-from launch.flags.sources import Source, source
+from launch.flags.sources import WeightsSource, source
 from sandbox.settings import Count, CountOrZero, Seconds
 from synthesis.core.terminal import make_output_optional, say
 
@@ -129,7 +129,7 @@ def tokenizer_folder() -> epath.Path:
     return hub.model_folder(_TOKENIZER) if _TOKENIZER.value else _source().tokenizer
 
 
-def _source() -> Source:
+def _source() -> WeightsSource:
     """The folder of --weights, and the adapter where that is one. Raises as `sources.source`."""
     return source(_WEIGHTS, _BASE)
 
@@ -235,9 +235,9 @@ def with_added_tokens(config: Config, tokenizer: ChatTokenizer) -> Config:
     return dataclasses.replace(config, lora=dataclasses.replace(config.lora, tokens=tuple(sorted(tokens))))
 
 
-def _start(lora: LoRA) -> Source:
+def _start(lora: LoRA) -> WeightsSource:
     """What `load` gives: the weights under a run's adapters; where it has none, those with an adapter merged."""
-    return _source() if lora.rank is None else Source(_source().folder, None)
+    return _source() if lora.rank is None else WeightsSource(_source().folder, None)
 
 
 def _continued(lora: LoRA, adapter: epath.Path) -> LoRA:

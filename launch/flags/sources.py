@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _Text = flags.FlagHolder[str | None]
 
 
-class Source(NamedTuple):
+class WeightsSource(NamedTuple):
     """Where a model is.
 
     Attributes:
@@ -41,7 +41,7 @@ class Source(NamedTuple):
             return self.adapter
         if (self.adapter / "chat_template.jinja").exists():
             raise cli.UsageError(
-                f"{self.adapter} has a chat_template.jinja and no tokenizer: copy the tokenizer of {self.folder} there "
+                f"{self.adapter} has a chat template and no tokenizer: copy the tokenizer of {self.folder} there "
                 "(tokenizer.json, tokenizer_config.json), or give the folder of both with --tokenizer"
             )
         return self.folder
@@ -90,7 +90,7 @@ class Source(NamedTuple):
         return copied + chat_files.copy_generation_config(self.tokenizer, self.folder, target)
 
 
-def source(weights: _Text, base: _Text) -> Source:
+def source(weights: _Text, base: _Text) -> WeightsSource:
     """The folders that two flags name, downloaded where they are on the Hub.
 
     Args:
@@ -111,7 +111,7 @@ def source(weights: _Text, base: _Text) -> Source:
                 f"--base={base.value}: --{weights.name}={weights.value} is no adapter of peft; leave --base out. (The "
                 "base of a run's own adapters is named to launch.convert, which makes a folder of both)"
             )
-        return Source(folder, None)
+        return WeightsSource(folder, None)
     if base.value is not None:
         under, said = hub.model_folder(base), f"--base={base.value}"
     else:
@@ -129,4 +129,4 @@ def source(weights: _Text, base: _Text) -> Source:
         raise cli.UsageError(
             f"{said} is an adapter of peft itself: merge it (launch.convert --from_peft --to_hf) first"
         )
-    return Source(folder=under, adapter=folder)
+    return WeightsSource(folder=under, adapter=folder)
