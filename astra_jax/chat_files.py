@@ -122,7 +122,7 @@ def changed_files(
         # Otherwise transformers rebuilds the tokenizer of config.json's model_type, which cuts text by its own rules.
         wanted = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | wanted
     if template is not None:
-        made["chat_template.jinja"] = template
+        made[TEMPLATE] = template
         wanted.pop("chat_template", None)
     if wanted != config:
         made[TOKENIZER] = _text(wanted)

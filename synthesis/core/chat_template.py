@@ -27,7 +27,7 @@ from synthesis.core.refusals import Refusal
 
 TEMPLATE = "chat_template.jinja"
 OTHER_TEMPLATES = "additional_chat_templates"
-"""Folder with a file NAME.jinja for each template that has a name, such as `tool_use`."""
+"""Folder with a file for each template that has a name, such as `tool_use`."""
 _MOST_CHARACTERS = 1 << 18
 """Of a template; Qwen3's has 4,000."""
 

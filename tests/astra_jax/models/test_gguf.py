@@ -310,7 +310,7 @@ def program(*flags: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_converts_into_a_new_folder_alone(tmp_path: Path) -> None:
     write(tmp_path / "a.gguf", kind="Q8_0", tied=False)
     done = program(f"--from_gguf={tmp_path / 'a.gguf'}", f"--to_hf={tmp_path / 'hf'}", "--param_dtype=bfloat16")
-    assert done.returncode == 0 and "parameters in bfloat16, 3 tokenizer files" in done.stdout, done.stderr
+    assert done.returncode == 0 and "parameters in bfloat16, 4 tokenizer files" in done.stdout, done.stderr
     files = {one.name for one in (tmp_path / "hf").iterdir()}
     assert files == {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"

@@ -253,5 +253,5 @@ def test_a_serving_folder_is_whole_or_not_there(chat_tokenizer_dir, tmp_path, mo
     assert hf_checkpoint.read_config(tmp_path / "served", dtype="bfloat16", param_dtype="bfloat16") == model
 
 
-def _full(_: object) -> str:
+def _full(*_: object) -> str:
     raise OSError("the disk is full")
