@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from astra_jax.models.hf_config import not_computed
 from synthesis.core.refusals import InputError
 
 if TYPE_CHECKING:
@@ -24,19 +25,21 @@ def from_hf(config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: s
     """The model of a `config.json`'s content.
 
     Raises:
-        ValueError: a family that there is not, or something in it that this port does not compute.
+        InputError: a family that there is not, or what this port does not compute of it; the message lists all.
     """
     kind = config.get("model_type")
     if kind not in FAMILIES:
-        raise InputError(f"model_type is {kind!r}; this port reads {', '.join(map(repr, FAMILIES))}")
+        read = f"this port reads {', '.join(map(repr, FAMILIES))}"
+        more = not_computed(config, "model") if kind is not None else ()
+        raise InputError("; ".join([f"model_type is {kind!r}; {read}", *more]))
     module, name = FAMILIES[kind]
     return getattr(importlib.import_module(module), name).from_hf(config, dtype=dtype, param_dtype=param_dtype)
 
 
-def difference(
+def differences(
     stored: Model, wanted: Model, *, but: Collection[str] = (), stretches: bool = True
-) -> tuple[str, Any, Any] | None:
-    """The first thing in which weights are of another model than a configuration: its name, theirs, the other's.
+) -> list[tuple[str, Any, Any]]:
+    """List in which fields weights are of another model than a configuration: each name, their value, the other's.
 
     Training may stretch the context and choose dtypes; all else is the model, and so is a context that is stretched.
 
@@ -44,12 +47,9 @@ def difference(
         but: what else may differ.
         stretches: whether it may: a server that does not computes another model.
     """
-    if stored.family != wanted.family:
-        return "family", stored.family, wanted.family
     free = {"max_positions", "dtype", "param_dtype", *but}
     if stretches and not vars(stored).get("yarn"):
         free.add("yarn")
-    for name, found in vars(stored).items():
-        if name not in free and found != getattr(wanted, name):
-            return name, found, getattr(wanted, name)
-    return None
+    both = [name for name in vars(stored) if name not in free and name in vars(wanted)]
+    found = [(name, vars(stored)[name], vars(wanted)[name]) for name in both]
+    return [one for one in [("family", stored.family, wanted.family), *found] if one[1] != one[2]]

@@ -5,7 +5,7 @@ Names and meanings are transformers'; what a file leaves out is what transformer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from astra_jax.models.layers.sizes import Llama3Scaling, Sizes, Yarn
@@ -19,36 +19,36 @@ def read_fields(
     config: Mapping[str, Any],
     *,
     released: str,
+    architectures: Sequence[str],
     needed: Sequence[str] = SIZES,
     width: str = "intermediate_size",
     head_dim: int | None = None,
     max_positions: int,
+    refused: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The fields of `Sizes` that all families have.
+    """Read the fields of `Sizes` that all families have.
 
     Args:
         released: the family's name, for messages.
+        architectures: transformers' classes that compute what the family does; the file names one, or none.
         needed: what the file must have, beside `width`.
         width: what it calls `d_ff`.
         head_dim: where it says none; None is hidden_size / num_attention_heads.
         max_positions: where it says none.
+        refused: what the family itself does not compute of this file, each in a sentence.
 
     Raises:
-        InputError: it lacks a size, or uses something that this port does not compute.
+        InputError: it lacks sizes, or uses something that this port does not compute; the message lists all of it.
     """
-    for name in (*needed, width):
-        if name not in config:
-            raise InputError(f"{name} is missing; copy the checkpoint's config.json again, or write it there")
-    _check_computed(config, released)
+    missing = [name for name in (*needed, width) if name not in config]
+    lacks = [f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; copy the checkpoint's config.json "
+             "again, or write them there"] if missing else []  # fmt: skip
+    if found := [*lacks, *_wrong_architecture(config, architectures), *not_computed(config, released), *refused]:
+        raise InputError("; ".join(found))
     rope = _rope(config)
     positions = config.get("max_position_embeddings", max_positions)
     original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings")) or positions
-    if (part := rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1) != 1:
-        raise InputError(
-            f"rope_parameters has partial_rotary_factor {part}; no released {released} uses it and this port "
-            "turns whole heads"
-        )
-    scaling = _scaling(rope, released, positions, original)
+    scaling = _scaling(rope, positions, original)
     if (yarn := scaling.get("yarn")) is not None:
         # Released files keep the trained length in max_position_embeddings when YaRN is switched on by hand.
         positions = max(positions, round(yarn.factor * yarn.original_max_positions))
@@ -69,63 +69,102 @@ def read_fields(
     )
 
 
-def _check_computed(config: Mapping[str, Any], released: str) -> None:
+def _wrong_architecture(config: Mapping[str, Any], known: Sequence[str]) -> Iterator[str]:
+    named = config.get("architectures")
+    # Early conversions of Llama say LLaMAForCausalLM.
+    if named and not {str(one).lower() for one in named} & {one.lower() for one in known}:
+        computed = " and ".join(known)
+        yield f"architectures is {named!r}; this port computes {computed}: give a checkpoint of a language model"
+
+
+def not_computed(config: Mapping[str, Any], released: str) -> Iterator[str]:
+    """Yield what this port computes of no family, each in a sentence with the field and its value.
+
+    Args:
+        released: a family's name, for messages.
+    """
     if (quantised := config.get("quantization_config") or config.get("compression_config")) is not None:
         method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-        raise InputError(
+        yield (
             f"quantization_config is of {method!r}; this port computes float32 and bfloat16: give the release that "
             "is not quantised"
         )
     if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise InputError(
-            f"hidden_act is {activation!r}; every released {released} has 'silu', all that this port computes"
-        )
+        yield f"hidden_act is {activation!r}; every released {released} has 'silu', all that this port computes"
     kinds = config.get("layer_types") or ()
-    if config.get("use_sliding_window") or any(kind != "full_attention" for kind in kinds):
-        raise InputError(
+    if _has_windows(config) or any(kind != "full_attention" for kind in kinds):
+        yield (
             f"use_sliding_window is {config.get('use_sliding_window')}, layer_types {sorted(set(kinds))}; no "
             f"released {released} has windows and this port does not compute them"
         )
+    rope = _rope(config)
+    if not isinstance(rope, Mapping):
+        yield f"rope_scaling or rope_parameters is {rope!r}; it is an object with a rope_type"
+        return
+    if nested := sorted(str(name) for name, value in rope.items() if isinstance(value, Mapping)):
+        yield f"rope_parameters has one object each for {', '.join(nested)}; this port turns all layers alike"
+    if (part := rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1) != 1:
+        yield (
+            f"rope_parameters has partial_rotary_factor {part}; no released {released} uses it and this port "
+            "turns whole heads"
+        )
+    kind = _rope_type(rope)
+    if kind not in _NEEDED:
+        yield f"rope_type is {kind!r}; this port computes {', '.join(map(repr, _NEEDED))}"
+    elif kind != "default" and (rope.get("mscale") or rope.get("mscale_all_dim")):
+        yield f"rope_parameters has mscale; no released {released} uses it and this port does not compute it"
+    for name in _NEEDED.get(kind, ()):
+        if rope.get(name) is None:
+            yield f"rope_parameters has rope_type {kind!r} and no {name}; copy the config.json again"
+
+
+def _has_windows(config: Mapping[str, Any]) -> bool:
+    """Whether `use_sliding_window` gives a layer one: where no `layer_types` say it, those from `max_window_layers`."""
+    if not config.get("use_sliding_window") or config.get("layer_types"):
+        return bool(config.get("use_sliding_window"))
+    first, layers = config.get("max_window_layers"), config.get("num_hidden_layers")
+    return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The rotary embedding
 
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "yarn": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""What is computed, by `rope_type`, and what the file must say of it."""
 
-def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+
+def _rope(config: Mapping[str, Any]) -> Any:
     # transformers 5 keeps the rotary settings in one dictionary, earlier versions had another for scaling alone, which
     # still goes before it, whole: YaRN is switched on by hand in the old place.
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
-        raise InputError(f"rope_scaling or rope_parameters is {rope!r}; it is an object with a rope_type")
-    return rope
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
-def _scaling(rope: Mapping[str, Any], released: str, max_positions: int, original: int) -> dict[str, Any]:
+def _rope_type(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def _scaling(rope: Mapping[str, Any], max_positions: int, original: int) -> dict[str, Any]:
     """The field of `Sizes` that scales it; none, where it is plain."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return {}
-    if kind not in ("linear", "yarn", "llama3"):
-        raise InputError(f"rope_type is {kind!r}; this port computes 'default', 'linear', 'yarn' and 'llama3'")
-    if rope.get("mscale") or rope.get("mscale_all_dim"):
-        raise InputError(
-            f"rope_parameters has mscale; no released {released} uses it and this port does not compute it"
-        )
+    kind = _rope_type(rope)
     if kind == "yarn":
         return {"yarn": _yarn(rope, max_positions, original)}
-    for name in ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",):
-        if rope.get(name) is None:
-            raise InputError(f"rope_parameters has rope_type {kind!r} and no {name}; copy the config.json again")
     if kind == "linear":
         return {"linear": float(rope["factor"])}
-    scaling = Llama3Scaling(
-        factor=float(rope["factor"]),
-        original_max_positions=original,
-        low_turns=float(rope["low_freq_factor"]),
-        high_turns=float(rope["high_freq_factor"]),
-    )
-    return {"llama3": scaling}
+    if kind == "llama3":
+        return {
+            "llama3": Llama3Scaling(
+                factor=float(rope["factor"]),
+                original_max_positions=original,
+                low_turns=float(rope["low_freq_factor"]),
+                high_turns=float(rope["high_freq_factor"]),
+            )
+        }
+    return {}
 
 
 def _yarn(rope: Mapping[str, Any], max_positions: int, original: int) -> Yarn:

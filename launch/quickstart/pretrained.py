@@ -11,7 +11,7 @@ from typing import Any
 
 from astra_jax import chat_files
 from astra_jax.models import hf_checkpoint
-from astra_jax.models.families import difference, from_hf
+from astra_jax.models.families import differences, from_hf
 from astra_jax.models.gguf.convert import convert
 from astra_jax.models.gguf.file import GGUFFile
 from astra_jax.models.gguf.tokenizer import HFTokenizer
@@ -68,9 +68,9 @@ def check(config: QuickstartConfig) -> None:
 
 def _check_model(stored: Model, wanted: Model, path: Path) -> None:
     """All but the number of rows, which `take_tokenizer` knows. Raises `InputError`."""
-    if differs := difference(stored, wanted, but=("vocab_size",)):
-        name, there, here = differs
-        raise InputError(f"{path} has {name} {there}, --config.model says {here}; give the sizes of that file's model")
+    if differs := differences(stored, wanted, but=("vocab_size",)):
+        fields = "; ".join(f"{name} {there}, --config.model says {here}" for name, there, here in differs)
+        raise InputError(f"{path} has {fields}; give the sizes of that file's model")
 
 
 def read(config: QuickstartConfig, folder: Path) -> dict[str, Any]:

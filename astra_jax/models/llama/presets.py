@@ -13,7 +13,8 @@ from astra_jax.models.layers.sizes import Llama3Scaling
 from astra_jax.models.llama.names import names_table
 from astra_jax.models.names import NamedParam
 from sandbox.settings import SettingError
-from synthesis.core.refusals import InputError
+
+_ARCHITECTURE = "LlamaForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,17 @@ class LlamaConfig(Decoder):
         Raises:
             ValueError: it lacks a size, or uses something that this port does not compute.
         """
-        if config.get("mlp_bias"):
-            raise InputError(
+        refused = (
+            [
                 f"mlp_bias is {config['mlp_bias']}; no released Llama has biases in its feed-forwards and this port "
                 "does not compute them"
-            )
-        fields = hf_config.read_fields(config, released="Llama", max_positions=2_048)
+            ]
+            if config.get("mlp_bias")
+            else []
+        )
+        fields = hf_config.read_fields(
+            config, released="Llama", architectures=[_ARCHITECTURE], max_positions=2_048, refused=refused
+        )
         bias = config.get("attention_bias", False)
         return cls(**fields, attention_bias=bias, dtype=dtype, param_dtype=param_dtype)
 
@@ -53,7 +59,7 @@ class LlamaConfig(Decoder):
         Which tokens begin and end a text the tokenizer says and `generation_config.json`: transformers takes Llama 2's
         where nothing is said here.
         """
-        return hf_config.content(self, model_type="llama", architecture="LlamaForCausalLM") | {
+        return hf_config.content(self, model_type="llama", architecture=_ARCHITECTURE) | {
             "attention_bias": self.attention_bias,
             "mlp_bias": False,
             "bos_token_id": None,

@@ -12,6 +12,8 @@ from astra_jax.models.names import NamedParam
 from astra_jax.models.qwen2.names import names_table
 from sandbox.settings import SettingError
 
+_ARCHITECTURE = "Qwen2ForCausalLM"
+
 
 @dataclass(frozen=True)
 class Qwen2Config(Decoder):
@@ -38,7 +40,9 @@ class Qwen2Config(Decoder):
             ValueError: it lacks a size, or uses something that this port does not compute.
         """
         needed = (*hf_config.SIZES, "num_key_value_heads")
-        fields = hf_config.read_fields(config, released="Qwen2.5", needed=needed, max_positions=32_768)
+        fields = hf_config.read_fields(
+            config, released="Qwen2.5", architectures=[_ARCHITECTURE], needed=needed, max_positions=32_768
+        )
         return cls(**fields, dtype=dtype, param_dtype=param_dtype)
 
     def names(self) -> list[NamedParam]:
@@ -47,7 +51,7 @@ class Qwen2Config(Decoder):
 
     def to_hf(self) -> dict[str, Any]:
         """The content of a `config.json` that transformers and vLLM read."""
-        return hf_config.content(self, model_type="qwen2", architecture="Qwen2ForCausalLM")
+        return hf_config.content(self, model_type="qwen2", architecture=_ARCHITECTURE)
 
 
 def _released(

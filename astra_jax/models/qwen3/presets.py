@@ -10,7 +10,8 @@ from astra_jax.models import hf_config
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.names import NamedParam
 from astra_jax.models.qwen3.names import names_table
-from synthesis.core.refusals import InputError
+
+_DENSE, _OF_EXPERTS = "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -29,18 +30,26 @@ class Qwen3Config(Decoder):
             ValueError: it lacks a size, or uses something that this port does not compute.
         """
         experts = config["model_type"] == "qwen3_moe"
-        if experts and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
-            raise InputError(
-                f"mlp_only_layers is {config.get('mlp_only_layers')}, decoder_sparse_step "
-                f"{config.get('decoder_sparse_step')}; this port computes models whose layers all have experts"
-            )
+        refused = []
+        if experts:
+            if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+                refused.append(
+                    f"mlp_only_layers is {config.get('mlp_only_layers')}, decoder_sparse_step "
+                    f"{config.get('decoder_sparse_step')}; this port computes models whose layers all have experts"
+                )
+            if config.get("num_experts", config.get("num_local_experts")) is None or not config.get(
+                "num_experts_per_tok"
+            ):
+                refused.append("num_experts or num_experts_per_tok is missing; copy the checkpoint's config.json again")
         fields = hf_config.read_fields(
             config,
             released="Qwen3",
+            architectures=[_DENSE, _OF_EXPERTS],
             needed=(*hf_config.SIZES, "num_key_value_heads"),
             width="moe_intermediate_size" if experts else "intermediate_size",
             head_dim=None if experts else 128,
             max_positions=32_768,
+            refused=refused,
         )
         return cls(
             **fields,
@@ -69,7 +78,7 @@ class Qwen3Config(Decoder):
         shared = hf_config.content(
             self,
             model_type="qwen3_moe" if self.n_experts else "qwen3",
-            architecture="Qwen3MoeForCausalLM" if self.n_experts else "Qwen3ForCausalLM",
+            architecture=_OF_EXPERTS if self.n_experts else _DENSE,
         )
         return shared | {"attention_bias": self.attention_bias} | (experts if self.n_experts else {})
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from astra_jax.head import token_logprobs
-from astra_jax.models.families import difference, from_hf
+from astra_jax.models.families import differences, from_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.vllm.direct import DirectPublisher
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
@@ -134,9 +134,9 @@ def _check_model(url: str, found: dict[str, Any], model: Model, published: str) 
         served = from_hf(config)
     except (InputError, SettingError) as error:
         raise PolicyError(f"{url} serves a model that is not trained here: {error}; {_SAME}") from None
-    if differs := difference(served, model, stretches=False):
-        name, theirs, ours = differs
-        raise PolicyError(f"{url} serves a model whose {name} is {theirs}, the policy's is {ours}; {_SAME}")
+    if differs := differences(served, model, stretches=False):
+        fields = "; its ".join(f"{name} is {theirs}, the policy's is {ours}" for name, theirs, ours in differs)
+        raise PolicyError(f"{url} serves a model whose {fields}; {_SAME}")
     if found["vocab_size"] != model.vocab_size:
         raise PolicyError(
             f"{url} serves a model whose vocab_size is {found['vocab_size']}, the policy's is {model.vocab_size}; "
