@@ -12,11 +12,13 @@ from functools import partial
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.llama import presets as llama
+from astra_jax.models.lora import FULL
 from astra_jax.models.qwen2 import presets as qwen2
 from astra_jax.models.qwen3 import presets as qwen3
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
+from configs import auto
 from sandbox.settings import Settings
 
 
@@ -50,16 +52,17 @@ MODELS: Mapping[str, Decoder] = {**qwen3.PRESETS, **llama.PRESETS, **qwen2.PRESE
 """Every family's sizes, by their makers' names."""
 
 
-def sft_run(size: str, *, learning_rate: float, seq_len: int = 20_480) -> SFTRun:
+def sft_run(size: str, *, learning_rate: float | None = None, seq_len: int = 20_480) -> SFTRun:
     """SFT with the paper's batch: 32 rows of 20k tokens, or of as many as the model was made for.
 
     Args:
         size: a name in `MODELS`.
-        learning_rate: the peak.
+        learning_rate: the peak; None: `auto.sft_rate`.
     """
     model = MODELS[size].in_training_precision()
     data = DataConfig(seq_len=min(seq_len, model.max_positions))
-    return SFTRun(model, SFTConfig(data=data, batch_size=32, learning_rate=learning_rate, remat="full"))
+    peak = auto.sft_rate(model, FULL) if learning_rate is None else learning_rate
+    return SFTRun(model, SFTConfig(data=data, batch_size=32, learning_rate=peak, remat="full"))
 
 
 def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
@@ -84,42 +87,20 @@ def short_grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
 
 KINDS: Mapping[str, type[SFTRun] | type[GRPORun]] = {"sft": SFTRun, "grpo": GRPORun}
 """By what stands before a preset's colon."""
-_PEAKS = {
-    "0.6b": 1e-5,
-    "1.7b": 1e-5,
-    "4b": 1e-5,
-    "8b": 5e-6,
-    "14b": 5e-6,
-    "32b": 2e-6,
-    "30b-a3b": 5e-6,
-    "llama2-7b": 5e-6,
-    "llama2-13b": 5e-6,
-    "llama2-70b": 2e-6,
-    "llama3-8b": 5e-6,
-    "llama3-70b": 2e-6,
-    "llama3.1-8b": 5e-6,
-    "llama3.1-70b": 2e-6,
-    "llama3.2-1b": 1e-5,
-    "llama3.2-3b": 1e-5,
-    "smollm2-135m": 1e-4,
-    "smollm2-360m": 5e-5,
-    "smollm2-1.7b": 1e-5,
-    "qwen2.5-0.5b": 1e-5,
-    "qwen2.5-1.5b": 1e-5,
-    "qwen2.5-3b": 1e-5,
-    "qwen2.5-7b": 5e-6,
-    "qwen2.5-14b": 5e-6,
-    "qwen2.5-32b": 2e-6,
-    "qwen2.5-72b": 2e-6,
-}
-"""SFT's learning rates: of 14b and 32b the paper's, the others ours."""
-
+_SIZES = tuple(name for name in MODELS if name != "tiny")
 _SHORT = ("llama3-8b", "llama3-70b", "smollm2-135m", "smollm2-360m", "smollm2-1.7b")
 """Models of 8,192 positions; those of Llama 2 are too few for episodes, so that it has no preset of GRPO."""
 
 PRESETS: Mapping[str, Callable[[], SFTRun | GRPORun]] = {
-    **{f"sft:{size}": partial(sft_run, size, learning_rate=peak) for size, peak in _PEAKS.items()},
-    **{f"grpo:{size}": partial(grpo_run, size) for size in _PEAKS if not size.startswith("llama2")},
+    **{f"sft:{size}": partial(sft_run, size) for size in _SIZES},
+    **{f"grpo:{size}": partial(grpo_run, size) for size in _SIZES if not size.startswith("llama2")},
     **{f"grpo:{size}": partial(short_grpo_run, size) for size in _SHORT},
 }
 """By the name that `--config` takes: the loop and the model's size."""
+
+AUTO: Mapping[str, Callable[[Decoder], SFTRun | GRPORun]] = {
+    "sft:auto": lambda model: SFTRun(model, auto.provisional_sft(model)),
+    "grpo:auto": lambda model: GRPORun(model, auto.provisional_grpo()),
+}
+"""By the name that `--config` takes: settings for a model of one's own. Programs complete them (`configs.auto`) when
+they know the data and the devices."""

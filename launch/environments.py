@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, executors, metrics, previews, shared
+from launch.flags import cli, executors, metrics, previews, shared, summaries
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -69,11 +69,11 @@ async def _synthesize(config: EnvironmentsConfig) -> int:
                 )  # fmt: skip
     for split, statistics in summary.statistics.items():
         say(f"\n{workdir / split}")
-        cli.print_table(table_rows(statistics), _CONFIG.value or "")
+        summaries.print_table(table_rows(statistics), _CONFIG.value or "")
     say()
-    cli.print_costs(summary.costs, sum(summary.counts.values()))
-    cli.print_rejected(summary.rejected, summary.details)
-    return cli.made(sum(summary.counts.values()), "environments", wanted=config.count, rejected=summary.rejected)
+    summaries.print_costs(summary.costs, sum(summary.counts.values()))
+    summaries.print_rejected(summary.rejected, summary.details)
+    return summaries.made(sum(summary.counts.values()), "environments", wanted=config.count, rejected=summary.rejected)
 
 
 async def _preview(config: EnvironmentsConfig, records: int, workdir: Path) -> int:

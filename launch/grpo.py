@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
-from launch.flags import cli, environments, metrics, models, sandboxes, shared
+from launch.flags import auto, cli, environments, metrics, models, sandboxes, shared
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, Seconds
 from synthesis.core.terminal import say
@@ -151,7 +151,7 @@ def main() -> int:
     from astra_jax.run.identity import run_id
     from astra_jax.run.record import write_run_record
 
-    config = cli.overridden(models.config("grpo"))
+    config = models.settings("grpo")
     profile = models.profiled_steps()
     if not (_URLS.value or _SERVING.value):  # what servers start from is written with the flags of the run
         cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
@@ -197,6 +197,11 @@ def main() -> int:
         if jax.process_count() > 1 and not _URLS.value and replay is None:
             raise cli.UsageError("several hosts want --rollout_url")
         mesh = models.mesh()
+        if models.is_auto():
+            engine = replay is None and not _URLS.value
+            config = auto.grpo_settings(
+                config, partial(_known, given, held_out), tokenizer, workdir, mesh, engine=engine
+            )
         servers = _servers(run_id(workdir) if is_first() else None) if _URLS.value else None
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
         start = partial(models.load, config.grpo, config.model, mesh)
@@ -267,6 +272,13 @@ def _held_out(given: GivenEnvironments | None) -> list[GivenEnvironments]:
     return found
 
 
+def _known(given: GivenEnvironments | None, held_out: Sequence[GivenEnvironments]) -> list[AnyEnvironment] | None:
+    """Return all environments of a run; None: some are known only once servers are there, or batches are replayed."""
+    every = [] if given is None else [one.known() for one in (given, *held_out)]
+    found = [environment for one in every if one is not None for environment in one]
+    return found if found and None not in every else None
+
+
 def _selected(found: Sequence[AnyEnvironment], config: GRPOConfig) -> Sequence[AnyEnvironment]:
     """The environments with the solve rates of --difficulty, of which `config` selects. Raises as those."""
     from astra_jax.grpo.environments import select_environments
@@ -288,6 +300,10 @@ def _write_serving_folder(config: GRPORun) -> None:
 
     target = cli.local_folder(_SERVING)
     tokenizer, model = models.checked(config.model)
+    if models.is_auto():
+        given = None if _ENVIRONMENTS.value is None else environments.read(_ENVIRONMENTS.value)
+        known = _known(given, _held_out(given))
+        config, _ = auto.episode_settings(config, known, tokenizer, models.context_size())
     served = dataclasses.replace(model, param_dtype=_PUBLISH_DTYPE.value)
     with locked_target(target):
         if target.exists() and any(target.iterdir()):

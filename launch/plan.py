@@ -5,6 +5,7 @@
     python -m launch.plan --config=grpo:32b --topology=v6e:16x16 --tokens=74752 --search --json
     python -m launch.plan --config=sft:14b --topology=2xv5p:2x2x2 --mesh=data=2,fsdp=8
     python -m launch.plan --config=sft:8b --topology=h200:8 --tokens=32768
+    python -m launch.plan --config=sft:auto --weights=DIR --topology=v6e:2x2 --tokens=4096
 
 Plans the run as it is configured: --config.NAME=VALUE, --mesh and presets mean what they mean to launch.sft and
 launch.grpo, and what those would refuse is refused. Prints bytes a chip against the chip's memory, flops a token, what
@@ -18,16 +19,24 @@ Needs no TPU and no GPU, but their compilers: for TPUs libtpu (pip install '.[tp
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags
 
-from launch.flags import cli, meshes, shared
+from launch.flags import auto, cli, meshes, shared, sources
 from launch.flags.numbers import number_flag
 from sandbox.settings import Bound, Count, Length
 from synthesis.core.terminal import say
 
-_CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as sft:14b.")
+if TYPE_CHECKING:
+    from astra_jax.planner.hardware import Slice
+
+_CONFIG = flags.DEFINE_string(
+    "config",
+    None,
+    "A preset, such as sft:14b; sft:auto or grpo:auto, for the model of --weights; or a file that defines CONFIG.",
+)
+_WEIGHTS = shared.weights(required=False)
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Slice, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.", required=True
 )
@@ -55,10 +64,10 @@ def main() -> int:
 
     if _CONFIG.value is None:
         raise cli.UsageError("--config is missing; give a preset, for example sft:14b, or a file")
-    run = cli.overridden(cli.load_config(_CONFIG.value, "sft", "grpo"))
-    job = run.sft if isinstance(run, SFTRun) else run.grpo
-    mesh = meshes.axis_sizes(_MESH, AXES) or None
     slice_ = Slice.parse(_TOPOLOGY.value)
+    mesh = meshes.axis_sizes(_MESH, AXES) or None
+    run = _run(_CONFIG.value, slice_, mesh)
+    job = run.sft if isinstance(run, SFTRun) else run.grpo
     asked = {"tokens": _TOKENS.value, "steps": _STEPS.value, "price_per_chip_hour": _PRICE.value}
     if not _SEARCH.value:
         cli.refuse_unused((_COMPILES,), "is for --search: give that too")
@@ -85,7 +94,26 @@ def main() -> int:
     return 0
 
 
+def _run(name: str, slice_: Slice, mesh: dict[str, int] | None) -> Any:
+    """The run of --config and --weights, with --config.NAME=VALUE. Raises `UsageError` and `WeightsError`."""
+    model = None if _WEIGHTS.value is None else lambda: auto.read_model(sources.source(_WEIGHTS, None))
+    found = cli.load_config(name, "sft", "grpo", model=model)
+    if auto.is_auto(name):
+        return auto.planned(auto.provisional(found), slice_, mesh, _TOKENS.value)
+    found = cli.overridden(found)
+    if model is not None:
+        auto.check_same(model(), found.model, weights=_WEIGHTS.value, config=name)
+    return found
+
+
+def _settings() -> Any:
+    """The settings that --help_config lists; without weights those of `auto` are shown with a preset's model."""
+    from configs.training import MODELS
+
+    return cli.load_config(_CONFIG.value or "sft:0.6b", model=lambda: MODELS["0.6b"])
+
+
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # the program is only compiled
     os.environ.pop("JAX_PLATFORM_NAME", None)
-    cli.run(main, settings=lambda: cli.load_config(_CONFIG.value or "sft:0.6b"))
+    cli.run(main, settings=_settings)

@@ -1,7 +1,10 @@
 """Supervised fine-tuning of a model on trajectories.
 
+    python -m launch.sft --config=sft:auto --weights=DIR --data=chats.jsonl --workdir=DIR
     python -m launch.sft --config=sft:14b --weights=DIR --data=DATASET --workdir=DIR --mesh=fsdp=8
 
+With --config=sft:auto the model is that of --weights, and row length, batch, micro-batch and learning rate follow from
+it, your data and your devices: each is printed with its reason before step 1. A preset such as sft:14b has the paper's.
 --data is a dataset of trajectories, as the synthesis writes them, a .jsonl or .parquet file of conversations, or
 hub:ORG/NAME; --held_out another, whose loss is logged and whose questions samples answer; --rehearsal one of
 conversations without tools that come between the others, so that the model does not unlearn to talk (launch.rehearse).
@@ -25,7 +28,7 @@ import dataclasses
 
 from absl import flags
 
-from launch.flags import cli, data, metrics, models
+from launch.flags import auto, cli, data, metrics, models
 from launch.flags.numbers import number_flag
 from sandbox.settings import Count, CountOrZero
 from synthesis.core.terminal import say
@@ -53,13 +56,15 @@ def main() -> int:
     from astra_jax.sft import bench, preview
     from astra_jax.sft import train as sft
 
-    config = cli.overridden(models.config("sft"))
+    config = models.settings("sft")
     if not data.DATA.value and not _BENCH.value:
         raise cli.UsageError("--data is missing; give a dataset, a .jsonl file or hub:ORG/NAME, or --bench=STEPS")
     if _BENCH.value:
         cli.refuse_unused((*data.FLAGS, _PREVIEW, models.PROFILE), "is not for --bench, which makes its data up")
     if _PREVIEW.value and (shown := data.dataset(data.DATA)):
         tokenizer = models.load_tokenizer()
+        if models.is_auto():
+            config = auto.previewed(config, shown, tokenizer)
         preview.show(shown, tokenizer, config.sft.data, _PREVIEW.value)
         held_out, rehearsal = map(data.dataset, (data.HELD_OUT, data.REHEARSAL))
         say(preview.summary(config.sft, shown, tokenizer, rehearsal=rehearsal, held_out=held_out))
@@ -76,6 +81,12 @@ def main() -> int:
         workdir = models.workdir()
         stack.enter_context(models.held(workdir))
         mesh = models.mesh()
+        if models.is_auto():
+            config = (
+                auto.without_data(config, mesh)
+                if dataset is None
+                else auto.sft_settings(config, dataset, rehearsal, tokenizer, workdir, mesh)
+            )
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
         start = partial(models.load, config.sft, config.model, mesh)
         if is_first():

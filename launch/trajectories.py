@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from launch.flags import cli, executors, metrics, previews, shared
+from launch.flags import cli, executors, metrics, previews, shared, summaries
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -77,12 +77,12 @@ async def _synthesize(config: TrajectoriesConfig) -> int:
     for name, count in summary.counts.items():
         say(f"{workdir / name}: {count:,}")
     say()
-    cli.print_table(table_rows(summary.statistics["trajectories"]), _CONFIG.value or "")
+    summaries.print_table(table_rows(summary.statistics["trajectories"]), _CONFIG.value or "")
     say()
-    cli.print_costs(summary.costs, summary.counts["trajectories"])
-    cli.print_rejected(summary.rejected, summary.details)
-    cli.print_changed(summary.statistics["servers"]["tools_changed"], summary.details["tools_changed"])
-    return cli.made(
+    summaries.print_costs(summary.costs, summary.counts["trajectories"])
+    summaries.print_rejected(summary.rejected, summary.details)
+    summaries.print_changed(summary.statistics["servers"]["tools_changed"], summary.details["tools_changed"])
+    return summaries.made(
         summary.counts["trajectories"], "trajectories", wanted=config.trajectories, rejected=summary.rejected
     )
 

@@ -97,14 +97,18 @@ def stored_dtype(directory: Folder) -> str:
     Raises:
         WeightsError: there is no `config.json`, or it names another dtype; or what `load_hf` raises of files.
     """
-    content = _config_json(location(directory))
-    name = str(content.get("dtype") or content.get("torch_dtype") or _first_dtype(location(directory)))
+    name = _dtype_name(location(directory))
     if name not in ("float32", "bfloat16"):
         raise WeightsError(
             f"{directory}/config.json: dtype is {name!r}, which nothing is computed in; say what you want with "
             "--dtype (launch.convert: --param_dtype), float32 or bfloat16"
         )
     return name
+
+
+def _dtype_name(directory: epath.Path) -> str:
+    content = _config_json(directory)
+    return str(content.get("dtype") or content.get("torch_dtype") or _first_dtype(directory))
 
 
 def _first_dtype(directory: epath.Path) -> str:
@@ -115,6 +119,15 @@ def _first_dtype(directory: epath.Path) -> str:
         tensors = open_tensors(_files(Path(directory)), stack)
         kind = tensors[min(tensors)].get_dtype()
     return {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(kind, kind)
+
+
+def computed_dtype(directory: Folder) -> str:
+    """Return what a run trains a checkpoint in: float32 where it is stored so, bfloat16 for all others.
+
+    Raises:
+        WeightsError: there is no `config.json`; or what `load_hf` raises of files.
+    """
+    return "float32" if _dtype_name(location(directory)) == "float32" else "bfloat16"
 
 
 def load_hf(

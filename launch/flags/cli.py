@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import os
@@ -28,12 +29,12 @@ from astra_jax.run.config import todays_name
 from launch.flags import endings, settings_list, shared
 from sandbox.settings import SettingError, declared, wording
 from synthesis.core.refusals import InputError, Refusal
-from synthesis.core.terminal import printable, say
+from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
 
-    from synthesis.core.rate_limits import Spent
+    from astra_jax.models.decoder import Decoder
 
 Config = TypeVar("Config")
 
@@ -46,9 +47,6 @@ _ABSL_HELPED = 1
 _MISSING = re.compile(r"flag --(\S+)=None: Flag --\1 must have a value other than None\.")
 _OLD_PRESET = re.compile(r"(sft|grpo)_qwen3_(\w+)\.py")
 """A preset's file, as versions up to 0.1 had them."""
-_ENOUGH = 0.5
-"""Of what was asked for, the share with which a synthesis ends well: filters take some in any run."""
-_REASONS = 5
 _overrides: list[tuple[str, str]] = []
 
 
@@ -286,11 +284,12 @@ def local_folder(flag: flags.FlagHolder[str | None]) -> Path:
     return Path(flag.value or "").absolute()
 
 
-def load_config(name: str, *kinds: str) -> Any:
+def load_config(name: str, *kinds: str, model: Callable[[], Decoder] | None = None) -> Any:
     """A preset of `configs`, for example `sft:14b`, or the `CONFIG` of a user's own file.
 
     Args:
         kinds: `sft`, `grpo`, or both; or `trajectories` or `environments`: what the program can use.
+        model: reads the model of --weights, for `sft:auto` and `grpo:auto`; None: there are no weights.
 
     Raises:
         UsageError: it is neither (names the nearest preset, or the one that an earlier version's file became), or the
@@ -299,14 +298,21 @@ def load_config(name: str, *kinds: str) -> Any:
     # Here, so that --help does not wait for them; and a program that only writes data never imports jax.
     classes: Mapping[str, type]
     presets: Mapping[str, Callable[[], Any]]
+    own: Mapping[str, Callable[[Decoder], Any]] = {}
     if set(kinds) & {"trajectories", "environments"}:
         from configs.synthesis import KINDS as classes
         from configs.synthesis import PRESETS as presets
     else:
+        from configs.training import AUTO as own
         from configs.training import KINDS as classes
         from configs.training import PRESETS as presets
     wanted = {kind: classes[kind] for kind in kinds or classes}
-    found = presets[name]() if name in presets else _config_of_file(name, presets, tuple(wanted.values()))
+    if name in own:
+        if model is None:
+            raise UsageError(f"--config={name} takes the model from --weights: give them, or a preset with its sizes")
+        found = own[name](model())
+    else:
+        found = presets[name]() if name in presets else _config_of_file(name, presets, wanted, own)
     if not isinstance(found, tuple(wanted.values())):
         such = {kind: "14b" if f"{kind}:14b" in presets else "paper" for kind in wanted}
         needs = " or ".join(f"{one.__name__}, such as {kind}:{such[kind]}" for kind, one in wanted.items())
@@ -314,14 +320,16 @@ def load_config(name: str, *kinds: str) -> Any:
     return found
 
 
-def _config_of_file(name: str, presets: Mapping[str, Any], wanted: tuple[type, ...]) -> Any:
+def _config_of_file(name: str, presets: Mapping[str, Any], kinds: Mapping[str, type], own: Iterable[str]) -> Any:
+    wanted = tuple(kinds.values())
     file = Path(name)
     if not file.is_file():
         old = _OLD_PRESET.fullmatch(file.name)
         renamed = f"{old[1]}:{old[2].replace('p', '.').replace('_', '-')}" if old else ""
         if renamed in presets:
             raise UsageError(f"--config={name}: presets have names now; use --config={renamed}")
-        of_kind = [one for one in presets if isinstance(presets[one](), wanted)]
+        of_kind = [one for one in own if one.partition(":")[0] in kinds]
+        of_kind += [one for one in presets if isinstance(presets[one](), wanted)]
         near = difflib.get_close_matches(name, of_kind, n=1, cutoff=0.0)[0]
         raise UsageError(
             f"--config={name} is neither a preset nor a file; the nearest preset is {near}, of {', '.join(of_kind)}"
@@ -356,6 +364,25 @@ def overridden(config: Config, overrides: Sequence[tuple[str, str]] | None = Non
 
 _Tree = dict[str, "tuple[str, Any] | _Tree"]
 """Replacements by field; a leaf is (as the user wrote it, value)."""
+
+
+def given_settings(config: Any) -> dict[str, Any]:
+    """Return the settings that the command line gives, by their whole dotted names. Raises as `overridden`."""
+    wanted: _Tree = {}
+    for name, text in _overrides:
+        _put(wanted, config, name, text)
+    return dict(_leaves(wanted))
+
+
+def _leaves(wanted: _Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, change in wanted.items():
+        if isinstance(change, dict):
+            yield from _leaves(change, f"{prefix}{name}.")
+        elif _is_config(change[1]):
+            for leaf in setting_names(change[1], f"{prefix}{name}."):
+                yield leaf, functools.reduce(getattr, leaf.removeprefix(f"{prefix}{name}.").split("."), change[1])
+        else:
+            yield prefix + name, change[1]
 
 
 def _put(wanted: _Tree, config: Any, name: str, text: str) -> None:
@@ -442,58 +469,3 @@ def setting_names(config: Any, prefix: str = "") -> Iterator[str]:
             yield from setting_names(value, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name
-
-
-def print_rejected(rejected: Mapping[str, Mapping[str, int]], examples: Mapping[str, Mapping[str, str]]) -> None:
-    """Say how many records each stage of a synthesis has rejected, by reason, with one of each where there is one."""
-    for stage, reasons in rejected.items():
-        _print_counts(f"rejected by {stage}", reasons, examples.get(stage, {}))
-
-
-def print_changed(changes: Mapping[str, int], examples: Mapping[str, str]) -> None:
-    """Print how many tools say something else than their documents, by the kind of change, with one of each."""
-    _print_counts("changed in tool documents", changes, examples)
-
-
-def _print_counts(title: str, counts: Mapping[str, int], examples: Mapping[str, str]) -> None:
-    for name, count in counts.items():
-        shown = f", such as {printable(examples[name][:200], lines=False)}" if examples.get(name) else ""
-        say(f"{title}: {count} {name}{shown}")
-
-
-def print_table(rows: Mapping[str, str], preset: str) -> None:
-    """Print a dataset's figures, a row a line; beside the paper's where the run is of a preset that has them, with what
-    makes it another one."""
-    from configs.synthesis import DIFFERS, PAPER
-
-    paper = PAPER.get(preset, {})
-    for name, value in rows.items():
-        say(f"{name:<32} {value}")
-        if name in paper:
-            say(f"{'':<32} paper: {paper[name]}")
-    for line in DIFFERS.get(preset, ()):
-        say(f"differs: {line}")
-
-
-def print_costs(stages: Mapping[str, Spent], records: int) -> None:
-    """Say what each stage of a synthesis has asked of the teacher's endpoint; nothing where there is none."""
-    every = sum(one.tokens for one in stages.values())
-    for name, one in sorted(stages.items(), key=lambda item: -item[1].tokens):
-        each = f", {one.tokens / records:,.0f} for each stored record" if records else ""
-        say(f"asked for {name}: {one.tokens:,} tokens ({one.tokens / every:.1%}) in {one.requests:,} requests{each}")
-
-
-def made(count: int, noun: str, *, wanted: int, rejected: Mapping[str, Mapping[str, int]]) -> int:
-    """The exit code of a synthesis: `endings.FELL_SHORT`, with a line of the reasons, where less than half of what was
-    wanted was made.
-
-    Args:
-        rejected: stage → reason → how many.
-    """
-    if count >= wanted * _ENOUGH:
-        return 0
-    reasons = [(number, f"{reason} in {stage}") for stage, of in rejected.items() for reason, number in of.items()]
-    most = [f"{number:,} {what}" for number, what in sorted(reasons, key=lambda one: -one[0])[:_REASONS]]
-    said = f"; rejected most of all were {', '.join(most)}; examples are above" if most else ""
-    say(f"error: {f'{count:,}' if count else 'none'} of {wanted:,} became {noun}{said}", file=sys.stderr)
-    return endings.FELL_SHORT

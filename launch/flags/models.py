@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
-from launch.flags import cli, endings, hub, meshes, shared
+from launch.flags import auto, cli, endings, hub, meshes, shared
 from launch.flags.numbers import number_flag
 from launch.flags.sources import WeightsSource, source
 from sandbox.settings import Count, CountOrZero, Seconds
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from astra_jax.grpo.config import GRPOConfig
+    from astra_jax.models.decoder import Decoder
     from astra_jax.models.lora import LoRA
     from astra_jax.models.model import Model, Params
     from astra_jax.run.config import TrainingConfig
@@ -34,7 +35,13 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="TrainingConfig")
 
-CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as sft:14b.", required=True)
+CONFIG = flags.DEFINE_string(
+    "config",
+    None,
+    "sft:auto or grpo:auto: the model of --weights, and settings for your data and devices; or a preset, such as "
+    "sft:14b, or a file that defines CONFIG.",
+    required=True,
+)
 WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
 _WEIGHTS = shared.weights()
 _BASE = shared.base()
@@ -116,7 +123,42 @@ def config(kind: str, *, example: str | None = None) -> Any:
     Raises:
         UsageError: there is no such configuration, or it is of another kind.
     """
-    return cli.load_config(CONFIG.value if CONFIG.present or example is None else example, kind)
+    name = CONFIG.value if CONFIG.present or example is None else example
+    return cli.load_config(name, kind, model=_model_of_weights if _WEIGHTS.present or example is None else _any_model)
+
+
+def settings(kind: str) -> Any:
+    """Return the configuration of --config with --config.NAME=VALUE; of `auto` the choices are still to be made.
+
+    Raises:
+        UsageError: as `config` and `cli.overridden`.
+        WeightsError: `auto`, and --weights have no model that is computed here.
+    """
+    found = config(kind)
+    return auto.provisional(found) if is_auto() else cli.overridden(found)
+
+
+def is_auto() -> bool:
+    """Whether --config leaves the model and other settings to be chosen."""
+    return auto.is_auto(CONFIG.value)
+
+
+def _model_of_weights() -> Decoder:
+    return auto.read_model(_source())
+
+
+def _any_model() -> Decoder:
+    """A model for the list of settings, where there are no weights."""
+    from configs.training import MODELS
+
+    return MODELS["0.6b"]
+
+
+def context_size() -> int:
+    """Return how many devices share a row by --mesh, which is not made. Raises `UsageError`: it names no axis."""
+    from astra_jax.mesh import AXES
+
+    return max(1, meshes.axis_sizes(_MESH, AXES).get("context", 1))
 
 
 def workdir() -> epath.Path:
@@ -188,20 +230,12 @@ def checked(model: Model) -> tuple[ChatTokenizer, Model]:
         WeightsError, TokenizerError: there are none, or they cannot be read.
         InputError: the tokenizer has more tokens than the model.
     """
-    from astra_jax.models.families import difference
     from astra_jax.run import weights
     from astra_jax.tokenizer import padded
 
     found = _source()
-    stored, source = found.model(), found.named
-    if stored.family != model.family:
-        raise cli.UsageError(
-            f"--weights={source} is of the family {stored.family}, --config={CONFIG.value} of {model.family}; "
-            "give weights and a configuration of one model"
-        )
-    if differs := difference(stored, model, but=("vocab_size",)):
-        name, theirs, wanted = differs
-        raise cli.UsageError(f"--weights={source} has {name} {theirs}, --config={CONFIG.value} says {wanted}")
+    stored = found.model()
+    auto.check_same(stored, model, weights=found.named, config=CONFIG.value or "")
     weights.check_stored(found.folder)
     tokenizer = load_tokenizer()
     rows = tokenizer.rows(stored.vocab_size)

@@ -71,13 +71,13 @@ def seed(of: str = "") -> flags.FlagHolder[int]:
     return number_flag("seed", 0, Seed, f"Of all that is drawn{of and f': {of}'}.")
 
 
-def weights() -> flags.FlagHolder[str]:
+def weights(*, required: bool = True) -> flags.FlagHolder[Any]:
     """The model that a program starts from."""
     about = (
         "The model: a Hugging Face folder, a run's checkpoints/, a folder of a peft adapter, or a name on the Hub, "
         "such as Qwen/Qwen3-0.6B."
     )
-    return flags.DEFINE_string("weights", None, about, required=True)
+    return flags.DEFINE_string("weights", None, about, required=required)
 
 
 def tokenizer() -> _Text:

@@ -90,12 +90,12 @@ class WeightsSource(NamedTuple):
         return copied + chat_files.copy_generation_config(self.tokenizer, self.folder, target)
 
 
-def source(weights: _Text, base: _Text) -> WeightsSource:
+def source(weights: _Text, base: _Text | None) -> WeightsSource:
     """The folders that two flags name, downloaded where they are on the Hub.
 
     Args:
         weights: a model, or an adapter of `peft`.
-        base: of the adapter; by default the one that its adapter_config.json names.
+        base: of the adapter; by default the one that its adapter_config.json names. None: a program without that flag.
 
     Raises:
         UsageError: a folder is missing, or `base` is given without an adapter.
@@ -106,13 +106,13 @@ def source(weights: _Text, base: _Text) -> WeightsSource:
 
     folder = hub.model_folder(weights)
     if not peft_folder.is_adapter(folder):
-        if base.value is not None:
+        if base is not None and base.value is not None:
             raise cli.UsageError(
                 f"--base={base.value}: --{weights.name}={weights.value} is no adapter of peft; leave --base out. (The "
                 "base of a run's own adapters is named to launch.convert, which makes a folder of both)"
             )
         return WeightsSource(folder, None)
-    if base.value is not None:
+    if base is not None and base.value is not None:
         under, said = hub.model_folder(base), f"--base={base.value}"
     else:
         name = peft_folder.read_settings(folder).base

@@ -14,7 +14,8 @@ import pytest
 from programs_world import ended
 
 from configs.quickstart import PROFILES
-from launch.flags.cli import UsageError, load_config, overridden, print_table, setting_names
+from launch.flags.cli import UsageError, load_config, overridden, setting_names
+from launch.flags.summaries import print_table
 from sandbox.settings import declared, wording
 
 ROOT = Path(__file__).parent.parent.parent

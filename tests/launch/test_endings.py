@@ -17,7 +17,8 @@ import pytest
 from astra_jax.rollout.vllm.server import PolicyError, Unreachable
 from astra_jax.run.meeting import HostsMissing, MeetingError
 from launch.flags import endings
-from launch.flags.cli import UsageError, load_config, print_rejected
+from launch.flags.cli import UsageError, load_config
+from launch.flags.summaries import print_rejected
 from sandbox import SandboxError
 from sandbox.remote import SandboxUnreachable
 from synthesis.core.datasets import DatasetError

@@ -13,8 +13,8 @@ from absl import flags
 from absl.testing import flagsaver
 from programs_world import Ended, ended
 
-from launch.flags.cli import made
 from launch.flags.endings import FELL_SHORT
+from launch.flags.summaries import made
 
 ENDPOINT = ["--teacher_url=http://127.0.0.1:9/v1", "--teacher_model=m", "--judge_own_text"]
 

@@ -54,7 +54,7 @@ def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None, sto
         SettingError: says how much of what there is.
         InputError, Refusal: the model's matrices cannot be stored so, see `Model.check_matmul`.
     """
-    keys, weights = _wanted(model, slots, max_length, mesh, stored, platform_of(mesh))
+    keys, weights = bytes_wanted(model, slots, max_length, mesh, stored, platform_of(mesh))
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     if keys + weights > (there := memory_of(device)):
         raise SettingError(
@@ -77,10 +77,12 @@ def decodes_written_out(
     platform = device.platform
     if mesh is not None or platform not in ("cpu", "gpu", "cuda"):
         return False
-    return platform == "cpu" or 2 * sum(_wanted(model, slots, max_length, mesh, stored, platform)) <= memory_of(device)
+    return platform == "cpu" or 2 * sum(bytes_wanted(model, slots, max_length, mesh, stored, platform)) <= memory_of(
+        device
+    )
 
 
-def _wanted(
+def bytes_wanted(
     model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str, platform: str
 ) -> tuple[int, int]:
     """Bytes of a device for keys and values, and for weights. Raises as `check_room` does of what cannot be stored."""

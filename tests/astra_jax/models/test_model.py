@@ -36,7 +36,9 @@ class Mistral(Decoder):
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
         if config.get("sliding_window") is not None:
             raise InputError(f"sliding_window is {config['sliding_window']}")
-        fields = hf_config.read_fields(config, released="Mistral", architectures=["MistralForCausalLM"], max_positions=131_072)
+        fields = hf_config.read_fields(
+            config, released="Mistral", architectures=["MistralForCausalLM"], max_positions=131_072
+        )
         return cls(**fields, dtype=dtype, param_dtype=param_dtype)
 
     def to_hf(self) -> dict[str, Any]:
