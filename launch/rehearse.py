@@ -58,7 +58,13 @@ async def _rehearse() -> str:
     model, tokenizer = policies.read()
     length = longest(tokenizer, config)
     model.check_length(length, "--max_request_tokens + --max_answer_tokens and what opens them")
-    check_room(model, _SLOTS.value, length, policies.mesh())
+    check_room(
+        model,
+        _SLOTS.value,
+        length,
+        policies.mesh(),
+        settings="--slots, --max_request_tokens or --max_answer_tokens",
+    )
     settings = {"dtype": model.dtype, **asdict(config)}
     for name in ("concurrency", "conversations"):  # a conversation does not depend on them
         del settings[name]

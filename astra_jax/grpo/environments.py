@@ -11,12 +11,13 @@ from astra_jax.rollout.sessions import begun, in_time
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Sandbox, SandboxError
 from synthesis.core.environment import AnyEnvironment, ToolsUnavailable, solve_rate_of
+from synthesis.core.own_objects import OwnEnvironment
 from synthesis.core.own_workers import OwnCodeError
 from synthesis.core.plays import paid_guesses
 from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment, World
 from synthesis.core.refusals import InputError
 from synthesis.core.reward import solved_by
-from synthesis.core.rewards import rewards_of
+from synthesis.core.rewards import Rewards, rewards_of
 from synthesis.core.stages import Transient
 from synthesis.core.worlds import EpisodeCalls
 
@@ -66,7 +67,8 @@ async def check_environments(
 ) -> None:
     """Render each environment's prompt, with the longest of its irrelevant tools, and make its reference calls: they
     must solve its sub-questions, and leave the state that is asked for. Guesses of an answer (`echoes.guesses`) must
-    earn nothing. Of environments that are no records of ours, start and close the first one.
+    earn nothing. Of environments that are no records of ours, start and close the first one; an object
+    of one's own scores an episode without calls.
 
     Raises:
         ValueError: none are given, or names the first that cannot be used, with what to change.
@@ -77,7 +79,7 @@ async def check_environments(
     tasks = [await asyncio.to_thread(longest_task, one, tokenizer, config) for one in environments]
     check_rewards(environments, config)
     await rewards_of(config.reward).try_out(environments[0])
-    await _check_begun(environments)
+    await _check_begun(environments, rewards_of(config.reward))
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def made(calls: EpisodeCalls, tool: CodeTool, call: ReferenceCall) -> CallResult:
@@ -165,8 +167,8 @@ def check_rewards(environments: Sequence[AnyEnvironment], config: EpisodeConfig)
         rewards.check(one)
 
 
-async def _check_begun(environments: Sequence[AnyEnvironment]) -> None:
-    """Raises `InputError`: the first that is no record does not begin."""
+async def _check_begun(environments: Sequence[AnyEnvironment], rewards: Rewards) -> None:
+    """Raises `InputError`: the first that is no record does not begin, or cannot score an episode without calls."""
     foreign = next((one for one in environments if not isinstance(one, ToolEnvironment)), None)
     if foreign is None:
         return
@@ -174,6 +176,8 @@ async def _check_begun(environments: Sequence[AnyEnvironment]) -> None:
         session = await begun(foreign)
     except ToolsUnavailable as error:
         raise InputError(f"environment {foreign.id} cannot be begun: {error}") from error
+    if isinstance(foreign, OwnEnvironment):  # a server's score may want a whole episode, or a judge that costs
+        await rewards.try_out_score(foreign, lambda episode: in_time(lambda: session.score(episode)))
     try:
         await in_time(session.close)
     except (ToolsUnavailable, OwnCodeError) as error:

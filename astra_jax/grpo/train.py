@@ -80,6 +80,11 @@ _FREE = (
     *("dump_batches", "max_masked_share", "eval_every", "eval_samples"),
 )
 """May change when a run goes on, beside what may in every loop."""
+_ROOM = (
+    "--config.grpo.concurrent_groups (slots are concurrent_groups x group_size), "
+    "--config.grpo.episode.max_prompt_tokens or --config.grpo.episode.max_response_tokens"
+)
+"""The settings that decide how much room rollouts need."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ async def train(
             "(episode.max_prompt_tokens + max_response_tokens); give an engine that holds them"
         )
     if policy is None:
-        check_room(model, slots, longest, mesh, config.stored)
+        check_room(model, slots, longest, mesh, config.stored, settings=_ROOM)
     if replay is None:
         given, environments = len(environments), select_environments(environments, config)
         if is_first():

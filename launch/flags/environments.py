@@ -54,7 +54,7 @@ class GivenEnvironments:
         from synthesis.core.datasets import read_dataset
         from synthesis.core.own_objects import own_environments
         from synthesis.core.records import ToolEnvironment
-        from synthesis.core.references import is_reference, referred
+        from synthesis.core.references import FORM, is_reference, referred
         from synthesis.servers.mcp_environment import read_tasks
 
         self.name = name
@@ -72,8 +72,12 @@ class GivenEnvironments:
                 read_tasks(Path(self._place))
         elif is_reference(name) and not Path(name).exists():
             self._made = own_environments(referred(name), name)
-        else:
+        elif "://" in name or Path(name).exists():
             self._made = self.records = read_dataset(name, ToolEnvironment)
+        else:
+            raise cli.UsageError(
+                f"--{flag}={name}: no dataset at {name}, there is no such folder; environments of your own are {FORM}"
+            )
 
     def known(self) -> Sequence[AnyEnvironment] | None:
         """Return the environments, where no server has to be asked."""

@@ -11,13 +11,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from sandbox.json_values import NotJsonError, to_json
 from synthesis.core.agent_loop import Finish
 from synthesis.core.final_answers import states_answer
 from synthesis.core.records import Answer, Message, ToolEnvironment, ToolSpec, encode
+from synthesis.core.refusals import InputError
+
+_STATED: Final = str | int | float | bool | list[str | int | float | bool]
 
 
 class ToolsUnavailable(Exception):
@@ -81,16 +85,47 @@ class PlayedEpisode:
         """The last thing that the model said, without its thoughts; "" when a limit has ended the episode."""
         return self.messages[-1].content if self.finish == "answered" and self.messages else ""
 
-    def says(self, value: Answer | str | int | float | bool | list[str]) -> bool:
+    def says(self, value: Any) -> bool:
         """Return whether the final answer states a value and commits to it (`core.final_answers`).
 
         It is read in the `language` of the environment. Lists of guesses, negations and contradictions state nothing.
 
         Args:
-            value: what the answer should say; an `Answer` has a unit, a tolerance or aliases beside it.
+            value: what the answer should say, as `expected_answer` takes it.
+
+        Raises:
+            InputError: no final answer can state the value.
         """
-        expected = value if isinstance(value, Answer) else Answer(value)
-        return states_answer(self.answer, expected, language_of(self.environment))
+        return states_answer(self.answer, expected_answer(value), language_of(self.environment))
+
+
+def expected_answer(value: Any) -> Answer:
+    """Convert a value of a user's to an `Answer`.
+
+    Args:
+        value: a number, text, truth value or a list of these; one of numpy's, a date, a set or another type that
+            `sandbox.json_values` converts to these; or an `Answer`, with a unit, a tolerance or aliases.
+
+    Raises:
+        InputError: no final answer can state the value.
+    """
+    stated = value.value if isinstance(value, Answer) else value
+    try:
+        plain = msgspec.convert(to_json(stated), _STATED)
+    except (NotJsonError, msgspec.ValidationError) as error:
+        raise InputError(
+            f"the expected answer is {_shown(stated)}; give a number, text, truth value or list of these"
+        ) from error
+    return msgspec.structs.replace(value, value=plain) if isinstance(value, Answer) else Answer(plain)
+
+
+def _shown(value: Any) -> str:
+    if callable(value):
+        return f"the method {value.__name__}" if hasattr(value, "__name__") else "a function"
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # of the value's own methods
+        return f"a {type(value).__name__}"
 
 
 def language_of(environment: Any) -> str:

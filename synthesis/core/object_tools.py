@@ -6,6 +6,7 @@ Annotations become JSON schemas, and arguments are converted to what they say, b
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.json_schema import GenerateJsonSchema
 
 from synthesis.core.files import first_line
@@ -145,10 +147,7 @@ def _tool(
     function = _function(method)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InputError(f"{where} yields its results one by one; return a list")
-    try:
-        parameters = inspect.signature(method, eval_str=True).parameters.values()
-    except Exception as error:  # an annotation of something that is not there; a builtin without a signature
-        raise InputError(f"{where}: its annotations cannot be read ({first_line(error)})") from error
+    parameters = _parameters(where, method, function)
     if unnamed := [one for one in parameters if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]:
         raise InputError(f"{where}: parameter {unnamed[0]} cannot be given by name; leave out *, ** and /")
     adapters = {one.name: _adapter(one, f"{where}: {one.name}") for one in parameters}
@@ -160,6 +159,32 @@ def _tool(
         "required": [one.name for one in parameters if one.default is one.empty],
     }
     return ToolSpec(name, document, schema), {one.name: one.annotation for one in parameters}, adapters
+
+
+def _parameters(where: str, method: Callable[..., Any], function: Any) -> Sequence[inspect.Parameter]:
+    """The parameters with evaluated annotations. The return annotation may be of something that is not there."""
+    try:
+        written = inspect.signature(method).parameters.values()
+        own = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:  # a function without `self`; a builtin without a signature
+        raise InputError(
+            f"{where}: its parameters cannot be read ({first_line(error)}); the first one of a method is `self`"
+        ) from error
+    first = next(iter(own), None)
+    if len(own) > len(written) and first is not None and first.annotation is not first.empty:
+        raise InputError(f"{where}: {first.name} receives the object; write `self` before it, or use @staticmethod")
+    with contextlib.suppress(Exception):
+        return [*inspect.signature(method, eval_str=True).parameters.values()]
+    return [_evaluated(one, function, f"{where}: {one.name}") for one in written]
+
+
+def _evaluated(parameter: inspect.Parameter, function: Any, where: str) -> inspect.Parameter:
+    if not isinstance(parameter.annotation, str):
+        return parameter
+    try:
+        return parameter.replace(annotation=eval(parameter.annotation, getattr(function, "__globals__", {})))
+    except Exception as error:  # the annotation is of something that is not there, or no expression
+        raise InputError(_unsupported(where, repr(parameter.annotation), error)) from error
 
 
 def _adapter(parameter: inspect.Parameter, where: str) -> TypeAdapter[Any]:
@@ -184,7 +209,10 @@ def _schema(adapter: TypeAdapter[Any], annotation: Any, where: str) -> dict[str,
 
 def _unsupported(where: str, annotation: Any, error: Exception | None = None) -> str:
     said = "nothing" if annotation is inspect.Parameter.empty else getattr(annotation, "__name__", str(annotation))
-    why = "" if error is None else f" ({first_line(error)})"
+    foreign = isinstance(
+        error, PydanticSchemaGenerationError | PydanticInvalidForJsonSchema
+    )  # says how to use pydantic
+    why = "" if error is None or foreign else f" ({first_line(error)})"
     return (
         f"{where} is annotated with {said}; use {', '.join(one.__name__ for one in _TYPES)}, list[…], dict[…], "
         f"Literal[…], unions of them, dates, enumerations, dataclasses or TypedDict{why}"

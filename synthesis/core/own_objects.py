@@ -21,21 +21,36 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from synthesis.core.environment import Environment, EnvironmentDied, EnvironmentSession, PlayedEpisode, ToolAnswer
+from synthesis.core.environment import (
+    Environment,
+    EnvironmentDied,
+    EnvironmentSession,
+    PlayedEpisode,
+    ToolAnswer,
+    expected_answer,
+)
 from synthesis.core.object_tools import ObjectTools, object_tools
 from synthesis.core.own_process import Known, listed, named
 from synthesis.core.own_workers import OwnCodeError, OwnWorker, OwnWorkers, WorkerDied, share_of
-from synthesis.core.records import Answer, Message, ToolSpec
+from synthesis.core.records import Message, ToolSpec
 from synthesis.core.references import is_reference
 from synthesis.core.refusals import InputError
 
 CALL_SECONDS: Final = 60.0
 """For a call of an object's method. A model may write arguments that never come to an end."""
+_LONGEST_CODE: Final = 3
+_USES: Final = {
+    "system": "It is the system message",
+    "id": "It names the environment",
+    "language": "It is the ISO 639-1 code of the final answer's language",
+    "kind": "It names a kind of task in reports",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -56,30 +71,43 @@ class OwnEnvironment:
 
     def __init__(self, subject: Any, workers: OwnWorkers | None = None, position: int = 0) -> None:
         kind = type(subject).__name__
+        if inspect.isclass(subject):
+            name = subject.__name__
+            raise InputError(f"environment {name} is a class; write an object of it, such as {name}()")
         question = _attribute(subject, "question", None)
         if not (isinstance(question, str) and question.strip()):
             raise InputError(f"environment {kind}: give it `question`, the text that an episode begins with")
-        if not callable(_attribute(subject, "score", None)):
+        score = _attribute(subject, "score", None)
+        if not (callable(score) and _takes(score, 1)):
             raise InputError(f"environment {kind}: give it `score(self, episode)`, which returns a number from 0 to 1")
-        system, answer = _attribute(subject, "system", ""), _attribute(subject, "answer", None)
+        close = _attribute(subject, "close", None)
+        if callable(close) and not _takes(close, 0):
+            raise InputError(f"environment {kind}: `close` ends an episode and is called without arguments; rename it")
+        system, answer = _text(subject, "system", ""), _attribute(subject, "answer", None)
         self.subject = subject
         self.prompt: Sequence[Message] = [
-            *([Message("system", str(system))] if system else []),
+            *([Message("system", system)] if system else []),
             Message("user", question),
         ]
         name = hashlib.sha256(f"{system}\0{question}".encode()).hexdigest()[:12]
-        self.id = str(_attribute(subject, "id", "") or f"{kind}-{name}")
-        self.language = str(_attribute(subject, "language", "en"))
-        said = _attribute(subject, "kind", None)
-        self.kind = said if isinstance(said, str) and said else kind
-        self.answer = answer if answer is None or isinstance(answer, Answer) else Answer(answer)
+        self.id = _text(subject, "id", "", of=str | int) or f"{kind}-{name}"
+        self.language = _text(subject, "language", "en")
+        if not (self.language.isalpha() and self.language.islower() and len(self.language) <= _LONGEST_CODE):
+            raise InputError(
+                f"environment {kind}: `language` is {self.language!r:.80}; write an ISO 639-1 code such as 'de'"
+            )
+        self.kind = _text(subject, "kind", "") or kind
+        try:
+            self.answer = None if answer is None else expected_answer(answer)
+        except InputError as error:
+            raise InputError(f"environment {kind}: `answer`: {error}") from error
         self.call_seconds = _attribute(subject, "call_seconds", CALL_SECONDS)
         if not (isinstance(self.call_seconds, int | float) and 0 < self.call_seconds < float("inf")):
             raise InputError(f"environment {kind}: call_seconds is {self.call_seconds!r:.80}; give seconds above 0")
         found = _tools(subject)
         self.tools: Sequence[ToolSpec] = found.specs
         self.left_out = found.left_out
-        self._has_close = callable(_attribute(subject, "close", None))
+        self._has_close = callable(close)
         self.workers, self._position = workers or OwnWorkers([subject]), position
 
     async def begin(self) -> EnvironmentSession:
@@ -143,6 +171,30 @@ def _attribute(subject: Any, name: str, otherwise: Any) -> Any:
         raise InputError(f"environment {type(subject).__name__}: {name} raised {named(error)}") from error
 
 
+def _text(subject: Any, name: str, otherwise: str, *, of: Any = str) -> str:
+    """An attribute that is a text. Raises `InputError`: it is something else, such as a tool of that name."""
+    value = _attribute(subject, name, None)
+    if value is None:
+        return otherwise
+    if not isinstance(value, of):
+        found = "a method; rename it" if callable(value) else f"{value!r:.80}; write a text"
+        raise InputError(f"environment {type(subject).__name__}: `{name}` is {found}. {_USES[name]}")
+    return str(value)
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Whether a function can be called with so many arguments; True where its signature is unknown."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
 def _tools(subject: Any) -> ObjectTools:
     try:
         return object_tools(subject)
@@ -173,6 +225,9 @@ def own_environments(found: Any, name: str) -> list[Environment]:
         raise InputError(f"{name} raised {named(error)}") from error
     if not subjects:
         raise InputError(f"{name} holds no environments")
+    if isinstance(found, str | Mapping) or found is None or inspect.ismodule(found):
+        kind = "None" if found is None else f"a {type(found).__name__}"
+        raise InputError(f"{name} is {kind}; name an object with a `question`, or a list of such objects")
     objects = [one for one in subjects if not hasattr(one, "begin")]
     workers, positions = OwnWorkers(objects, name if is_reference(name) else ""), itertools.count()
     environments: list[Environment] = [

@@ -99,6 +99,13 @@ def named(error: BaseException) -> str:
     return text[:ERROR_CHARACTERS].encode("utf-8", "replace").decode()
 
 
+def number_of(value: Any) -> float:
+    """Convert a score to a float. Raises `TypeError`, `ValueError` or `OverflowError`: it is not a number."""
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError("a text is not a number, though `float` reads some")
+    return float(value)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The process
 
@@ -302,7 +309,7 @@ def _result(tool: str, value: Any) -> tuple[Kind, Any]:
 
 def _share(value: Any) -> tuple[Kind, Any]:
     try:
-        return "share", float(value)
+        return "share", number_of(value)
     except (TypeError, ValueError, OverflowError):
         return "no_share", f"{value!r:.80}".encode("utf-8", "replace").decode()
 

@@ -16,6 +16,7 @@ from synthesis.core.refusals import InputError
 
 OWN_FOLDER: Final = "ASTRA_OWN_FOLDER"
 """The environment variable with the folder that the run was started in, for processes that start elsewhere."""
+_MOST_NAMES: Final = 20
 _loaded: list[str] = []
 FORM: Final = "my_module:my_name or FILE.py:my_name"
 
@@ -41,9 +42,15 @@ def referred(text: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever a module of one's own raises, SystemExit among it
-        raise InputError(f"{text}: {place} cannot be imported ({type(error).__name__}: {first_line(error)})") from error
+        problem = f"{text}: {place} cannot be imported ({type(error).__name__}: {first_line(error)})"
+        if isinstance(error, ModuleNotFoundError) and error.name == place.split(".")[0]:
+            problem += (
+                f". Start the program in the folder of {error.name}.py, or name the file: FOLDER/{error.name}.py:{name}"
+            )
+        raise InputError(problem) from error
     if not hasattr(module, name):
-        raise InputError(f"{text}: {place} has no {name}; it has {', '.join(_public(module)) or 'nothing public'}")
+        file = getattr(module, "__file__", None) or "built into Python"
+        raise InputError(f"{text}: {place} ({file}) has no {name}; it has {_public(module)}")
     return getattr(module, name)
 
 
@@ -79,5 +86,13 @@ def loaded_files() -> list[str]:
     return list(_loaded)
 
 
-def _public(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if not (name.startswith("_") or isinstance(value, ModuleType))]
+def _public(module: ModuleType) -> str:
+    """What a module defines itself, as a message lists it; without what it imports from others."""
+    names = [
+        name
+        for name, value in vars(module).items()
+        if not (name.startswith("_") or isinstance(value, ModuleType))
+        and getattr(value, "__module__", module.__name__) == module.__name__
+    ]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES]) or 'nothing public'}{more}"

@@ -10,7 +10,6 @@ run in processes of their own (`own_workers.py`), where one that hangs is killed
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +29,7 @@ from synthesis.core.environment import (
 )
 from synthesis.core.locales import READ
 from synthesis.core.markup import markup_in
-from synthesis.core.own_process import named
+from synthesis.core.own_process import named, number_of
 from synthesis.core.own_workers import OwnCodeError, OwnWorkers, workers_of
 from synthesis.core.records import Message, ToolEnvironment
 from synthesis.core.references import FORM, is_reference, referred
@@ -48,6 +47,9 @@ BUILT_IN: Final = {
 _COUNTED: Final = ("f1", "recall", "precision")
 """Of sub-tasks, which only records of ours have."""
 _HEAVIEST: Final = 1_000.0
+_OF_SILENT: Final = "of an episode without calls whose answer is empty; fix it"
+_ROUNDING: Final = 1e-6
+"""A share may lie so far outside of 0 to 1, as sums of floats do; it counts as 0 or 1."""
 MOST_SECONDS: Final = 600.0
 """For a function of somebody else's, which has no deadline of its own: a judge that is a model may take a while."""
 _UNREADABLE: Final = ("malformed", "unknown_tool", "invalid_arguments")
@@ -158,12 +160,7 @@ class Rewards:
         Raises:
             InputError: one of them cannot judge it.
         """
-        shown = (
-            [Message("user", environment.question)]
-            if isinstance(environment, ToolEnvironment)
-            else list(environment.prompt)
-        )
-        silent = played(environment, [*shown, Message("assistant", "")], [], "answered")
+        silent = _silent(environment)
         workers = workers_of(environment) or self._workers
         for name in self._own:
             self._position(name, workers)  # all of them, so that they are loaded once
@@ -171,7 +168,26 @@ class Rewards:
             try:
                 await self._asked(name, silent, workers)
             except Unscorable as error:
-                raise InputError(f"{error}, of an episode without calls whose answer is empty; fix it") from error
+                raise InputError(f"{error}, {_OF_SILENT}") from error
+
+    async def try_out_score(
+        self, environment: AnyEnvironment, own: Callable[[PlayedEpisode], Awaitable[float]]
+    ) -> None:
+        """Ask an environment for its score of such an episode, where `score` is one of the rewards.
+
+        Args:
+            own: asks a session of the environment.
+
+        Raises:
+            InputError: it cannot judge it.
+        """
+        if "score" not in (part.name for part in self.parts):
+            return
+        silent = _silent(environment)
+        try:
+            await self._share("score", silent, None, lambda: own(silent), None)
+        except (Unscorable, ToolsUnavailable) as error:
+            raise InputError(f"environment {environment.id}: {error}, {_OF_SILENT}") from error
 
     async def score(
         self,
@@ -264,6 +280,13 @@ def played(
     return PlayedEpisode(environment.subject, environment.answer, messages, calls, finish, bool(environment.tools))
 
 
+def _silent(environment: AnyEnvironment) -> PlayedEpisode:
+    """An episode that has no calls and an empty answer."""
+    records = isinstance(environment, ToolEnvironment)
+    shown = [Message("user", environment.question)] if records else list(environment.prompt)
+    return played(environment, [*shown, Message("assistant", "")], [], "answered")
+
+
 def answers(episode: PlayedEpisode, counted: Reward | None) -> bool:
     """Return whether the last thing that the model says, with no call in it, states the expected answer.
 
@@ -311,9 +334,9 @@ def _format(episode: PlayedEpisode) -> float:
 
 def _checked(name: str, value: Any) -> float:
     try:
-        share = float(value)
+        share = number_of(value)
     except (TypeError, ValueError, OverflowError):
         raise Unscorable(f"reward {name} gave {value!r:.80}, which is no number from 0 to 1") from None
-    if not (math.isfinite(share) and 0 <= share <= 1):
+    if not -_ROUNDING <= share <= 1 + _ROUNDING:
         raise Unscorable(f"reward {name} gave {share!r}, which is not from 0 to 1")
-    return share
+    return min(max(share, 0.0), 1.0)

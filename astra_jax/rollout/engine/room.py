@@ -44,11 +44,20 @@ def committed(arrays: Any) -> Any:
     return jax.device_put(arrays, jax.tree.map(lambda x: x.sharding, arrays))
 
 
-def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str = "none") -> None:
+def check_room(
+    model: Model,
+    slots: int,
+    max_length: int,
+    mesh: Mesh | None,
+    stored: str = "none",
+    *,
+    settings: str = "--slots or --max_length",
+) -> None:
     """Refuse a cache that no device has room for beside the weights, before anything is allocated.
 
     Args:
         stored: see `EngineConfig.stored`.
+        settings: what the user sets `slots` and `max_length` by, for the message.
 
     Raises:
         SettingError: says how much of what there is.
@@ -59,8 +68,8 @@ def check_room(model: Model, slots: int, max_length: int, mesh: Mesh | None, sto
     if keys + weights > (there := memory_of(device)):
         raise SettingError(
             f"slots x max_length = {slots} x {max_length} want {keys / GIB:.1f} GiB of keys and values on each device, "
-            f"and the weights {weights / GIB:.1f}; a {device.device_kind} has {there / GIB:.1f}. Decode fewer at once, "
-            "make them shorter, or spread them over a larger mesh"
+            f"and the weights {weights / GIB:.1f}; a {device.device_kind} has {there / GIB:.1f}. Lower {settings}, or "
+            "use a larger --mesh"
         )
 
 

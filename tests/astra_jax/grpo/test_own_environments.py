@@ -266,8 +266,35 @@ async def test_a_start_refuses_what_cannot_be_judged(warehouse, chat_tokenizer) 
         await check_environments(warehouse, chat_tokenizer, None, EpisodeConfig())
     with pytest.raises(InputError, match="has no recorded solve rate"):
         select_environments(warehouse, GRPOConfig(solve_rates=(0.1, 0.9)))
-    with pytest.raises(InputError, match="warehouse has no terse; it has Warehouse, warehouses, brief"):
+    with pytest.raises(InputError, match=r"warehouse.py\) has no terse; it has Warehouse, warehouses, brief"):
         await check_environments(warehouse, chat_tokenizer, None, EpisodeConfig(reward="warehouse:terse"))
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (lambda self, episode: None, "reward score gave None, which is no number"),
+        (lambda self, episode: 0.5 * episode.calls[-1].arguments["pieces"], "reward score raised IndexError"),
+        (lambda self, episode: 1.5, "reward score gave 1.5, which is not from 0 to 1"),
+        (lambda self, episode: sys.exit(0), "reward score raised SystemExit: 0"),
+    ],
+)
+async def test_a_start_refuses_a_score_that_cannot_judge_silence(warehouse, chat_tokenizer, score, message) -> None:
+    class Faulty(type(warehouse[0].subject)):
+        pass
+
+    Faulty.score = score
+    environment = OwnEnvironment(Faulty("bolts", 40))
+    with pytest.raises(InputError, match=f"environment Faulty-.*: {message}.*of an episode without calls"):
+        await check_environments([environment], chat_tokenizer, None, EPISODE)
+    await check_environments([environment], chat_tokenizer, None, EpisodeConfig(reward="format"))
+
+
+async def test_sums_that_miss_the_bounds_by_rounding_are_scores(warehouse, chat_tokenizer) -> None:
+    for sum_, score in ((1 + 2e-16, 1.0), (0.3 - 3 * 0.1, 0.0)):
+        Rounded = type("Rounded", (type(warehouse[0].subject),), {"score": lambda self, episode, sum_=sum_: sum_})
+        episode = await play(OwnEnvironment(Rounded("bolts", 40)), chat_tokenizer, "40.")
+        assert not episode.voided and episode.reward == score
 
 
 async def test_an_open_episode_goes_on_by_its_calls(warehouse, chat_tokenizer) -> None:

@@ -15,14 +15,17 @@ import subprocess
 import sys
 import threading
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from synthesis.core.environment import EnvironmentDied, ToolAnswer, fingerprint
 from synthesis.core.own_objects import OwnEnvironment, own_environments
 from synthesis.core.own_workers import OwnCodeError
+from synthesis.core.records import Answer
 from synthesis.core.references import referred
 from synthesis.core.refusals import InputError
 from synthesis.core.rewards import played
@@ -127,9 +130,50 @@ def generator(self, item: str):
     yield item
 
 
+def without_self(item: str) -> int:
+    """One."""
+    return 1
+
+
+def without_parameters() -> int:
+    """One."""
+    return 1
+
+
+def undefined(self, day: Dag) -> int:  # noqa: F821
+    """One."""
+    return 1
+
+
+def array(self, pieces: np.ndarray) -> int:
+    """One."""
+    return 1
+
+
+def later(self, item: str) -> Frame:  # noqa: F821
+    """One."""
+    return 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"system": without_self}, "Variant: `system` is a method; rename it. It is the system message"),
+        ({"id": later}, "Variant: `id` is a method; rename it"),
+        ({"id": ["a"]}, r"Variant: `id` is \['a'\]; write a text"),
+        ({"language": later}, "Variant: `language` is a method"),
+        ({"language": "de-DE"}, "Variant: `language` is 'de-DE'; write an ISO 639-1 code such as 'de'"),
+        ({"language": "German"}, "Variant: `language` is 'German'"),
+        ({"kind": 5}, "Variant: `kind` is 5; write a text"),
+        ({"answer": later}, "Variant: `answer`: the expected answer is the method later; give a number, text"),
+        ({"answer": float("nan")}, "Variant: `answer`: the expected answer is nan"),
+        ({"answer": {"a": 1}}, "Variant: `answer`: the expected answer is {'a': 1}"),
+        ({"score": lambda self: 1.0}, r"Variant: give it `score\(self, episode\)`"),
+        ({"close": undefined}, "Variant: `close` ends an episode and is called without arguments; rename it"),
+        ({"tool": without_self}, "tool: item receives the object; write `self` before it, or use @staticmethod"),
+        ({"tool": without_parameters}, "tool: its parameters cannot be read .*the first one of a method is `self`"),
+        ({"tool": undefined}, "tool: day is annotated with 'Dag'; use str, .*name 'Dag' is not defined"),
+        ({"tool": array}, "tool: pieces is annotated with ndarray; use str, [^(]*TypedDict$"),
         ({"question": ""}, "Variant: give it `question`"),
         ({"score": None}, r"Variant: give it `score\(self, episode\)`"),
         ({"tool": undocumented}, "tool has no docstring"),
@@ -146,6 +190,33 @@ def generator(self, item: str):
 def test_what_is_none_is_refused(changes, message: str) -> None:
     with pytest.raises(InputError, match=message):
         OwnEnvironment(variant(**changes)())
+
+
+async def test_values_of_numpy_are_expected_answers() -> None:
+    environment = OwnEnvironment(variant(answer=np.int64(2), kind="shelf", id=7, language="de")())
+    assert environment.answer.value == 2 and type(environment.answer.value) is int and environment.id == "7"
+    episode = played(
+        environment, [*environment.prompt, dataclasses_replaced(environment.prompt[0], "Es sind 2.")], [], "answered"
+    )
+    for value in (2, np.int64(2), np.float32(2), Decimal(2), Answer(np.int64(2)), [np.int64(2)], {2}):
+        assert episode.says(value), value
+    assert not episode.says(np.int64(3)) and not episode.says(np.bool_(True))
+    for value in (None, object(), float("inf"), {"a": 1}):
+        with pytest.raises(InputError, match="the expected answer is .*; give a number, text, truth value or list"):
+            episode.says(value)
+
+
+def test_a_return_annotation_may_be_of_something_that_is_not_there() -> None:
+    assert "tool" in [one.name for one in OwnEnvironment(variant(tool=later)()).tools]
+
+
+@pytest.mark.parametrize("found", [None, "warehouse", {"one": Shelf()}, os, [Shelf], (Shelf,)])
+def test_what_holds_no_objects_is_refused_by_its_name(found) -> None:
+    said = "environment Shelf is a class; write an object of it, such as Shelf"
+    if not isinstance(found, list | tuple):
+        said = "my_module:it is (None|a str|a dict|a module); name an object with a `question`, or a list of such"
+    with pytest.raises(InputError, match=said):
+        own_environments(found, "my_module:it")
 
 
 def test_a_name_may_stand_for_one_for_several_or_for_what_makes_them() -> None:
@@ -400,7 +471,7 @@ class Rough:
             sys.exit(0)
         if episode.answer == "die":
             os._exit(0)
-        return {"many": "many", "none": None}.get(episode.answer, 0.5)
+        return {"many": "many", "none": None, "text": "0.5", "bytes": b"1"}.get(episode.answer, 0.5)
 
     def close(self) -> None:
         if hasattr(self, "stays"):
@@ -438,6 +509,8 @@ async def test_whatever_foreign_code_raises_is_its_own_error() -> None:
         ("leave", "raised SystemExit: 0"),
         ("many", "gave 'many', which is no number"),
         ("none", "gave None, which is no number"),
+        ("text", "gave '0.5', which is no number"),
+        ("bytes", "gave b'1', which is no number"),
         ("die", "ended its process .exit code 0"),
     ):
         messages = [*environment.prompt, dataclasses_replaced(environment.prompt[0], answer)]
