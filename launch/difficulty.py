@@ -129,7 +129,8 @@ async def _measure() -> str:
     masked = f" ({masked_because(measured)})" if figures["voided_episodes"] else ""
     return (
         f"{target}: {len(found)} environments, mean solve rate {figures['mean']:.3f} of {name}; "
-        f"{figures['never_solved']} never solved, {figures['always_solved']} always, {figures['voided']} voided; "
+        f"{figures['never_solved']} never solved, {figures['always_solved']} always, "
+        f"{figures['voided']} without a scored episode; "
         f"{figures['voided_episodes']} episodes masked{masked}"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=1_500, max_response_token
 def warehouse(tmp_path, monkeypatch):
     """The manual's module, as it stands there."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 2 and sum(bool(line.strip()) for line in blocks[0].splitlines()) <= 10
-    (tmp_path / "warehouse.py").write_text("\n\n".join(blocks))
+    example, _, reward = blocks
+    assert sum(bool(line.strip()) for line in example.splitlines()) <= 10
+    (tmp_path / "warehouse.py").write_text(f"{example}\n\n{reward}")
     monkeypatch.syspath_prepend(tmp_path)
     yield own_environments(referred("warehouse:warehouses"), "warehouse:warehouses")
     sys.modules.pop("warehouse")
@@ -53,6 +55,14 @@ async def play(environment, tokenizer, *turns: str, config=EPISODE, **options) -
     episode = await run_episode(policy, None, task, tokenizer, config, seed=0, session="s", **options)
     assert policy.seen == {}, "the session was released"
     return episode
+
+
+def test_the_manuals_example_is_tested_without_a_model(warehouse, tmp_path) -> None:
+    tested = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", tested]
+    said = subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert said.stdout.splitlines() == re.findall(r"  # (.*)", tested)
 
 
 @pytest.mark.slow
