@@ -247,7 +247,8 @@ class ChatFormat(ABC):
         Returns:
             Reasoning without its tags, the text outside tool calls, and the calls. A call whose JSON cannot be read,
             has no name, or whose arguments are not an object becomes a `MalformedCall`. Reasoning that is never closed
-            takes all of the rest, so nothing in it is executed.
+            takes all of the rest, so nothing in it is executed; a further thought of the turn is content, and no call
+            in it is executed either.
         """
 
     @abstractmethod

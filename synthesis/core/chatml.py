@@ -184,7 +184,7 @@ class ChatML(ChatFormat):
         content: list[str] = []
         calls: list[Call] = []
         position = end = 0
-        while (start := text.find(CALL_START, end)) >= 0:
+        while (start := self._next_call(text, end)) >= 0:
             call, end, _ = parse_tagged_call(text, start + len(CALL_START), f"call_{len(calls)}", check)
             if keep_malformed and isinstance(call, MalformedCall):
                 continue
@@ -226,7 +226,7 @@ class ChatML(ChatFormat):
         self, text: str, start: int, tried: int, check: Callable[[ToolCall], str] | None = None
     ) -> tuple[list[Whole], int]:
         whole: list[Whole] = []
-        while (begin := text.find(CALL_START, start)) >= 0:
+        while (begin := self._next_call(text, start)) >= 0:
             inside = begin + len(CALL_START)
             if text.find(CALL_END, max(inside, tried - len(CALL_END) + 1)) < 0:
                 return whole, begin
@@ -236,6 +236,17 @@ class ChatML(ChatFormat):
             whole.append(Whole(begin, end, call if isinstance(call, ToolCall) else None))
             start, tried = end, 0  # what follows stood behind an open call
         return whole, len(text)
+
+    def _next_call(self, text: str, start: int) -> int:
+        """Where the next call opens that is not part of a further thought; -1: nowhere."""
+        call = text.find(CALL_START, start)
+        while self.think_tags and call >= 0 and (thought := text.find(THINK_START, start, call)) >= 0:
+            if (closed := text.find(THINK_END, thought)) < 0:
+                return -1
+            start = closed + len(THINK_END)
+            if call < start:
+                call = text.find(CALL_START, start)
+        return call
 
     def opening(self, text: str) -> int:
         return beginning(text, CALL_START)

@@ -44,9 +44,8 @@ def referred(text: str) -> Any:
     except BaseException as error:  # whatever a module of one's own raises, SystemExit among it
         problem = f"{text}: {place} cannot be imported ({type(error).__name__}: {first_line(error)})"
         if isinstance(error, ModuleNotFoundError) and error.name == place.split(".")[0]:
-            problem += (
-                f". Start the program in the folder of {error.name}.py, or name the file: FOLDER/{error.name}.py:{name}"
-            )
+            file = f"{error.name}.py"
+            problem += f". Start the program in the folder of {file}, or write the path: FOLDER/{file}:{name}"
         raise InputError(problem) from error
     if not hasattr(module, name):
         file = getattr(module, "__file__", None) or "built into Python"

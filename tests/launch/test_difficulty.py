@@ -81,7 +81,10 @@ def run(world, start) -> Callable[..., Ended]:
 @pytest.fixture(scope="module")
 def measured(run, tmp_path_factory) -> Path:
     to = tmp_path_factory.mktemp("measured") / "train"
-    assert "24 environments, mean solve rate 0.000 of hf; 24 never solved, 0 always, 0 without a scored episode" in run(to).out
+    assert (
+        "24 environments, mean solve rate 0.000 of hf; 24 never solved, 0 always, 0 without a scored episode"
+        in run(to).out
+    )
     return to
 
 
@@ -226,7 +229,10 @@ def test_environments_that_cannot_be_measured(run, tmp_path) -> None:
     ):  # fmt: skip
         assert words in run(to, short, *more, code=2).line, more
     partly = run(to, short, f"--environments={module}:partly").out
-    assert "1 without a scored episode; 2 episodes masked (2 times reward score raised ArithmeticError: no score today)" in partly
+    assert (
+        "1 without a scored episode; 2 episodes masked (2 times reward score raised ArithmeticError: no score today)"
+        in partly
+    )
     assert [one.solve_rate for one in read_dataset(to, SolveRate)] == [0.0, 0.5, 1.0, None]
 
 

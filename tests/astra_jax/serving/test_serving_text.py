@@ -40,6 +40,9 @@ TURNS = [
     "less < than <tool <think> </thin",
     "<think>a</think>b</think>c\n" + GOOD,
     "<thin air",
+    "<think>a</think>\n<think>\n" + GOOD + "\n</think>\n" + GOOD,
+    "<think>a</think>" + GOOD + "<think>" + GOOD,
+    "so <think>" + BAD + "</think><think>" + GOOD + "</think>" + GOOD,
     "é北京🙂\n" + GOOD + "🙂",
 ]
 

@@ -203,6 +203,9 @@ def test_a_turn_of_many_calls_is_parsed_in_time_that_grows_as_it_does(body):
     with at_most(3):
         turn = QWEN3.parse_assistant(text)
     assert len(turn.calls) > 10_000
+    with at_most(3):
+        turn = QWEN3.parse_assistant("<think></think>" * 60_000 + f"<tool_call>{GOOD}</tool_call>")
+    assert len(turn.calls) == 1
 
 
 @pytest.mark.parametrize("size", [1, 4_000, 4_070, 4_080, 4_090, 4_095, 4_096, 4_100, 40_000])
@@ -360,6 +363,18 @@ def test_a_call_that_cannot_be_executed_is_malformed_and_the_next_one_still_coun
             AssistantTurn("", "a\nb", [ToolCall("call_0", "f", {"x": 1})]),
         ),
         (f"<tool_call>\n{GOOD}", AssistantTurn("", "", [MalformedCall(GOOD, "</tool_call> is missing")])),
+        (
+            f"<think>a</think><think>\n<tool_call>{GOOD}</tool_call></think>\n<tool_call>{GOOD}</tool_call>",
+            AssistantTurn(
+                "a",
+                f"<think>\n<tool_call>{GOOD}</tool_call></think>",
+                [ToolCall("call_0", "f", {"x": 1})],
+            ),
+        ),
+        (
+            f"Hi <think><tool_call>{GOOD}</tool_call>",
+            AssistantTurn("", f"Hi <think><tool_call>{GOOD}</tool_call>"),
+        ),
     ],
 )
 def test_turns_that_the_template_would_not_write(text, expected):
