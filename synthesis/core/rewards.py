@@ -282,8 +282,11 @@ def played(
 
 def _silent(environment: AnyEnvironment) -> PlayedEpisode:
     """An episode that has no calls and an empty answer."""
-    records = isinstance(environment, ToolEnvironment)
-    shown = [Message("user", environment.question)] if records else list(environment.prompt)
+    shown = (
+        [Message("user", environment.question)]
+        if isinstance(environment, ToolEnvironment)
+        else list(environment.prompt)
+    )
     return played(environment, [*shown, Message("assistant", "")], [], "answered")
 
 
