@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.models.matmuls import STORED
@@ -15,6 +15,12 @@ from synthesis.core.rewards import bounds_of
 
 Order = Literal["shuffled", "easy_first"]
 """Of the environments in each pass over them."""
+
+ROOM: Final = (
+    "--config.grpo.concurrent_groups (slots are concurrent_groups x group_size), "
+    "--config.grpo.episode.max_prompt_tokens or --config.grpo.episode.max_response_tokens"
+)
+"""The settings that decide how much memory the rollouts of the embedded engine need."""
 
 
 @dataclass(frozen=True, kw_only=True)

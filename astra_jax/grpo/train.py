@@ -35,7 +35,7 @@ import msgspec
 from jax.sharding import Mesh
 
 from astra_jax.grpo.ahead import AsyncRollouts
-from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.config import ROOM, GRPOConfig
 from astra_jax.grpo.dump import FOLDER as BATCHES
 from astra_jax.grpo.dump import BatchDump, DumpedUpdate
 from astra_jax.grpo.environments import check_environments, select_environments
@@ -80,11 +80,6 @@ _FREE = (
     *("dump_batches", "max_masked_share", "eval_every", "eval_samples"),
 )
 """May change when a run goes on, beside what may in every loop."""
-_ROOM = (
-    "--config.grpo.concurrent_groups (slots are concurrent_groups x group_size), "
-    "--config.grpo.episode.max_prompt_tokens or --config.grpo.episode.max_response_tokens"
-)
-"""The settings that decide how much room rollouts need."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +173,7 @@ async def train(
             "(episode.max_prompt_tokens + max_response_tokens); give an engine that holds them"
         )
     if policy is None:
-        check_room(model, slots, longest, mesh, config.stored, settings=_ROOM)
+        check_room(model, slots, longest, mesh, config.stored, settings=ROOM)
     if replay is None:
         given, environments = len(environments), select_environments(environments, config)
         if is_first():

@@ -49,7 +49,7 @@ def referred(text: str) -> Any:
         raise InputError(problem) from error
     if not hasattr(module, name):
         file = getattr(module, "__file__", None) or "built into Python"
-        raise InputError(f"{text}: {place} ({file}) has no {name}; it has {_public(module)}")
+        raise InputError(f"{text}: {place} has no {name}; it has {_public(module)} (module read: {file})")
     return getattr(module, name)
 
 
@@ -86,12 +86,9 @@ def loaded_files() -> list[str]:
 
 
 def _public(module: ModuleType) -> str:
-    """What a module defines itself, as a message lists it; without what it imports from others."""
-    names = [
-        name
-        for name, value in vars(module).items()
-        if not (name.startswith("_") or isinstance(value, ModuleType))
-        and getattr(value, "__module__", module.__name__) == module.__name__
-    ]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(names[:_MOST_NAMES]) or 'nothing public'}{more}"
+    """What a module holds, as a message lists it. Of many names, those that it defines itself come first."""
+    found = {k: v for k, v in vars(module).items() if not (k.startswith("_") or isinstance(v, ModuleType))}
+    if len(found) <= _MOST_NAMES:
+        return ", ".join(found) or "nothing public"
+    names = sorted(found, key=lambda name: getattr(found[name], "__module__", module.__name__) != module.__name__)
+    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"

@@ -276,7 +276,7 @@ async def test_a_start_refuses_what_cannot_be_judged(warehouse, chat_tokenizer) 
         await check_environments(warehouse, chat_tokenizer, None, EpisodeConfig())
     with pytest.raises(InputError, match="has no recorded solve rate"):
         select_environments(warehouse, GRPOConfig(solve_rates=(0.1, 0.9)))
-    with pytest.raises(InputError, match=r"warehouse.py\) has no terse; it has Warehouse, warehouses, brief"):
+    with pytest.raises(InputError, match="warehouse has no terse; it has Warehouse, warehouses, brief .*warehouse.py"):
         await check_environments(warehouse, chat_tokenizer, None, EpisodeConfig(reward="warehouse:terse"))
 
 

@@ -140,7 +140,7 @@ def without_parameters() -> int:
     return 1
 
 
-def undefined(self, day: Dag) -> int:  # noqa: F821
+def undefined(self, day: Dag) -> int:  # type: ignore[name-defined]  # noqa: F821
     """One."""
     return 1
 
@@ -150,7 +150,7 @@ def array(self, pieces: np.ndarray) -> int:
     return 1
 
 
-def later(self, item: str) -> Frame:  # noqa: F821
+def later(self, item: str) -> Frame:  # type: ignore[name-defined]  # noqa: F821
     """One."""
     return 1
 
