@@ -64,7 +64,7 @@ Config = TypeVar("Config", bound=TrainingConfig)
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenSetting:
     """A setting that was chosen for a run.
 
     Attributes:
@@ -79,7 +79,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceSetup:
     """The devices that a run trains on.
 
     Attributes:
@@ -95,7 +95,7 @@ class Place:
     platform: str
 
     @classmethod
-    def of(cls, mesh: Mesh | None) -> Place:
+    def of(cls, mesh: Mesh | None) -> DeviceSetup:
         """Describe a mesh, or, where it is None, the first device. CPU devices share their host's memory."""
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         sizes = dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
@@ -144,7 +144,7 @@ def choose_for_data(
     *,
     rehearsed: Callable[[DataConfig], DataStats] | None = None,
     mesh: dict[str, int] | None = None,
-) -> tuple[SFTConfig, list[Choice]]:
+) -> tuple[SFTConfig, list[ChosenSetting]]:
     """Choose the settings of SFT that follow from the data and the model.
 
     Args:
@@ -197,7 +197,7 @@ def choose_without_data(
     *,
     mesh: dict[str, int] | None = None,
     tokens: int | None = None,
-) -> tuple[SFTConfig, list[Choice]]:
+) -> tuple[SFTConfig, list[ChosenSetting]]:
     """Choose the same where there is no data, as for a plan: `FEWEST` rows or more a step.
 
     Args:
@@ -247,13 +247,13 @@ def _fit(whole: DataStats, stats: DataStats) -> str:
 def choose_for_devices(
     config: Config,
     model: Decoder,
-    place: Place,
+    place: DeviceSetup,
     given: Collection[str],
     *,
     tokens: int,
     rows: int | None = None,
     reserved: int = 0,
-) -> tuple[Config, list[Choice]]:
+) -> tuple[Config, list[ChosenSetting]]:
     """Choose how many rows are computed at once, and what is computed again to save memory.
 
     It is the first of `none`, `dots`, `heads`, `attention` and `full` with which a micro-batch of `_TOKENS_AT_ONCE`
@@ -314,7 +314,7 @@ def choose_for_episodes(
     *,
     prompts: Sequence[int] | None,
     context: int = 1,
-) -> tuple[GRPOConfig, list[Choice]]:
+) -> tuple[GRPOConfig, list[ChosenSetting]]:
     """Choose the settings of GRPO that follow from the environments and the model.
 
     Args:
@@ -362,8 +362,8 @@ def choose_for_episodes(
 
 
 def choose_concurrency(
-    config: GRPOConfig, model: Decoder, place: Place, given: Collection[str], mesh: Mesh | None
-) -> tuple[GRPOConfig, list[Choice], int]:
+    config: GRPOConfig, model: Decoder, place: DeviceSetup, given: Collection[str], mesh: Mesh | None
+) -> tuple[GRPOConfig, list[ChosenSetting], int]:
     """Choose how many groups the embedded engine samples at once, beside training on the same devices.
 
     Args:
@@ -389,7 +389,7 @@ class _Chosen:
 
     def __init__(self, config: Any, given: Collection[str]) -> None:
         self.config = config
-        self.choices: list[Choice] = []
+        self.choices: list[ChosenSetting] = []
         self._given = given
 
     def is_open(self, name: str) -> bool:
@@ -405,7 +405,9 @@ class _Chosen:
         changes = {name: value for name, (value, _) in values.items() if self.is_open(name)}
         self.config = replaced(self.config, changes)
         self.choices += [
-            Choice(name, value, reason) if name in changes else Choice(name, value_of(self.config, name), "given")
+            ChosenSetting(name, value, reason)
+            if name in changes
+            else ChosenSetting(name, value_of(self.config, name), "given")
             for name, (value, reason) in values.items()
         ]
 

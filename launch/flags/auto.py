@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from astra_jax.planner.hardware import Slice
     from astra_jax.sft.data import DataConfig, DataStats
     from astra_jax.tokenizer import ChatTokenizer
-    from configs.auto import Choice, Place
+    from configs.auto import ChosenSetting, DeviceSetup
     from configs.training import GRPORun, SFTRun
     from launch.flags.sources import WeightsSource
     from synthesis.core.datasets import Folder
@@ -178,7 +178,7 @@ def planned(config: Any, slice_: Slice, mesh: dict[str, int] | None, tokens: int
     rest = slice_.chips // abs(math.prod(sizes.values()))
     sizes = {axis: rest if size == -1 else size for axis, size in sizes.items()}
     kind = slice_.chip.name
-    place = auto.Place(sizes, slice_.chip.hbm_bytes, kind, "gpu" if slice_.chip.clock is None else "tpu")
+    place = auto.DeviceSetup(sizes, slice_.chip.hbm_bytes, kind, "gpu" if slice_.chip.clock is None else "tpu")
     loop = "sft" if hasattr(config, "sft") else "grpo"
     given = _given(config, loop)
     settings: Any = getattr(config, loop)
@@ -197,7 +197,7 @@ def planned(config: Any, slice_: Slice, mesh: dict[str, int] | None, tokens: int
 
 def episode_settings(
     config: GRPORun, known: Sequence[AnyEnvironment] | None, tokenizer: ChatTokenizer, context: int
-) -> tuple[GRPORun, list[Choice]]:
+) -> tuple[GRPORun, list[ChosenSetting]]:
     """Complete `grpo:auto` as far as environments and model decide, with the choices.
 
     Args:
@@ -269,25 +269,25 @@ def _given(config: Any, loop: str) -> frozenset[str]:
     return frozenset(name.removeprefix(f"{loop}.") for name in names if name.startswith(f"{loop}."))
 
 
-def _place(mesh: Mesh | None) -> Place:
+def _place(mesh: Mesh | None) -> DeviceSetup:
     """The devices, with the memory of the first host's, so that all hosts choose alike."""
     from astra_jax.run.hosts import from_first
-    from configs.auto import Place
+    from configs.auto import DeviceSetup
 
-    found = Place.of(mesh)
+    found = DeviceSetup.of(mesh)
     return dataclasses.replace(found, memory=int(from_first(str(found.memory).encode())))
 
 
-def _before(workdir: epath.Path, place: Place) -> list[Choice]:
+def _before(workdir: epath.Path, place: DeviceSetup) -> list[ChosenSetting]:
     """What the run in a workdir began with, if it has a checkpoint; of devices only where they are the same."""
-    from configs.auto import Choice
+    from configs.auto import ChosenSetting
 
     file = workdir / FILE
     if not file.exists() or not _has_checkpoint(workdir):
         return []
     try:
         found = json.loads(file.read_bytes())
-        choices = [Choice(one["setting"], _immutable(one["value"]), one["reason"]) for one in found["choices"]]
+        choices = [ChosenSetting(one["setting"], _immutable(one["value"]), one["reason"]) for one in found["choices"]]
         same = found["place"] == dataclasses.asdict(place)
     except (ValueError, KeyError, TypeError) as error:
         raise cli.UsageError(
@@ -312,7 +312,7 @@ def _immutable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _again(loop: Any, before: Sequence[Choice], given: frozenset[str]) -> tuple[Any, list[Choice]]:
+def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) -> tuple[Any, list[ChosenSetting]]:
     """A loop's settings with those that a run began with, but for those that the command line gives."""
     from configs import auto
     from sandbox.settings import SettingError
@@ -328,7 +328,7 @@ def _again(loop: Any, before: Sequence[Choice], given: frozenset[str]) -> tuple[
     ]
 
 
-def _keep(workdir: epath.Path, place: Place, choices: Sequence[Choice], loop: str) -> None:
+def _keep(workdir: epath.Path, place: DeviceSetup, choices: Sequence[ChosenSetting], loop: str) -> None:
     """Write and print them, on the first host."""
     from astra_jax.run.hosts import is_first
     from synthesis.core.files import write_text
@@ -339,7 +339,7 @@ def _keep(workdir: epath.Path, place: Place, choices: Sequence[Choice], loop: st
         _print(loop, choices)
 
 
-def _print(loop: str, choices: Sequence[Choice]) -> None:
+def _print(loop: str, choices: Sequence[ChosenSetting]) -> None:
     say(f"--config={loop}:auto chooses (--config.{loop}.NAME=VALUE replaces a choice):")
     for (value, reason), alike in itertools.groupby(choices, lambda one: (one.value, one.reason)):
         names = ", ".join(one.setting for one in alike)

@@ -37,7 +37,7 @@ STRANGERS = {
         "original_max_position_embeddings": 256})),
 }  # fmt: skip
 """By `model_type`: the chat template, and what beside `ODD` its configuration has."""
-PLACE = auto.Place(dict.fromkeys(AXES, 1), 16 * 2**30, "cpu", "cpu")
+PLACE = auto.DeviceSetup(dict.fromkeys(AXES, 1), 16 * 2**30, "cpu", "cpu")
 
 
 def stranger(folder: Path, kind: str, **more: Any) -> Path:
@@ -85,7 +85,7 @@ def stats(lengths: list[int], *, cut: int = 0, longest: int = 40_960) -> DataSta
     return DataStats(tuple(min(length, longest) for length in lengths), sum(lengths) // 2, {}, cut)
 
 
-def chosen(lengths: list[int], *given: tuple[str, Any], **mesh: int) -> tuple[Any, dict[str, auto.Choice]]:
+def chosen(lengths: list[int], *given: tuple[str, Any], **mesh: int) -> tuple[Any, dict[str, auto.ChosenSetting]]:
     model = MODELS["0.6b"]
     micro = {"batch_size": dict(given).get("micro_batch_size", 1)}  # as `launch.flags.auto.provisional`
     config = auto.replaced(auto.provisional_sft(model), micro | dict(given))
@@ -194,7 +194,7 @@ def test_what_is_chosen_for_a_slice_fits_there(size: str, topology: str, rank: i
     config: Any = AUTO["sft:auto"](model)
     sft = dataclasses.replace(config.sft, lora=LoRA(rank=rank))
     sft, _ = auto.choose_without_data(sft, model, (), mesh=mesh)
-    place = auto.Place(mesh, slice_.chip.hbm_bytes, slice_.chip.name, "tpu")
+    place = auto.DeviceSetup(mesh, slice_.chip.hbm_bytes, slice_.chip.name, "tpu")
     sft, _ = auto.choose_for_devices(sft, model, place, (), tokens=sft.data.seq_len, rows=sft.batch_size)
     plan = make_plan(model, sft, slice_, mesh={"fsdp": slice_.chips})
     assert plan.fits, (plan.remat, plan.micro_batch_size, plan.peak_bytes_per_chip / 2**30)
