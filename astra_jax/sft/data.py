@@ -277,7 +277,7 @@ def steps_for_epochs(
         made = _lengths(stats, config).repeat(count)
         return made if rehearsal is None else _mixed(made, _lengths(rehearsal, config).repeat(), config)
 
-    with EpochBatches(examples, dataclasses.replace(config, workers=0), 1) as rows:
+    with EpochBatches(examples, config.seq_len, 1, bins=config.packing_bins, seed=config.seed) as rows:
         counts = [math.ceil(sum(1 for _ in rows.epoch()) / batch_size) for _ in range(math.ceil(epochs))]
     return _steps(counts, epochs)
 
@@ -335,7 +335,8 @@ class BatchIterator(Iterator[PackedBatch]):
             return _mixed(made, _tokenised(said.repeat(), tokenizer, of_rehearsal(config)), config)
 
         self._path = path
-        self._batches = EpochBatches(examples, config, batch_size)
+        how = {"bins": config.packing_bins, "seed": config.seed, "workers": config.workers}
+        self._batches = EpochBatches(examples, config.seq_len, batch_size, **how)
 
     def __next__(self) -> PackedBatch:
         try:

@@ -13,15 +13,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grain
 import numpy as np
 from absl import logging
 from grain.experimental import FirstFitPackIterDataset, batch_and_pad
-
-if TYPE_CHECKING:
-    from astra_jax.sft.data import DataConfig
 
 Arrays = dict[str, np.ndarray]
 
@@ -40,18 +37,29 @@ class EpochBatches(Iterator[Arrays]):
     Args:
         examples: returns the examples of the first N epochs; None: of endlessly many, of which these are the first. An
             example has `tokens` and `loss_mask` [L]; None is an example that was dropped.
-        config: `seq_len`, `packing_bins`, `seed` and `workers` are used.
+        seq_len: tokens in a row.
         batch_size: rows in a batch. Rows that the last batch of an epoch lacks are padding.
+        bins: rows that are filled at the same time; they come in an order that `seed` decides.
+        workers: processes that make examples ahead; batches do not depend on the number.
     """
 
-    def __init__(self, examples: Callable[[int | None], grain.MapDataset], config: DataConfig, batch_size: int) -> None:
+    def __init__(
+        self,
+        examples: Callable[[int | None], grain.MapDataset],
+        seq_len: int,
+        batch_size: int,
+        *,
+        bins: int,
+        seed: int,
+        workers: int = 0,
+    ) -> None:
         self._examples_of = examples
-        self._in_order = _InOrder(examples(None), config.workers)
+        self._in_order = _InOrder(examples(None), workers)
         rows = FirstFitPackIterDataset(
             self._in_order,
-            length_struct={"tokens": config.seq_len, "loss_mask": config.seq_len},
-            num_packing_bins=config.packing_bins,
-            seed=config.seed,
+            length_struct={"tokens": seq_len, "loss_mask": seq_len},
+            num_packing_bins=bins,
+            seed=seed,
         )
         self._iterator = iter(rows.batch(batch_size, batch_fn=partial(batch_and_pad, batch_size=batch_size)))
         self._begin(0)

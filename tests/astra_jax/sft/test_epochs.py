@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -263,7 +264,7 @@ def test_the_held_out_loss_is_one_pass_whatever_the_batch_and_equals_torchs(
     model = replace(model, dtype="float32")
     wanted = reference(records, tokenizer, model, params, tmp_path / "hf")
     found = {}
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "1": dict(batch_size=1),
         "2": dict(batch_size=2),
         "3": dict(batch_size=3),
