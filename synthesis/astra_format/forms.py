@@ -1,6 +1,6 @@
 """The forms in which conversations with tools are written down, brought to the columns that `sft.import_record` reads.
 
-    messages, tools              OpenAI, TRL, Qwen-Agent; JSON strings or objects; tools as in `tools.TOOL_COLUMNS`
+    messages, tools              OpenAI, Anthropic, TRL, Qwen-Agent; JSON strings or objects; tools as in `tools.TOOL_COLUMNS`
     prompt, completion           TRL, of messages or of text; turns of the prompt are not trained
     conversations, tools         ShareGPT, Hermes and LLaMA-Factory: {"from": "gpt", "value": "…"}; also with messages
     trajectory                   ASTRA's released record
@@ -91,6 +91,8 @@ def _behind(system: Any, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     if not system:
         return said
+    if isinstance(system, list) and all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in system):
+        system = text_of(system)  # Anthropic's blocks
     if not isinstance(system, str):
         raise Rejected("bad_record", f"column system: wants a text, and is {system!r:.80}")
     own = next((text_of(one.get("content")) for one in said if one.get("role") in _SYSTEM), None)

@@ -14,11 +14,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
 from synthesis.astra_format import keys
+from synthesis.astra_format.content_blocks import without_blocks
 from synthesis.astra_format.records import Defect
 from synthesis.astra_format.text_calls import RESULTS, read_turn, results_of
 from synthesis.core.loose_json import read_arguments
@@ -78,7 +79,7 @@ class _Call(msgspec.Struct):
 class _Given(msgspec.Struct):
     """A message of either form."""
 
-    role: Literal["system", "developer", "user", "assistant", "function", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "function", "tool", "ipython"]
     content: str | list[Any] | None = None
     reasoning_content: str | list[Any] | None = None
     reasoning: str | list[Any] | dict[str, Any] | None = None
@@ -94,6 +95,9 @@ class _Given(msgspec.Struct):
     def function_id(self) -> str:
         given = (self.extra or {}).get("function_id")
         return given if isinstance(given, str) else ""
+
+
+_ROLES = get_args(get_type_hints(_Given)["role"])
 
 
 @dataclass
@@ -115,7 +119,7 @@ class _Reader:
     def add(self, given: _Given) -> None:
         if given.role == "assistant":
             self._assistant(given)
-        elif given.role in ("function", "tool"):
+        elif given.role in ("function", "tool", "ipython"):  # the last is Llama 3's
             results, rest = results_of(_text(given.content), RESULTS[:1])
             for one in results if results and not rest.strip() else [{}]:
                 self._result(msgspec.structs.replace(given, **one))
@@ -244,7 +248,8 @@ def read_messages(given: Sequence[Any], tools: Sequence[ToolSpec] = ()) -> tuple
     reader = _Reader(tools)
     for index, one in enumerate(given):
         try:
-            reader.add(convert_to(_checked(one), _Given))
+            for message in without_blocks(one):
+                reader.add(convert_to(_checked(message), _Given))
         except msgspec.ValidationError as error:
             raise Rejected("bad_record", f"message {index}: {error}") from None
         except Rejected as rejection:
@@ -285,6 +290,8 @@ def _checked(given: Any) -> Any:
     if isinstance(function := given.get("function_call"), dict):
         keys.check(function, _Function.__struct_fields__, keys.CALL, "a call")
     plain, role = keys.without_marks(given), given.get("role")
+    if role not in _ROLES:
+        raise Rejected("bad_record", f"the role {role!r:.40} is not known; use one of {', '.join(_ROLES)}")
     if role == "assistant":
         return {**plain, "weight": keys.weight_of(given, "")}
     keys.check_asks_nothing(given, str(role), "")

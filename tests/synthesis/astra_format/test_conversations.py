@@ -87,6 +87,18 @@ ROWS: dict[str, dict[str, Any]] = {
         "tools": json.dumps([FUNCTION]),
     },
     "messages under ShareGPT's name": {"conversations": OPENAI, "tools": [FUNCTION]},
+    "anthropic": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "And Peru's?"}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "a", "name": "capital_of", "input": {"country": "Peru"}}],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "Lima"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Lima."}]},
+        ],
+        "tools": [{"name": TOOL["name"], "description": TOOL["description"], "input_schema": PARAMETERS}],
+    },
 }
 
 
@@ -123,6 +135,27 @@ def test_a_system_column_is_the_system_message_in_each_form(tmp_path: Path, form
     assert len(read) == len(rows)
     for one in read:
         assert without_ids(one.messages) == without_ids([Message("system", "Be brief."), *EXPECTED])
+
+
+def test_blocks_of_a_turn_are_its_thinking_text_and_calls_and_results_come_with_a_question(tmp_path: Path) -> None:
+    thinks = {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "Both.", "signature": "x"}, {"type": "text", "text": "One moment."},
+        *({"type": "tool_use", "id": id, "name": "capital_of", "input": {"country": of}} for id, of in CAPITALS),
+    ]}  # fmt: skip
+    results = [{"type": "tool_result", "tool_use_id": id, "content": [{"type": "text", "text": id}], "is_error": False}
+               for id, _ in reversed(CAPITALS)]  # fmt: skip
+    asks = {"role": "user", "content": [*results, {"type": "text", "text": "And?"}]}
+    talk = {"system": [{"type": "text", "text": "Be brief."}], "messages": [BLOCKS[0], thinks, asks, ANSWER]}
+    row = {**ROWS["anthropic"], **talk}
+    [one] = read_dataset(kept_dataset([written(tmp_path / "own.jsonl", row)], tmp_path / "cache"), Trajectory)
+    assert [(m.role, m.content, m.reasoning, m.tool_call_id) for m in one.messages] == [
+        ("system", "Be brief.", "", ""), ("user", "And Peru's?", "", ""), ("assistant", "One moment.", "Both.", ""),
+        ("tool", "b", "", "b"), ("tool", "a", "", "a"), ("user", "And?", "", ""), ("assistant", "Lima.", "", ""),
+    ]  # fmt: skip
+    assert [(call.id, call.arguments["country"]) for call in one.messages[2].tool_calls] == CAPITALS
+
+
+CAPITALS = [("a", "Peru"), ("b", "Chad")]
 
 
 def test_what_columnar_files_fill_up_is_taken_out(tmp_path: Path) -> None:
@@ -192,6 +225,8 @@ def tampered(**change: Any) -> dict[str, Any]:
     return {**ROWS["openai"], **change}
 
 
+BLOCKS = ROWS["anthropic"]["messages"]
+USE = BLOCKS[1]
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "?"}]}
 BAD: list[tuple[Any, str]] = [
     ({"text": "a", "label": 1}, "it is of no known form; its keys are label, text; known are messages with tools"),
@@ -205,6 +240,13 @@ BAD: list[tuple[Any, str]] = [
     (tampered(tools="[{]"), "column tools: "),
     (tampered(messages=[ASKED, {**ANSWER, "weight": -1}]), "bad_mark: message 1: 'weight' is -1; it wants true, false"),
     (tampered(messages=[ASKED, {**ANSWER, "spoken": 1}]), "unknown_key: message 1: the key 'spoken' .1. is not known"),
+    (
+        tampered(messages=[{"role": "oracle", "content": "a"}]),
+        "message 0: the role 'oracle' is not known; use one of sys",
+    ),
+    (tampered(messages=[*BLOCKS[:1], USE | {"role": "user"}, ANSWER]), "message 1: a message of role 'user' holds"),
+    (tampered(messages=[*BLOCKS[:1], {**USE, "content": [*USE["content"], "Well."]}]), "a text behind a call"),
+    (tampered(messages=[*BLOCKS[:1], {**USE, "content": [{**USE["content"][0], "odd": 1}]}]), "unknown_key: message 1"),
     ({"conversations": [{"from": "oracle", "value": "a"}]}, "turn 0: .*from is 'oracle'"),
     (
         {"conversations": [{"from": "gpt", "value": "<tool_call>{}"}]},

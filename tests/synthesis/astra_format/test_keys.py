@@ -34,6 +34,7 @@ TALKS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "messages under ShareGPT's name": ("conversations", OPENAI),
     "sharegpt": ("conversations", ROWS["sharegpt"]["conversations"]),
     "hermes": ("conversations", ROWS["hermes"]["conversations"]),
+    "anthropic": ("messages", ROWS["anthropic"]["messages"]),
     "completion": ("completion", OPENAI[1:]),
     "trajectory": ("trajectory", QWEN),
 }
