@@ -1,6 +1,6 @@
 """The forms in which conversations with tools are written down, brought to the columns that `sft.import_record` reads.
 
-    messages, tools              OpenAI, Anthropic, TRL, Qwen-Agent; JSON strings or objects; tools as in `tools.TOOL_COLUMNS`
+    messages, tools              OpenAI, Anthropic, TRL, Qwen-Agent; objects or JSON; tools as in `tools.TOOL_COLUMNS`
     prompt, completion           TRL, of messages or of text; turns of the prompt are not trained
     conversations, tools         ShareGPT, Hermes and LLaMA-Factory: {"from": "gpt", "value": "…"}; also with messages
     trajectory                   ASTRA's released record
