@@ -230,6 +230,7 @@ NIGHTLY: frozenset[str] = frozenset(
         "astra_jax/run/test_live_bytes.py",
         "astra_jax/sft/test_row_buckets.py",
         "astra_jax/sft/test_step_collectives.py",
+        "launch/test_auto_on_slices.py",
         # Options beside the defaults, and programs that most runs do without.
         "astra_jax/grpo/test_grpo_lora.py",
         "astra_jax/models/test_bfloat16_on_cpus.py",

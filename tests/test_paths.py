@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.training import PRESETS
+from configs.training import AUTO, PRESETS
 
 ROOT = Path(__file__).parent.parent
 TRACKED = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -100,9 +100,7 @@ def test_paths_modules_and_presets_are_there(path: Path) -> None:
     for line, text in prose(path):
         names = {name for name in PATH.findall(text) if Path(name) not in FILES | FOLDERS}
         names |= {name for name in MODULE.findall(text) if not is_there(name)}
-        names |= {
-            f"--config={name}" for name in PRESET.findall(text) if name not in (*PRESETS, "sft:auto", "grpo:auto")
-        }
+        names |= {f"--config={name}" for name in PRESET.findall(text) if name not in {*PRESETS, *AUTO}}
         names -= NOT_OURS.get(str(path), set())
         wrong += [f"{path}:{line}: {name}" for name in names if "NAME" not in name]
     assert not wrong

@@ -38,8 +38,8 @@ Config = TypeVar("Config", bound="TrainingConfig")
 CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "sft:auto or grpo:auto: the model of --weights, and settings for your data and devices; or a preset, such as "
-    "sft:14b, or a file that defines CONFIG.",
+    "A preset, or a file that defines CONFIG; such as sft:14b. sft:auto and grpo:auto take the model of --weights, and "
+    "choose settings for your data and devices.",
     required=True,
 )
 WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
@@ -118,13 +118,13 @@ def config(kind: str, *, example: str | None = None) -> Any:
 
     Args:
         kind: see `cli.load_config`.
-        example: the preset to take where there is no --config.
+        example: the preset to take where there is no --config, for a list of settings, which reads no weights.
 
     Raises:
         UsageError: there is no such configuration, or it is of another kind.
     """
     name = CONFIG.value if CONFIG.present or example is None else example
-    return cli.load_config(name, kind, model=_model_of_weights if _WEIGHTS.present or example is None else _any_model)
+    return cli.load_config(name, kind, model=_model_of_weights if example is None else _any_model)
 
 
 def settings(kind: str) -> Any:
@@ -148,7 +148,7 @@ def _model_of_weights() -> Decoder:
 
 
 def _any_model() -> Decoder:
-    """A model for the list of settings, where there are no weights."""
+    """A model for the list of settings, which reads no weights."""
     from configs.training import MODELS
 
     return MODELS["0.6b"]

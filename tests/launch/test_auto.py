@@ -19,11 +19,9 @@ from tpu_world import needs_libtpu
 
 from astra_jax.mesh import AXES
 from astra_jax.models.lora import LoRA
-from astra_jax.planner.hardware import Slice
-from astra_jax.planner.plan import make_plan
 from astra_jax.sft.data import DataStats
 from configs import auto
-from configs.training import AUTO, MODELS, PRESETS
+from configs.training import MODELS, PRESETS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -180,24 +178,6 @@ def test_episodes_follow_from_prompts_and_the_models_context() -> None:
     assert config.concurrent_groups >= 1 and needed < PLACE.memory
     with pytest.raises(ValueError, match="the longest prompt of the environments has 9,000 tokens, and the model tak"):
         auto.choose_for_episodes(auto.provisional_grpo(), model, (), prompts=[9_000])
-
-
-@needs_libtpu
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "topology", "rank"), [("0.6b", "v6e:2x2", None), ("8b", "v6e:2x2", 16)])
-def test_what_is_chosen_for_a_slice_fits_there(size: str, topology: str, rank: int | None) -> None:
-    """The compiler says so, where the choice was made by arithmetic."""
-    slice_, model = Slice.parse(topology), MODELS[size].in_training_precision()
-    if rank:
-        model = dataclasses.replace(model, param_dtype="bfloat16")
-    mesh = dict.fromkeys(AXES, 1) | {"fsdp": slice_.chips}
-    config: Any = AUTO["sft:auto"](model)
-    sft = dataclasses.replace(config.sft, lora=LoRA(rank=rank))
-    sft, _ = auto.choose_without_data(sft, model, (), mesh=mesh)
-    place = auto.DeviceSetup(mesh, slice_.chip.hbm_bytes, slice_.chip.name, "tpu")
-    sft, _ = auto.choose_for_devices(sft, model, place, (), tokens=sft.data.seq_len, rows=sft.batch_size)
-    plan = make_plan(model, sft, slice_, mesh={"fsdp": slice_.chips})
-    assert plan.fits, (plan.remat, plan.micro_batch_size, plan.peak_bytes_per_chip / 2**30)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

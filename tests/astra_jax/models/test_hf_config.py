@@ -148,6 +148,41 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, change: dict, message
         hf_checkpoint.read_config(written(tmp_path, config))
 
 
+def test_all_that_is_not_computed_is_named_in_one_message(tmp_path) -> None:
+    change = {"hidden_act": "gelu", "rope_scaling": {"rope_type": "dynamic"}, "use_sliding_window": True}
+    config = plain("llama") | change | {"mlp_bias": True, "architectures": ["LlamaForSequenceClassification"]}
+    del config["hidden_size"], config["intermediate_size"]
+    with pytest.raises(WeightsError) as refused:
+        hf_checkpoint.read_config(written(tmp_path, config))
+    for part in ("hidden_size, intermediate_size are missing", "hidden_act", "'dynamic'", "use_sliding_window is True",
+                 "mlp_bias is True", "this port computes LlamaForCausalLM"):  # fmt: skip
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": ["LLaMAForCausalLM"]},
+        {"architectures": None},
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 2, "layer_types": None},
+    ],
+    ids=str,
+)
+def test_what_changes_nothing_is_read(tmp_path, change: dict[str, Any]) -> None:
+    config = plain(change.get("model_type", "llama")) | change
+    hf_checkpoint.read_config(written(tmp_path, config))
+    if "max_window_layers" in change:
+        theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+        assert set(theirs.layer_types) == {"full_attention"}
+
+
+def test_an_object_for_each_kind_of_layer_is_refused(tmp_path) -> None:
+    """It was read as a plain embedding with a base of 10,000."""
+    config = PLAIN | {"rope_parameters": {"full_attention": DEFAULT, "sliding_attention": DEFAULT}}
+    with pytest.raises(WeightsError, match="one object each for full_attention, sliding_attention"):
+        hf_checkpoint.read_config(written(tmp_path, config))
+
+
 def test_what_a_family_has_always_or_never_is_no_setting() -> None:
     with pytest.raises(SettingError, match="Qwen2Config.attention_bias is False; every Qwen2 has biases"):
         replace(QWEN2, attention_bias=False)
