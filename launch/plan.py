@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "A preset, or a file that defines CONFIG; such as sft:14b; sft:auto or grpo:auto, for the model of --weights; or a file that defines CONFIG.",
+    "A preset, or a file that defines CONFIG; such as sft:14b. sft:auto and grpo:auto take the model of --weights.",
 )
 _WEIGHTS = shared.weights(required=False)
 _TOPOLOGY = flags.DEFINE_string(

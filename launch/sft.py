@@ -38,7 +38,7 @@ flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(data)
 
 _PREVIEW = number_flag(
-    "preview", None, Count, "Show this many examples, trained tokens in colour, and the table of the run; then stop."
+    "preview", None, Count, "Show so many records, and stop; trained tokens in colour, and the table of the run."
 )
 _BENCH = number_flag("bench", 0, CountOrZero, "So many steps on made-up data.")
 
