@@ -321,7 +321,7 @@ def test_grpo_starts_from_a_checkpoint(grpo_flags, start, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--config.model.n_layers=7", "says 7"),
+        ("--config.model.n_layers=7", "7 here"),
         ("--mesh=widht=2", "the axes are data, fsdp, expert, context, tensor"),
         ("--mesh=fsdp=3", "needs 3 devices, there are 1"),
         ("--rollout_url=http://127.0.0.1:9", "no rollout server answers at http://127.0.0.1:9"),

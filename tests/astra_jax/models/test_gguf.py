@@ -154,7 +154,7 @@ def test_a_model_of_transformers_comes_back(tmp_path: Path, family: str, tied: b
         assert torch.equal(back(ids).logits, model(ids).logits)
     for name in ("rope_parameters", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings", "head_dim"):
         assert getattr(back.config, name) == getattr(model.config, name), name
-    assert (back.config.bos_token_id, back.config.eos_token_id, back.config.pad_token_id) == (1, 2, 0)
+    assert (back.config.bos_token_id, back.config.eos_token_id, back.config.pad_token_id) == (1, [2], 0)
     ours = hf_checkpoint.read_config(tmp_path / "hf")
     assert (
         np.abs(
@@ -313,7 +313,8 @@ def test_the_command_converts_into_a_new_folder_alone(tmp_path: Path) -> None:
     assert done.returncode == 0 and "parameters in bfloat16, 4 tokenizer files" in done.stdout, done.stderr
     files = {one.name for one in (tmp_path / "hf").iterdir()}
     assert files == {
-        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+        "generation_config.json",
     }  # fmt: skip
     assert {one.name for one in tmp_path.iterdir()} == {"a.gguf", "hf"}
     (tmp_path / ".third.partial-x").mkdir()  # of one that was killed
