@@ -49,7 +49,7 @@ class Calculatrice:
         return a + b
 
     def score(self, episode) -> float:
-        if "refuse" in self.question:
+        if "refuse" in self.question and episode.answer:
             raise ArithmeticError("nobody knows")
         return float(str(self.answer) in episode.answer)
 

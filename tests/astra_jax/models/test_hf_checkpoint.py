@@ -179,7 +179,7 @@ def test_the_command_converts_there_and_back(hf, tmp_path) -> None:
         for flags, said in (
             ((f"--from_hf={directory}", f"--to_orbax={new}", "--step=0"), "--step is for --from_orbax with --to_hf"),
             ((f"--from_gguf={file}", f"--to_hf={new}", "--step=0"), "and for --from_orbax with --to_peft; leave it"),
-            ((f"--from_gguf={file}", f"--to_hf={new}", "--base=x"), "--base is for --from_orbax with --to_hf; leave"),
+            ((f"--from_gguf={file}", f"--to_hf={new}", "--base=x"), "--base is for --from_orbax with --to_hf and"),
             ((f"--from_orbax={run}", f"--to_peft={new}", "--param_dtype=float32"), "--param_dtype is for --from_hf"),
             ((f"--from_orbax={run}", f"--to_hf={new}", f"--base={run}"), "none are under them; leave --base="),
         ):

@@ -334,7 +334,10 @@ OTHER_MODELS = {
     "other heads": ({"num_key_value_heads": 2}, "n_kv_heads is 2, the policy's is 1"),
     "another epsilon": ({"rms_norm_eps": 1e-5}, "rms_eps is 1e-05, the policy's is 1e-06"),
     "an own head": ({"tie_word_embeddings": False}, "tie_embeddings is False, the policy's is True"),
-    "another family": ({"model_type": "llama"}, "family is llama, the policy's is qwen3"),
+    "another family": (
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        "family is llama, the policy's is qwen3",
+    ),
     "what is not computed": ({"hidden_act": "gelu"}, "not trained here: hidden_act is 'gelu'"),
 }
 
