@@ -91,7 +91,7 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     left = f"; left out: {'; '.join(skipped)}" if skipped else ""
     say(f"{said}: {card['count']} of {card['rows']} rows, kept in {found}{left}")
     for name, count in card["noted"].items():
-        say(f"{said}: {count} {name}, such as {card['examples'][name]}")
+        say(f"{said}: {count} {'row' if count == 1 else 'rows'} with {name}, such as {card['examples'][name]}")
     if card["unread"]:
         columns = ", ".join(f"{name} ({count})" for name, count in card["unread"].items())
         say(f"{said}: columns that are not read (in how many rows): {columns}")

@@ -34,7 +34,7 @@ DEFECTS = (
     "result_without_call", "unknown_tool",
 )  # fmt: skip
 """What a row may be read with all the same."""
-_NOTED = frozenset({*MENDED, *KEPT_AS_IT_IS})
+_NOTED = frozenset({*MENDED, *KEPT_AS_IT_IS}) - {"unread_column"}
 """What a row may be read with, and is counted for the user to check."""
 _CHUNK = 1 << 20
 
@@ -51,9 +51,9 @@ def kept_dataset(
         cache: the folder of such datasets.
         accept: of `DEFECTS`, those that a row may have.
         skip_bad: leave out other rows, counted on the card (`rows`, `skipped`, `examples`), instead of refusing.
-            The card also counts what is read in another form than it is given, or is worth a look (`noted`, with
-            `examples`), the rows that have each column that is not read (`unread`), and the turns of each weight that
-            is not 1 (`weights`).
+            The card also counts rows that are read in another form than they are given in, or are worth a look
+            (`noted`, with `examples`), the rows that have each column that is not read (`unread`), and the turns of
+            each weight that is not 1 (`weights`).
         source: what the card says that the rows are of; by default the files' names.
 
     Raises:
@@ -109,12 +109,11 @@ def _rows(
                 skipped[rejection.reason] += 1
                 examples.setdefault(rejection.reason, where)
                 continue
-            for defect in defects:
-                if defect.name == "unread_column":
-                    unread_columns[defect.detail] += 1
-                elif defect.name in _NOTED:
-                    noted[defect.name] += 1
-                    examples.setdefault(defect.name, f"{file}, row {row} (counted from 0): {defect.detail}")
+            unread_columns.update(defect.detail for defect in defects if defect.name == "unread_column")
+            seen = {defect.name: defect for defect in reversed(defects) if defect.name in _NOTED}
+            noted.update(seen.keys())
+            for name, defect in seen.items():
+                examples.setdefault(name, f"{file}, row {row} (counted from 0): {defect.detail}")
             weights.update(f"{one.weight:g}" for one in found.messages if one.weight != 1)
             if found.id == f"astra-sft-{row:06d}":  # it has none of its own
                 name = f"{stem}-{row:06d}"

@@ -20,6 +20,7 @@ from synthesis.core.agent_loop import Finish
 from synthesis.core.final_answers import states_answer
 from synthesis.core.records import Answer, Message, ToolEnvironment, ToolSpec, encode
 from synthesis.core.refusals import InputError
+from synthesis.core.typed import convert_to
 
 _STATED: Final = str | int | float | bool | list[str | int | float | bool]
 
@@ -111,7 +112,7 @@ def expected_answer(value: Any) -> Answer:
     """
     stated = value.value if isinstance(value, Answer) else value
     try:
-        plain = msgspec.convert(to_json(stated), _STATED)
+        plain = convert_to(to_json(stated), _STATED)
     except (NotJsonError, msgspec.ValidationError) as error:
         raise InputError(
             f"the expected answer is {_shown(stated)}; give a number, text, truth value or list of these"

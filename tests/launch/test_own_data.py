@@ -205,7 +205,8 @@ def test_the_start_says_what_of_a_file_is_honoured_changed_and_not_read(world, h
     given = arguments(world, tmp_path / "run", data=str(tmp_path / "own.jsonl"))
     said = start.begin(*given, "--preview=9", **environment).wait().out
     for line in (
-        "1 null_argument, such as ", "row 0 (counted from 0): weather.day", "not read (in how many rows): source (2)",
+        "1 row with null_argument, such as ", "row 0 (counted from 0): weather.day",
+        "not read (in how many rows): source (2)",
         "turns of weight 0 (context, not trained): 1", "turns of weight 0.5: 1", "«weight 0: bad<|im_end|>»",
     ):  # fmt: skip
         assert line in said, said
