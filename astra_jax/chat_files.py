@@ -181,10 +181,9 @@ def copy_tokenizer(source: Folder, target: Folder, *, but: Container[str] = ()) 
 
 def copy_generation_config(tokenizer: Folder, model: Folder, target: Folder) -> int:
     """Copy a model's `generation_config.json` where the folder of its tokenizer has none. Returns how many files."""
-    if tokenizer == model or (location(tokenizer) / "generation_config.json").exists():
+    if tokenizer == model or (location(tokenizer) / GENERATION).exists():
         return 0
-    others = [name for name in TOKENIZER_FILES if name != "generation_config.json"]
-    return copy_tokenizer(model, target, but=others)
+    return copy_tokenizer(model, target, but={*TOKENIZER_FILES} - {GENERATION})
 
 
 def save_tokenizer(source: Folder, target: Folder, own: Mapping[str, str]) -> int:

@@ -195,12 +195,14 @@ class ChatTokenizer:
             TemplateError: its chat template writes no format that is trained here.
         """
         folder = location(dir)
-        # An adapter's folder may have a tokenizer and no other file of a model.
-        of_model = folder if generation is None or chat_files.end_ids(folder) is not None else location(generation)
+        of_model, ends = folder, chat_files.end_ids(folder)
+        if ends is None and generation is not None:  # an adapter's folder may have no other file of a model
+            of_model = location(generation)
+            ends = chat_files.end_ids(of_model)
         tokenizer = cls._read(folder)
         taken = frozenset(tokenizer.get_vocab(with_added_tokens=True))
         found = format_of(folder, taken)
-        made = cls._with_tools(tokenizer, str(dir), found, chat_files.end_ids(of_model))
+        made = cls._with_tools(tokenizer, str(dir), found, ends)
         made._check_text_comes_back(str(dir))
         own_template = found.knows_tools and found.has_template
         files = chat_files.changed_files(

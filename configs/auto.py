@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import jax
@@ -285,11 +286,12 @@ def choose_for_devices(
         (next((n for n in reversed(possible) if holds(n, remats[-1]) <= limit), 1), remats[-1]),
     )
     needed, there = holds(n, remat) / GIB, place.memory / GIB
+    loop = "sft" if isinstance(config, SFTConfig) else "grpo"
     reason = f"about {needed:.2g} GiB of the {there:.3g} GiB of a {place.kind}"
     if holds(n, remat) > limit:
         reason += (
             "; it may not fit: train adapters (--config.lora.rank=16), keep the optimizer on the host "
-            "(--config.{loop}.optimizer_memory=host), or spread the run over more devices (--mesh)"
+            f"(--config.{loop}.optimizer_memory=host), or spread the run over more devices (--mesh)"
         )
     chosen.put("micro_batch_size", n * place.rows, reason)
     chosen.put("remat", remat, "computes as little again as fits in the memory")
@@ -393,7 +395,7 @@ class _Chosen:
         self._given = given
 
     def is_open(self, name: str) -> bool:
-        """Whether the command line leaves a setting open."""
+        """Return whether the command line leaves a setting open."""
         return name not in self._given
 
     def put(self, name: str, value: Any, reason: str) -> None:
@@ -407,16 +409,9 @@ class _Chosen:
         self.choices += [
             ChosenSetting(name, value, reason)
             if name in changes
-            else ChosenSetting(name, value_of(self.config, name), "given")
+            else ChosenSetting(name, attrgetter(name)(self.config), "given")
             for name, (value, reason) in values.items()
         ]
-
-
-def value_of(config: Any, name: str) -> Any:
-    """Return the value of a setting with a dotted name."""
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
 
 
 def replaced(config: Any, changes: dict[str, Any]) -> Any:

@@ -144,8 +144,8 @@ def _from_peft() -> None:
     with locked_target(target):
         _check_empty("to_hf", target)
         params = weights.load(found.folder, model, adapter=found.adapter)
+        copied = found.copy_tokenizer(target)  # config.json repeats its end tokens
         hf_checkpoint.save_hf(params, model, target)
-        copied = found.copy_tokenizer(target)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     say(f"{target}: {count:,} parameters in {model.param_dtype} of {found.folder}, {copied} tokenizer files")
 

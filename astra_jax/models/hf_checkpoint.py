@@ -155,7 +155,7 @@ def load_hf(
     with ExitStack() as stack:
         tensors = change(open_tensors(_files(directory), stack), stack)
         if model.tie_embeddings:
-            _untwice(directory, tensors)
+            drop_tied_head(directory, tensors)
         # Llama 2's release has them in every layer; they follow from config.json, and transformers reads them no more.
         tensors = {name: one for name, one in tensors.items() if not name.endswith(".rotary_emb.inv_freq")}
         remedy = "check tie_word_embeddings, attention_bias, num_hidden_layers and num_experts in config.json"
@@ -167,8 +167,12 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPARED_ROWS = 1 << 12
 
 
-def _untwice(directory: Path, tensors: dict[str, Any]) -> None:
+def drop_tied_head(directory: Folder, tensors: dict[str, Any]) -> None:
     """Leave one matrix of a tied head and its embedding: some checkpoints store both, some the head alone.
+
+    Args:
+        directory: of the weights, for the message.
+        tensors: of `open_tensors`; changed in place.
 
     Raises:
         WeightsError: two different matrices are stored.
@@ -253,7 +257,7 @@ def open_tensors(files: Mapping[Path, set[str] | None], stack: ExitStack) -> dic
 def check_whole(directory: Folder) -> None:
     """Raises `WeightsError`: an adapter lies beside the weights of a folder, which transformers would add to them."""
     if (location(directory) / ADAPTER).exists():
-        if all(file.name.startswith("adapter_") for file in location(directory).glob("*.safetensors")):
+        if not has_weights(directory):
             raise _alone(directory)
         raise WeightsError(
             f"{directory} has {ADAPTER} beside the weights: transformers adds it to them, and here they would be "
@@ -261,12 +265,17 @@ def check_whole(directory: Folder) -> None:
         )
 
 
-def without_safetensors(directory: Folder) -> str:
-    """What a folder has in place of safetensors, with the remedy, for messages."""
+def has_weights(directory: Folder) -> bool:
+    """Return whether a folder has safetensors beside those of an adapter."""
+    return not all(file.name.startswith("adapter_") for file in location(directory).glob("*.safetensors"))
+
+
+def other_weights(directory: Folder) -> str | None:
+    """Return a folder's weights in another form than safetensors, with the remedy, for messages; None: it has none."""
     every = (one for ending in chat_files.OTHER_WEIGHTS for one in location(directory).glob(f"*{ending}"))
     found = min((one.name for one in every), default=None)
     if found is None:
-        return "no *.safetensors; give the directory of a Hugging Face checkpoint"
+        return None
     if found.endswith(".gguf"):
         return f"{found} and no *.safetensors; convert it: python -m launch.convert --from_gguf=FILE --to_hf=FOLDER"
     return (
@@ -292,7 +301,8 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
     if not index.exists():
         files = [whole] if whole.exists() else sorted(directory.glob("*.safetensors"))
         if not files:
-            raise WeightsError(f"{directory} has {without_safetensors(directory)}")
+            none = "no *.safetensors; give the directory of a Hugging Face checkpoint"
+            raise WeightsError(f"{directory} has {other_weights(directory) or none}")
         return dict.fromkeys(files, None)
     try:
         content = json.loads(index.read_bytes())

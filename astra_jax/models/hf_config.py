@@ -119,7 +119,7 @@ def not_computed(config: Mapping[str, Any], released: str) -> Iterator[str]:
 
 
 def _has_windows(config: Mapping[str, Any]) -> bool:
-    """Whether `use_sliding_window` gives a layer one: where no `layer_types` say it, those from `max_window_layers`."""
+    """Return whether `use_sliding_window` gives a layer one: without `layer_types`, those from `max_window_layers`."""
     if not config.get("use_sliding_window") or config.get("layer_types"):
         return bool(config.get("use_sliding_window"))
     first, layers = config.get("max_window_layers"), config.get("num_hidden_layers")

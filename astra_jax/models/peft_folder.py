@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astra_jax.models.hf_checkpoint import ADAPTER, WeightsError, check_dtype, open_tensors
+from astra_jax.models.hf_checkpoint import ADAPTER, WeightsError, check_dtype, has_weights, open_tensors
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location
 
@@ -85,14 +85,14 @@ class AdapterSettings:
 
 
 def is_adapter(directory: Folder) -> bool:
-    """Whether a folder has an adapter of `peft`, and no whole weights beside it.
+    """Return whether a folder has an adapter of `peft`, and no whole weights beside it.
 
     Raises:
         WeightsError: it has neither, and folders in it have adapters.
     """
     folder = location(directory)
     if (folder / CONFIG).exists():
-        return all(file.name.startswith("adapter_") for file in folder.glob("*.safetensors"))
+        return not has_weights(folder)
     if not (folder / "config.json").exists() and (
         below := sorted(one.parent.name for one in folder.glob(f"*/{CONFIG}"))
     ):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from astra_jax.models.adapters import at_path
-from astra_jax.models.hf_checkpoint import WeightsError
+from astra_jax.models.hf_checkpoint import WeightsError, drop_tied_head
 from astra_jax.models.model import Model
 from astra_jax.models.peft_folder import TENSORS, AdapterSettings, open_adapter, read_settings
 from synthesis.core.datasets import Folder
@@ -146,7 +146,7 @@ class _Adapter:
         return dataclasses.replace(base, vocab_size=size, tie_embeddings=tied)
 
     def _apart(self, embedding: Tensors, head: Tensors, base: Model) -> bool:
-        """Whether embedding and head, which are one in the base, are two since."""
+        """Return whether embedding and head, which are one in the base, are two since."""
         if "weight" in embedding and "weight" in head:
             return not np.array_equal(embedding["weight"][:], head["weight"][:])
         if "weight" in embedding and embedding["weight"].get_shape()[0] != base.vocab_size:
@@ -185,9 +185,9 @@ class _Adapter:
         """See `merged_tensors`."""
         model, made = self.model(base), dict(tensors)
         if base.tie_embeddings:
-            made.pop(f"{_HEAD}.weight", None)  # some checkpoints store the tied matrix twice
+            drop_tied_head("the weights under the adapter", made)
             if not model.tie_embeddings:
-                made[f"{_HEAD}.weight"] = tensors[f"{_EMBEDDING}.weight"]
+                made[f"{_HEAD}.weight"] = made[f"{_EMBEDDING}.weight"]
             else:  # also where the adapter's folder stores it twice
                 self._modules.pop(_HEAD, None)
         self._check_complete(base)

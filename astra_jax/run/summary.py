@@ -75,7 +75,7 @@ class TimeLeft:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next step is still to be timed: wait for its result, and `add` its time."""
+        """Return whether the next step is still to be timed: wait for its result, and `add` its time."""
         return len(self._seconds) <= _TIMED_STEPS
 
     def add(self, step: int, seconds: float) -> None:

@@ -24,8 +24,8 @@ from astra_jax.models.hf_checkpoint import (
     WeightsError,
     check_whole,
     load_hf,
+    other_weights,
     read_config,
-    without_safetensors,
     write_config,
 )
 from astra_jax.models.model import Model, Params
@@ -323,6 +323,5 @@ def _steps(directory: Folder) -> Iterator[str]:
 
 
 def _missing(directory: Folder) -> WeightsError:
-    if (found := without_safetensors(directory)).startswith("no "):
-        found = "no weights; give a training run's checkpoints/ folder"
-    return WeightsError(f"{directory} has {found}")
+    none = "no weights; give a training run's checkpoints/ folder"
+    return WeightsError(f"{directory} has {other_weights(directory) or none}")

@@ -25,7 +25,7 @@ import numpy as np
 from absl import logging
 
 from astra_jax.run.batch import PackedBatch
-from astra_jax.sft.packing import Arrays, EpochBatches
+from astra_jax.sft.packing import Arrays, EpochBatches, steps_in
 from astra_jax.sft.rename_entities import rename_entities
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox.settings import Bound, Length, Seed, Settings, Share
@@ -81,7 +81,7 @@ class DataConfig(Settings):
 
     @property
     def is_random(self) -> bool:
-        """Whether an example has another length in each epoch."""
+        """Return whether an example has another length in each epoch."""
         return self.rename_entities > 0 or self.tools == "some"
 
 
@@ -267,7 +267,14 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
 def steps_for_epochs(
     stats: DataStats, config: DataConfig, batch_size: int, epochs: float, *, rehearsal: DataStats | None = None
 ) -> int:
-    """Count the batches of `epochs` passes over the data, with what is rehearsed between.
+    """Count the batches of `epochs` passes over the data, as `batches_of_epochs` does."""
+    return steps_in(batches_of_epochs(stats, config, batch_size, epochs, rehearsal=rehearsal), epochs)
+
+
+def batches_of_epochs(
+    stats: DataStats, config: DataConfig, batch_size: int, epochs: float, *, rehearsal: DataStats | None = None
+) -> list[int]:
+    """Count the batches of each of `epochs` passes over the data, rounded up, with what is rehearsed between.
 
     Conversations of the scanned lengths are packed as `BatchIterator` packs them. Where examples have other lengths in
     each epoch (`DataConfig.is_random`), ask `BatchIterator.steps_for_epochs`.
@@ -278,15 +285,7 @@ def steps_for_epochs(
         return made if rehearsal is None else _mixed(made, _lengths(rehearsal, config).repeat(), config)
 
     with EpochBatches(examples, config.seq_len, 1, bins=config.packing_bins, seed=config.seed) as rows:
-        counts = [math.ceil(sum(1 for _ in rows.epoch()) / batch_size) for _ in range(math.ceil(epochs))]
-    return _steps(counts, epochs)
-
-
-def _steps(counts: Sequence[int], epochs: float) -> int:
-    """Batches of the whole epochs, and of the last one its part, rounded up."""
-    whole = int(epochs)
-    part = round((epochs - whole) * counts[-1], 6)
-    return max(1, sum(counts[:whole]) + math.ceil(part))
+        return [math.ceil(sum(1 for _ in rows.epoch()) / batch_size) for _ in range(math.ceil(epochs))]
 
 
 def _lengths(stats: DataStats, config: DataConfig) -> grain.MapDataset:
@@ -350,7 +349,7 @@ class BatchIterator(Iterator[PackedBatch]):
 
     def steps_for_epochs(self, epochs: float) -> int:
         """Count the batches of the next `epochs` passes over the data by making them."""
-        return _steps([sum(1 for _ in self.epoch()) for _ in range(math.ceil(epochs))], epochs)
+        return steps_in([sum(1 for _ in self.epoch()) for _ in range(math.ceil(epochs))], epochs)
 
     def get_state(self) -> dict[str, Any]:
         """JSON: where the stream is; give it to `set_state` of an iterator over the same dataset and config, but for

@@ -9,9 +9,10 @@ integers.
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -103,6 +104,17 @@ class EpochBatches(Iterator[Arrays]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def steps_in(counts: Sequence[int], epochs: float) -> int:
+    """Count the batches of the whole epochs, and of the last one its part, rounded up.
+
+    Args:
+        counts: batches of each epoch, as of `batches_of_epochs`.
+    """
+    whole = int(epochs)
+    part = round((epochs - whole) * counts[-1], 6)
+    return max(1, sum(counts[:whole]) + math.ceil(part))
 
 
 class _InOrder(grain.IterDataset):

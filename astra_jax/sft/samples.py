@@ -83,7 +83,7 @@ class Sampler:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no opening fits, so that nothing is sampled."""
+        """Return whether no opening fits, so that nothing is sampled."""
         return not self._openings
 
     def draw(self, params: Params) -> list[Sample]:

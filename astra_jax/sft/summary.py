@@ -8,7 +8,8 @@ from typing import Any
 
 from astra_jax.run.summary import FEWEST_STEPS, RunSummary, interval_warnings, times
 from astra_jax.sft.config import SFTConfig
-from astra_jax.sft.data import BatchIterator, DataStats, steps_for_epochs
+from astra_jax.sft.data import BatchIterator, DataStats, batches_of_epochs, steps_for_epochs
+from astra_jax.sft.packing import steps_in
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location
@@ -30,13 +31,15 @@ def count_steps(
 
     Where examples have another length in each epoch, all epochs are tokenised for it. Raises as `BatchIterator`.
     """
-    one_epoch = steps_for_epochs(stats, config.data, config.batch_size, 1, rehearsal=rehearsed)
+    passes = 1 if config.steps is not None or config.data.is_random else config.epochs
+    counts = batches_of_epochs(stats, config.data, config.batch_size, passes, rehearsal=rehearsed)
+    one_epoch = max(1, counts[0])
     if config.steps is not None:
         return config.steps, one_epoch
     if config.data.is_random:
         with BatchIterator(dataset, tokenizer, config.data, config.batch_size, rehearsal=rehearsal) as batches:
             return batches.steps_for_epochs(config.epochs), one_epoch
-    return steps_for_epochs(stats, config.data, config.batch_size, config.epochs, rehearsal=rehearsed), one_epoch
+    return steps_in(counts, config.epochs), one_epoch
 
 
 def summarise(
@@ -120,8 +123,9 @@ def _read(stats: DataStats) -> str:
 
 def _evaluated(config: SFTConfig, held_out: DataStats) -> str:
     whole = f"all {len(held_out.lengths):,} held-out examples ({_read(held_out)})"
-    batches = steps_for_epochs(held_out, config.data, config.batch_size, 1)
-    if config.eval_batches is None or config.eval_batches >= batches:
+    if config.eval_batches is None:
+        return whole
+    if config.eval_batches >= (batches := steps_for_epochs(held_out, config.data, config.batch_size, 1)):
         return whole
     return f"{config.eval_batches} of the {batches} batches of {whole}: eval_batches is {config.eval_batches}"
 

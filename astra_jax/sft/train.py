@@ -156,7 +156,7 @@ def train(
     read = [(stats, card)]
     if rehearsal is not None and rehearsed is not None:
         read.append((rehearsed, read_card(rehearsal)))
-    if all(len(one.lengths) + sum(one.dropped.values()) == of["count"] for one, of in read):
+    if all(one.count == of["count"] for one, of in read):
         # No user speaks twice: rounds apart are rounds together, and runs of before there was a choice go on.
         settings["data"] = {**settings["data"], "rounds": "together"}
     anchor = {}

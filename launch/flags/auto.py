@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from launch.flags import cli
@@ -37,7 +38,7 @@ _OF_DEVICES = ("micro_batch_size", "remat", "concurrent_groups")
 
 
 def is_auto(name: str | None) -> bool:
-    """Whether a `--config` leaves the model to `--weights` and settings to be chosen."""
+    """Return whether a `--config` leaves the model to `--weights` and settings to be chosen."""
     return name in ("sft:auto", "grpo:auto")
 
 
@@ -323,7 +324,7 @@ def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) ->
     except SettingError as error:
         raise cli.UsageError(f"the settings that the run began with do not fit the command line: {error}") from None
     return loop, [
-        kept.get(one.setting, dataclasses.replace(one, value=auto.value_of(loop, one.setting), reason="given"))
+        kept.get(one.setting, dataclasses.replace(one, value=attrgetter(one.setting)(loop), reason="given"))
         for one in before
     ]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import inspect
 import json
 import os
@@ -18,6 +17,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -380,7 +380,7 @@ def _leaves(wanted: _Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(change, f"{prefix}{name}.")
         elif _is_config(change[1]):
             for leaf in setting_names(change[1], f"{prefix}{name}."):
-                yield leaf, functools.reduce(getattr, leaf.removeprefix(f"{prefix}{name}.").split("."), change[1])
+                yield leaf, attrgetter(leaf.removeprefix(f"{prefix}{name}."))(change[1])
         else:
             yield prefix + name, change[1]
 

@@ -139,7 +139,7 @@ def settings(kind: str) -> Any:
 
 
 def is_auto() -> bool:
-    """Whether --config leaves the model and other settings to be chosen."""
+    """Return whether --config leaves the model and other settings to be chosen."""
     return auto.is_auto(CONFIG.value)
 
 

@@ -83,7 +83,6 @@ class WeightsSource(NamedTuple):
     def copy_tokenizer(self, target: epath.Path | str) -> int:
         """Copy the tokenizer's files, and the generation_config.json of the base where the tokenizer's folder has none.
         Returns how many there are."""
-
         from astra_jax import chat_files
 
         copied = chat_files.copy_tokenizer(self.tokenizer, target)

@@ -15,11 +15,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from synthesis.core.stages import Rejected
-from synthesis.core.tool_documents import PARAMETER_KEYS, WRAPPER_KEYS
-from synthesis.core.typed import decode_any_json
+from synthesis.core.tool_documents import PARAMETER_KEYS, WRAPPER_KEYS, opened_text
 
 MOST_WEIGHT = 1_000.0
 
@@ -167,7 +164,7 @@ def _at(where: str) -> str:
 
 
 def says_nothing(value: Any) -> bool:
-    """Whether a value is null or empty, as a columnar file fills up what a row does not have."""
+    """Return whether a value is null or empty, as a columnar file fills up what a row does not have."""
     return value is None or (isinstance(value, str | list | dict) and not value)
 
 
@@ -267,7 +264,7 @@ def _words(name: str) -> Iterator[str]:
 
 
 def _is_words(value: Any) -> bool:
-    """Whether a value is a text, or texts, and no truth or number that is written as one."""
+    """Return whether a value is a text, or texts, and no truth or number that is written as one."""
     if isinstance(value, list):
         return all(map(_is_words, value))
     if not isinstance(value, str):
@@ -276,10 +273,6 @@ def _is_words(value: Any) -> bool:
 
 
 def _are_tools(value: Any) -> bool:
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        try:
-            value = decode_any_json(value)
-        except (msgspec.DecodeError, RecursionError):
-            return False
+    value = opened_text(value)
     own = {"function", "parameters", "input_schema", "inputSchema"}
     return isinstance(value, list) and any(isinstance(one, dict) and not own.isdisjoint(one) for one in value)

@@ -27,7 +27,8 @@ from synthesis.core.markup import Quotes, markup_in
 from synthesis.core.openai_messages import is_thought, thought_of, untagged
 from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.stages import Rejected
-from synthesis.core.typed import convert_to, decode_any_json, decode_json
+from synthesis.core.tool_documents import opened_text
+from synthesis.core.typed import convert_to, decode_json
 
 ERROR = "[ERROR:"
 """How the last message of a run begins that the original wrote down although it had failed."""
@@ -137,7 +138,13 @@ class _Reader:
     def _assistant(self, given: _Given) -> None:
         thoughts = [one for one in _items(given.content) if is_thought(one)]
         turn = read_turn(_text([one for one in _items(given.content) if not is_thought(one)]), self.tools)
-        fields = (given.reasoning_content, given.reasoning, given.thinking, _details(given.reasoning_details), thoughts)
+        fields = (
+            given.reasoning_content,
+            given.reasoning,
+            given.thinking,
+            opened_text(given.reasoning_details),
+            thoughts,
+        )
         named = untagged(next(filter(None, map(thought_of, fields)), ""))
         reasoning = "\n\n".join(dict.fromkeys(filter(None, (named, turn.reasoning))))
         last = self.messages[-1] if self.messages else None
@@ -296,16 +303,6 @@ def _checked(given: Any) -> Any:
         return {**plain, "weight": keys.weight_of(given, "")}
     keys.check_asks_nothing(given, str(role), "")
     return plain
-
-
-def _details(given: Any) -> Any:
-    """OpenRouter's `reasoning_details`, which may be JSON text: its texts and summaries."""
-    if isinstance(given, str):
-        try:
-            given = decode_any_json(given)
-        except (msgspec.DecodeError, RecursionError):
-            return given
-    return given
 
 
 def _items(content: str | list[Any] | None) -> list[Any]:

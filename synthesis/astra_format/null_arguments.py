@@ -100,7 +100,7 @@ def _referred(reference: Any, root: Any) -> Any:
 
 
 def _allows_null(schemas: Sequence[Any], root: Any) -> bool:
-    """Whether a schema, an alternative or what it refers to allows null."""
+    """Return whether a schema, an alternative or what it refers to allows null."""
     return any(one is True for one in schemas) or any(_allows_null_itself(one) for one in _flat(schemas, root))
 
 

@@ -171,7 +171,7 @@ def _read(document: Any) -> tuple[ToolSpec, str]:
 
 
 def _is_plain(given: Any) -> bool:
-    """Whether parameters are a JSON schema of an object, with JSON schema's names of types."""
+    """Return whether parameters are a JSON schema of an object, with JSON schema's names of types."""
     if not isinstance(given, Mapping) or given.get("type", "object") != "object":
         return False
     if "properties" not in given:
@@ -304,7 +304,7 @@ def _in_json(text: str) -> tuple[list[Any], str] | None:
 
 
 def _is_certain(value: Any) -> bool:
-    """Whether an object can be nothing but a tool; a call has a name and arguments as well."""
+    """Return whether an object can be nothing but a tool; a call has a name and arguments as well."""
     function = tool_function(value)
     if not function or not isinstance(function.get("name"), str):
         return False

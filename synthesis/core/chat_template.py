@@ -275,12 +275,12 @@ class _Template:
 
     @property
     def has_tool_use(self) -> bool:
-        """Whether conversations with tools have a template of their own."""
+        """Return whether conversations with tools have a template of their own."""
         return "tool_use" in self._texts
 
     @cached_property
     def always_opens(self) -> bool:
-        """Whether it opens the assistant's turn unasked, as the first Llama 3's does."""
+        """Return whether it opens the assistant's turn unasked, as the first Llama 3's does."""
         return self.render(_TALK[:2], (), opened=True) == self.render(_TALK[:2], (), opened=False)
 
     def ignores_tools(self) -> bool:

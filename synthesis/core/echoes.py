@@ -26,7 +26,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 from urllib.parse import unquote_plus
 
@@ -102,6 +102,7 @@ def values_of(value: Any) -> Iterator[str | int | float | bool]:
             yield one
 
 
+@lru_cache(maxsize=128, typed=True)  # a call's values are compared with those of the reference call, twice
 def form_of(value: str | float) -> str | float:
     """Return the form in which a value equals others that say the same: `"5"` and 5.0, `OSLO ` and `Oslo`."""
     if isinstance(value, bool):
@@ -206,7 +207,7 @@ class Written:
         return Reading([one for one in self.leaves if not isinstance(one, bool)], self.language)
 
     @cached_property
-    def _forms(self) -> list[list[str]]:
+    def _forms(self) -> list[tuple[str, ...]]:
         """The tokens of each value and, where they differ, of what it says when it is decoded."""
         decoded = [form for text in self._texts for form in dict.fromkeys([text, *_decoded(text)])]
         return [_tokens(form) for form in decoded]
@@ -302,9 +303,10 @@ def _decoded(text: str) -> Iterator[str]:
             continue
 
 
-def _tokens(text: str) -> list[str]:
+@lru_cache(maxsize=128)  # a call's own values are read alone, and with those of the reference call
+def _tokens(text: str) -> tuple[str, ...]:
     """Return the words and numbers of a text, without differences of width, case and accents."""
-    return [part for one in _TOKEN.findall(bare(fold(plain(text)))) for part in one.split(",") if part]
+    return tuple(part for one in _TOKEN.findall(bare(fold(plain(text)))) for part in one.split(",") if part)
 
 
 def _digits(value: float) -> str:

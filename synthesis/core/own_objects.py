@@ -183,7 +183,7 @@ def _text(subject: Any, name: str, otherwise: str, *, of: Any = str) -> str:
 
 
 def _takes(function: Any, count: int) -> bool:
-    """Whether a function can be called with so many arguments; True where its signature is unknown."""
+    """Return whether a function can be called with so many arguments; True where its signature is unknown."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -114,7 +114,7 @@ def tool_parameters(function: Mapping[str, Any]) -> Any:
 
 
 def _says_nothing(parameters: Any) -> bool:
-    """Whether parameters are none, so that those under another name count."""
+    """Return whether parameters are none, so that those under another name count."""
     named = parameters.get("properties", parameters) if isinstance(parameters, Mapping) else parameters
     return named in ({}, [], "")
 

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_the_command_line_goes_first() -> None:
     given = (("data.seq_len", 640), ("batch_size", 12), ("micro_batch_size", 3), ("remat", "heads"))
     config, choices = chosen([700] * 500, *given, ("learning_rate", 1e-3), ("eval_every", 7))
     for name, value in (*given, ("learning_rate", 1e-3), ("eval_every", 7)):
-        assert auto.value_of(config, name) == value == choices[name].value and choices[name].reason == "given"
+        assert attrgetter(name)(config) == value == choices[name].value and choices[name].reason == "given"
     config, _ = chosen([700] * 500, ("micro_batch_size", 3))
     assert config.micro_batch_size == 3 and config.batch_size % 3 == 0
 
@@ -155,6 +156,7 @@ def test_less_memory_computes_more_again_and_fewer_rows() -> None:
         one, choices = auto.choose_for_devices(config, model, place, (), tokens=2_048, rows=16)
         found.append((one.micro_batch_size, one.remat))
         assert ("it may not fit" in choices[0].reason) == (gib == 4)
+        assert ("--config.sft.optimizer_memory=host" in choices[0].reason) == (gib == 4)
     assert found[0] == (4, "none") and found[-1] == (1, "full")
     remats = ["none", "dots", "heads", "attention", "full"]
     assert [remats.index(remat) for _, remat in found] == sorted(remats.index(remat) for _, remat in found)

@@ -270,3 +270,15 @@ def test_folders_that_are_no_adapter_are_named(plain, tmp_path) -> None:
         merged(tmp_path / "pickle", base)
     with pytest.raises(hf_checkpoint.WeightsError, match="without the weights that it is for. Merge it first"):
         hf_checkpoint.read_config(adapter)
+
+
+def test_a_tied_base_that_stores_another_head_is_refused(tmp_path) -> None:
+    """As without an adapter: which of the two matrices is meant, nobody can say."""
+    _, adapter, base = written(TIED, {}, tmp_path)
+    tensors = load_file(base / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        hf_checkpoint.WeightsError, match="the weights under the adapter: .* differs from model.embed_tokens.weight"
+    ):
+        merged(adapter, base)
