@@ -44,6 +44,7 @@ def append(name: str, figures: dict[str, Any]) -> dict[str, Any]:
     with open(RESULTS / f"{name}.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     print(json.dumps(row), flush=True)
+    print("saved; `python -m benchmarks.report` puts the row in the pages", file=sys.stderr)
     return row
 
 
