@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from synthesis.core import dates
 from synthesis.core.answer_words import ReadWords, words_of
-from synthesis.core.locales import Locale, locale_of
+from synthesis.core.locales import Locale, chinese_places_around, locale_of
 from synthesis.core.matching import match
 from synthesis.core.normal_text import fold
 from synthesis.core.quantities import CJK, plain, whole_quantity
@@ -391,8 +391,10 @@ class AnswerText:
     def trimmed(self, text: str) -> str:
         """A clause without the words at its start and its end that say nothing of a value."""
         text = text.strip(AROUND)
-        while (found := self.words.generic.match(text)) and found.end() < len(text):
-            text = text[found.end() :].strip(AROUND)
+        while (found := self.words.generic.match(text)) and (end := found.end()) < len(text):
+            if not self.words.is_spaced and any(chinese_places_around(text, end - 1, end + 1)):
+                break  # 都 of 都柏林 is no word
+            text = text[end:].strip(AROUND)
         while self.words.is_spaced and (last := text.rfind(" ")) > 0 and self.words.generic.fullmatch(text[last + 1 :]):
             text = text[:last].strip(AROUND)
         return text

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
@@ -416,6 +417,41 @@ def _cldr(locale: str) -> Any:
 
     data: Any = localedata.load(locale)
     return localedata.LocaleDataDict(data)
+
+
+_KINDS: Final = re.compile(
+    r"[()（） ]|中国|中國|香港|澳门|澳門|共和国|共和國|王国|王國|联邦|聯邦|特别行政区|特別行政區|"
+    "群岛|群島|诸岛|諸島|[岛島市州省县縣区區]"
+)
+"""What a Chinese name of a place may have beside it and stay the name of that place: 法罗群岛 is 法罗."""
+
+
+_LONGEST_PLACE: Final = 12
+"""Characters; the CLDR's few longer names are titles."""
+
+
+@lru_cache(maxsize=1)
+def _chinese_places() -> frozenset[str]:
+    """Names of territories and of the cities of time zones, in both scripts, from the CLDR."""
+    found: set[str] = set()
+    for script in ("zh_Hans", "zh_Hant"):
+        data = _cldr(script)
+        found.update(map(str, data["territories"].values()))
+        found.update(zone["city"] for zone in data["time_zones"].values() if "city" in zone)
+    return frozenset(found)
+
+
+def chinese_places_around(text: str, start: int, end: int) -> Iterator[str]:
+    """Names of other places that a part of a Chinese text is cut from: 都柏林 for the 柏林 in it.
+
+    Chinese has no spaces, so that a name is found in another one wherever their characters meet.
+    """
+    known, part = _chinese_places(), text[start:end]
+    for first in range(max(0, start - _LONGEST_PLACE), start + 1):
+        for last in range(end, min(len(text), first + _LONGEST_PLACE) + 1):
+            name = text[first:last]
+            if name in known and _KINDS.sub("", name.replace(part, "", 1)):
+                yield name
 
 
 @lru_cache(maxsize=len(READ))

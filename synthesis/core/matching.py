@@ -19,9 +19,10 @@ Rules, by the answer's type:
             false says neither. A "no" says false as a whole value, where a line begins with it ("No, it is not") or
             after a colon; "NO" beside other values, {"symbol": "No"} and the heading "No,Name" are codes and names.
   string    equal after folding width, case, spaces, quotes, brackets, accents, "&", a leading "the" and final
-            punctuation. Identifiers stay whole: "Guinea" is not in "Guinea-Bissau", nor "Mexico" in "New Mexico", and
-            "02" is not 2. A Latin answer of up to three letters keeps its case in a text: "NO" is not "no". Numbers
-            and times are not cut: "234 km" is not in "1,234 km", "5" not in "5 million", "12:30" not in "10:12:30".
+            punctuation. Identifiers stay whole: "Guinea" is not in "Guinea-Bissau", "Mexico" not in "New Mexico", 柏林
+            not in 都柏林, and "02" is not 2. A Latin answer of up to three letters keeps its case in a text: "NO" is
+            not "no". Numbers and times are not cut: "234 km" is not in "1,234 km", "5" not in "5 million", "12:30"
+            not in "10:12:30".
   list      every element is found, in any order; "and" parts elements too.
 Texts are read in English, in Chinese, and in the language that they are said to be in (`locales`): its signs, units,
 months, clock, words for yes and no, and forms of names. What is ambiguous (1.234) is read as that language writes it.
@@ -37,7 +38,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from synthesis.core.dates import whole_date, whole_time
-from synthesis.core.locales import Locale
+from synthesis.core.locales import Locale, chinese_places_around
 from synthesis.core.normal_text import QUOTES, bare, fold, with_tones
 from synthesis.core.particles import LONGER_AFTER, LONGER_BEFORE
 from synthesis.core.quantities import CJK, is_multiplied, plain, quantities, whole_quantity
@@ -273,6 +274,8 @@ def _cuts_a_number(text: str, start: int, end: int) -> bool:
 def _in_longer_name(text: str, start: int, end: int, locale: Locale | None) -> bool:
     before, after = text[max(0, start - 15) : start].split(), text[end : end + 9]
     if before and text[start - 1] == " " and before[-1] in _LONGER_BEFORE:
+        return True
+    if _CHINESE.match(text[start]) and any(chinese_places_around(text, start, end)):
         return True
     if locale and ((before and _LONGER_NAME_BEFORE.fullmatch(before[-1])) or _LONGER_NAME_AFTER.match(text, end)):
         return True

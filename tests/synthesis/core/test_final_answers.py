@@ -125,6 +125,17 @@ def test_no_list_of_names_states_one(names: list[str], size: int, at: int, separ
     assert not states_answer(text, A(names[at % (size - 1) + 1]), "en"), text
 
 
+@pytest.mark.parametrize(
+    "frame", ["{}", "{}。", "是{}。", "答案是{}。", "答案：{}", "首都是{}。", "它位于{}。", "我认为是{}。"]
+)
+def test_a_chinese_name_within_another_one_is_not_stated(frame: str) -> None:
+    for longer, name in [("都柏林", "柏林"), ("印度尼西亚", "印度"), ("索马里", "马里"), ("南苏丹", "苏丹"),
+                         ("赤道几内亚", "几内亚"), ("羅馬尼亞", "羅馬"), ("尼日利亚", "尼日")]:  # fmt: skip
+        assert not states_answer(frame.format(longer), A(name), "zh"), longer
+        assert states_answer(frame.format(longer), A(longer), "zh"), longer
+        assert states_answer(frame.format(name), A(name), "zh"), name
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     names=st.permutations(PLACES),

@@ -191,6 +191,8 @@ YES: list[tuple[Any, Answer, str]] = [
     ("1500", A(1.5, unit="km", aliases=["1500 m"]), "alias"), ("1,200", A(1234, aliases=["1.2 thousand"]), "alias"),
     ("1 May 2026", A("May Day", aliases=["2026-05-01"]), "alias"),
     ("Burma is the older name of it.", A("Myanmar", aliases=["", "Burma"]), "alias"),
+    ("都柏林比柏林小。", A("柏林"), "string"), ("它属于法罗群岛。", A("法罗"), "string"),
+    ("首都是柏林，都是柏林人。", A("柏林"), "string"),
     ("约有三百人", A(287, aliases=["三百"]), "alias"), ("both", A(["a", "b"], aliases=["both"]), "alias"),
     ("affirmative", A(True, aliases=["affirmative"]), "alias"),
 ]  # fmt: skip
@@ -200,6 +202,7 @@ NO: list[tuple[Any, Answer]] = [
     (True, A(1)), (1, A(True)), ({"5": "x"}, A(5)), ("1.5 km", A(1.5, unit="m")), ("5 kg", A(5, unit="km")),
     (0.34, A(1 / 3, tolerance=1e-3)), ("一个国家的资料", A(1)), (float("nan"), A(float("nan"))),
     ("2026-05-02", A("2026-05-01")), ("05/01/2026", A("2026-05-01")), ("2026-05", A("2026-05-01")),
+    ("总部设在都柏林，不在别处。", A("柏林")), ("這是羅馬尼亞的首都。", A("羅馬")), ("它位于索马里的北部。", A("马里")),
     ("Guinea-Bissau", A("Guinea")), ("Equatorial Guinea", A("Guinea")), ("Mexico City", A("Mexico")),
     ("the time zone here is Europe/Oslo today", A("Oslo")), ("the domain of this country is .no today", A("no")),
     ("there is no such country in this table", A("NO")), ("hydrogen-1", A("hydrogen")), ("2", A("02")), (2, A("02")),
