@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from astra_jax.run.config import TrainingConfig
     from astra_jax.run.frozen import Origin
     from astra_jax.run.model_card import TrainedOn
-    from astra_jax.run.shell import Stopped
     from astra_jax.run.summary import RunSummary
+    from astra_jax.run.trainer import StopReason
     from astra_jax.tokenizer import ChatTokenizer
 
 Config = TypeVar("Config", bound="TrainingConfig")
@@ -362,7 +362,7 @@ def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
         say(f"{folder}: {note}")
 
 
-def ended(stopped: Stopped) -> int:
+def ended(stopped: StopReason) -> int:
     """The exit code of a run. Of several hosts one alone may have been told to stop, by whom the others are seen too:
     none of them is to look as if the run were finished."""
     import jax

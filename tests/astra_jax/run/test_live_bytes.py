@@ -23,13 +23,15 @@ from astra_jax.planner import programs
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.policy import Completion
-from astra_jax.run import shell
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.optimizers import abstract_state
+from astra_jax.run.trainer import RunContext
 from astra_jax.sft import step
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
+from astra_jax.sft.hooks import HeldOutLoss
+from astra_jax.sft.samples import Sampler
 from astra_jax.sft.step import sft_optimizer
 
 SFT = SFTConfig(
@@ -120,7 +122,7 @@ def live(monkeypatch) -> Iterator[Live]:
         return seconds
 
     monkeypatch.setattr(Checkpointer, "save", saved)
-    for owner, name in ((shell.TrainingRun, "begin"), (Checkpointer, "restore"), (Checkpointer, "save")):
+    for owner, name in ((RunContext, "restore_or_init"), (Checkpointer, "restore"), (Checkpointer, "save")):
         made.watch(owner, name)
     yield made
     gc.unfreeze()
@@ -131,7 +133,7 @@ def live(monkeypatch) -> Iterator[Live]:
 def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live, moments, times) -> None:
     one = dataclasses.replace(SFT, moments=moments)
     data = make_dataset(tmp_path / "data", trajectories(8, longest=2))
-    for owner, name in ((sft, "train_step"), (sft._Evaluation, "loss"), (sft.Sampler, "draw")):
+    for owner, name in ((sft, "train_step"), (HeldOutLoss, "loss"), (Sampler, "draw")):
         live.watch(owner, name)
     weights, state = map(bytes_of, abstract_state(model.abstract_params(), sft_optimizer(one, 2)))
     assert state == pytest.approx(times * weights, rel=0.01) and weights / 20 > SMALL
