@@ -47,8 +47,10 @@ if TYPE_CHECKING:
     from astra_jax.grpo.replay import Replay
     from astra_jax.grpo.train import GRPOResult
     from astra_jax.models.model import Model, Params
+    from astra_jax.rollout.policy import TrainablePolicy
     from astra_jax.rollout.vllm.policy import VLLMConfig
     from astra_jax.rollout.vllm.sync import AnyPublisher, Way
+    from astra_jax.run.hooks import Hook
     from astra_jax.run.model_card import TrainedOn
     from astra_jax.tokenizer import ChatTokenizer
     from configs.training import GRPORun
@@ -91,6 +93,9 @@ _URLS = flags.DEFINE_list(
     [],
     "vLLM servers, separated by commas; @FILE of them, or dns+http://NAME:PORT, is read again while a run goes on. By "
     "default the embedded engine.",
+)
+_BACKEND = flags.DEFINE_string(
+    "rollout_backend", None, "A rollout engine of your own instead: my_module:MySampler; docs/extending.md."
 )
 _KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' key.")
 _SYNC_KEY_FILE = flags.DEFINE_string(
@@ -171,6 +176,11 @@ def main() -> int:
             _servers()
         sandbox = sandboxes.sandbox_from_flags()
         replay = _replayed()
+        if _BACKEND.value is not None and (_URLS.value or replay is not None):
+            other = "rollout_url" if _URLS.value else "replay"
+            raise cli.UsageError(
+                f"--rollout_backend={_BACKEND.value} samples instead of --{other}: leave one of them out"
+            )
         if replay is not None and _URLS.value:
             raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
         if config.grpo.eval_every and replay is None and not _HELD_OUT.value:
@@ -194,11 +204,11 @@ def main() -> int:
         published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
         for folder in [workdir, *([published] if _PUBLISH.value else [])]:
             stack.enter_context(models.held(folder))
-        if jax.process_count() > 1 and not _URLS.value and replay is None:
+        if jax.process_count() > 1 and not (_URLS.value or _BACKEND.value) and replay is None:
             raise cli.UsageError("several hosts want --rollout_url")
         mesh = models.mesh()
         if models.is_auto():
-            engine = replay is None and not _URLS.value
+            engine = replay is None and not (_URLS.value or _BACKEND.value)
             config = auto.grpo_settings(
                 config, partial(_known, given, held_out), tokenizer, workdir, mesh, engine=engine
             )
@@ -222,6 +232,7 @@ def main() -> int:
                 workdir=workdir,
                 published=published,
                 profile=profile,
+                hooks=models.hooks(),
             )
         )
         if not is_first():
@@ -368,16 +379,21 @@ async def _train(
     workdir: epath.Path,
     published: epath.Path,
     profile: tuple[int, int] | None,
+    hooks: Sequence[Hook],
 ) -> tuple[GRPOResult, list[TrainedOn]]:
     from astra_jax.grpo import train as grpo
     from astra_jax.rollout.vllm.policy import VLLMPolicy
     from astra_jax.run.model_card import trained_on
+    from synthesis.core.references import referred
 
     async with contextlib.AsyncExitStack() as stack:
         opened = None if sandbox is None else await stack.enter_async_context(sandbox)
         found = () if given is None else _rated(await stack.enter_async_context(given.open()))
         unseen = [(one, await stack.enter_async_context(one.open())) for one in held_out]
-        policy = None
+        policy: TrainablePolicy | None = None
+        if _BACKEND.value is not None:
+            policy = referred(_BACKEND.value)(config=config.grpo, model=config.model, tokenizer=tokenizer)
+            stack.push_async_callback(policy.close)
         if servers is not None:
             publisher = _publisher(servers, config.model, published)
             stack.callback(publisher.close)
@@ -400,6 +416,7 @@ async def _train(
             origin=models.origin(config.grpo, config.model),
             mesh=mesh,
             profile=profile,
+            hooks=hooks,
         )
         if replay is not None:
             return result, [trained_on("batches", replay.folder)]

@@ -111,7 +111,7 @@ class GRPOConfig(TrainingConfig):
     @property
     def constant_rate(self) -> bool:
         """Whether the learning rate is the same in all steps, however many there are."""
-        return self.warmup_fraction == 0 and self.final_fraction == 1
+        return self.warmup_fraction == 0 and self.final_fraction == 1 and self.schedule == "cosine"
 
     @property
     def most_groups(self) -> int:

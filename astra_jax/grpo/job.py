@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from astra_jax.grpo.config import ROOM, GRPOConfig
 from astra_jax.grpo.environments import check_environments, select_environments
 from astra_jax.grpo.held_out import check_apart
+from astra_jax.grpo.losses import objective_function
 from astra_jax.grpo.packing import bucket_for
 from astra_jax.grpo.replay import Replay
 from astra_jax.grpo.rollouts import GroupBatch
@@ -164,6 +165,7 @@ def _check_model(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mes
     model.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
     check_options(config.compiler_options, mesh)
     check_matmul(config.matmul, model, mesh)
+    objective_function(config.objective)  # refused here and not after the first rollouts
     adapters.check(model, config.lora)
     if mesh is not None:
         for length, field in config.row_lengths.items():

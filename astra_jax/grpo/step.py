@@ -29,7 +29,7 @@ from astra_jax.grpo.losses import (
     ObjectiveSums,
     PolicyTerms,
     batch_advantages,
-    grpo_objective,
+    objective_function,
     token_weights,
 )
 from astra_jax.grpo.packing import PolicyBatch, pack
@@ -227,7 +227,7 @@ def loss_sums(
         if terms.old_logps is None:
             terms = replace(terms, old_logps=jax.lax.stop_gradient(logps))
         terms = replace(terms, logps=logps, entropies=entropies if config.objective.entropy_coef else None)
-        loss, sums = grpo_objective(terms, config.objective, config.async_steps)
+        loss, sums = objective_function(config.objective)(terms, config.objective, config.async_steps)
         return loss, (sums, jnp.sum(entropies * terms.mask))
 
     terms = in_mesh_order(_terms(batch, config), mesh)

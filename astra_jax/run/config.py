@@ -12,9 +12,10 @@ from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.remat import REMATS
 from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share, declared
 
-TrackerName = Literal["wandb", "mlflow", "trackio"]
+TRACKERS = ("wandb", "mlflow", "trackio")
 """See `astra_jax.run.trackers`."""
-OptimizerName = Literal["adamw", "muon"]
+OPTIMIZERS = ("adamw", "muon")
+"""See `astra_jax.run.optimizers`."""
 OptimizerMemory = Literal["device", "host"]
 LearningRate = Annotated[float, Bound(least=0, most=100)]
 WeightDecay = Annotated[float, Bound(least=0, most=100)]
@@ -86,7 +87,8 @@ class TrainingConfig(Settings):
         micro_batch_size: rows of one forward and backward pass; None: on a mesh a row for each place that it spreads
             rows over, else the whole batch. A step's result does not depend on it: gradients are added up in float32
             and divided once.
-        optimizer: see `astra_jax.run.optimizers`.
+        optimizer: `adamw`, `muon`, or a function of your own, my_module:my_name (docs/extending.md).
+        schedule: of the learning rate: `cosine` behind a linear warm-up, or a function of your own, my_module:my_name.
         learning_rate: of all parameters: its peak.
         warmup_fraction: of all steps: those in which it rises, linearly.
         final_fraction: of the peak, where the cosine after the peak ends; 1 is a constant rate.
@@ -116,7 +118,8 @@ class TrainingConfig(Settings):
             frequency).
         max_faults: starts in a row that may end with a fault and without progress; the next one is refused, so that
             whatever starts the run again gives it up. 0: any number.
-        log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`.
+        log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`, or a class of
+            your own, my_module:MyTracker.
     """
 
     steps: HostOnly[Count | None]
@@ -125,7 +128,8 @@ class TrainingConfig(Settings):
     warmup_fraction: Share = 0.0
     final_fraction: Share = 1.0
     micro_batch_size: HostOnly[Count | None] = None
-    optimizer: OptimizerName = "adamw"
+    optimizer: Annotated[str, OneOf(OPTIMIZERS, own=True)] = "adamw"
+    schedule: Annotated[str, OneOf(("cosine",), own=True)] = "cosine"
     b1: Decay = 0.9
     b2: Decay = 0.999
     eps: Annotated[float, Bound(least=1e-30, most=1)] = 1e-8
@@ -143,7 +147,7 @@ class TrainingConfig(Settings):
     keep_states: HostOnly[Count] = 2
     keep_params: HostOnly[Count | None] = None
     max_faults: HostOnly[CountOrZero] = 10
-    log_to: HostOnly[tuple[TrackerName, ...]] = ()
+    log_to: HostOnly[tuple[Annotated[str, OneOf(TRACKERS, own=True)], ...]] = ()
 
     def as_jit_key(self) -> JitKey:
         """Return the settings that a compiled program may read; equal for runs that differ only in `HostOnly` ones."""

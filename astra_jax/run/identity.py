@@ -23,7 +23,7 @@ _LATER = ("trajectories.attempts", "tokenizer", "model.family")
 not be compared then (there was one family, whose weights no other one can restore)."""
 
 CHANGEABLE_ON_RESUME = (
-    *("learning_rate", "warmup_fraction", "final_fraction", "weight_decay", "max_grad_norm", "steps"),
+    *("learning_rate", "schedule", "warmup_fraction", "final_fraction", "weight_decay", "max_grad_norm", "steps"),
     *("group_size", "delta"),
 )
 """Settings of a loop that decide what it computes, and may change all the same when a run resumes: they need nothing
@@ -31,7 +31,13 @@ of what was computed before. GRPO's objective is another one. Each change is rec
 
 _ID_BYTES = 8
 
-_BEFORE = {"matmul": "none", "moments": "float32", "warmup_fraction": 0.0, "final_fraction": 1.0}
+_BEFORE = {
+    "matmul": "none",
+    "moments": "float32",
+    "warmup_fraction": 0.0,
+    "final_fraction": 1.0,
+    "schedule": "cosine",
+}
 """What every run had before there were these settings."""
 
 
@@ -138,6 +144,7 @@ def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
         if name.endswith("grpo.batch_size"):
             found.setdefault(name.removesuffix("batch_size") + "rounding", "nearest")  # while GRPO had no such setting
             found.setdefault(name.removesuffix("batch_size") + "stored", "none")
+            found.setdefault(f"{name.removesuffix('batch_size')}objective.function", "grpo")
             for term in ("kl_coef", "entropy_coef"):
                 found.setdefault(f"{name.removesuffix('batch_size')}objective.{term}", 0.0)
     return {name: value for name, value in found.items() if name.rpartition(".")[2] not in free}
