@@ -146,7 +146,7 @@ def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live, 
         assert sft.train(*arguments, held_out=data, progress=False).steps == config.steps
 
     run(one)
-    assert live.most.keys() >= {"begin ends", "train_step ends", "save begins", "loss ends", "draw begins"}
+    assert live.most.keys() >= {"restore_or_init ends", "train_step ends", "save begins", "loss ends", "draw begins"}
     # An engine on a CPU has the layers of its weights one by one, and a cache for the samples' lengths.
     samples = weights + 2 * model.n_layers * SFT.data.seq_len * model.n_kv_heads * model.head_dim * 4
     for phase, most in live.most.items():
@@ -155,7 +155,7 @@ def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live, 
     live.most.clear()
     run(dataclasses.replace(one, epochs=1.0))  # there is nothing left to do: it is restored, and that is all
     assert live.most["restore begins"] <= SMALL, "a fresh state lies beside the one that is restored"
-    assert live.most["begin ends"] <= weights + state + SMALL
+    assert live.most["restore_or_init ends"] <= weights + state + SMALL
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_sft_of_adapters_holds_their_state_alone(model, chat_tokenizer, tmp_path
     assert sft.train(*arguments, progress=False).steps == 2
     measured = sum(x.nbytes for x in jax.tree.leaves(states[-1]) if x.ndim)
     assert measured == 2 * 4 * count
-    for phase in ("begin ends", "train_step ends", "save begins"):
+    for phase in ("restore_or_init ends", "train_step ends", "save begins"):
         assert live.most[phase] <= base + 3 * 4 * count + SMALL, phase
     assert live.most["train_step ends"] >= base + 3 * 4 * count
     assert 10 * measured < 2 * base, "so small a difference would say little"
