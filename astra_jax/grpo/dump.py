@@ -44,7 +44,7 @@ from synthesis.core.typed import convert_to
 if TYPE_CHECKING:  # the pages want neither
     from etils import epath
 
-    from astra_jax.grpo.config import GRPOConfig
+    from astra_jax.grpo.job import GRPOJob
     from astra_jax.grpo.rollouts import GroupBatch
     from astra_jax.run.state import TrainState
     from astra_jax.run.trainer import RunContext
@@ -210,24 +210,26 @@ class BatchRecorder:
     """Writes the batches of a run beside its updates, on the first host; on other hosts it only takes part.
 
     Args:
-        config: says whether batches are written at all.
+        job: whose settings say whether batches are written at all.
         step: of the state that the run starts from.
-        identity: what batches must share with the run that replays them.
     """
 
-    def __init__(
-        self,
-        run: RunContext,
-        config: GRPOConfig,
-        step: int,
-        identity: Mapping[str, Any],
-        tokenizer: ChatTokenizer,
-    ) -> None:
+    def __init__(self, run: RunContext, job: GRPOJob, step: int, tokenizer: ChatTokenizer) -> None:
         self._run, self._before = run, ""
         self._dump: BatchDump | None = None
-        if config.dump_batches and is_first():
-            self._dump = BatchDump(run.folder / FOLDER, run=run_id(run.folder), identity=identity, tokenizer=tokenizer)
+        if job.config.dump_batches and is_first():
+            id, identity = run_id(run.folder), job.batch_identity
+            self._dump = BatchDump(run.folder / FOLDER, run=id, identity=identity, tokenizer=tokenizer)
             self._dump.begin(step)
+
+    async def __aenter__(self) -> BatchRecorder:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Wait for a shard that is being written; nothing refers to it."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
         self._writing: asyncio.Task[DumpedUpdate] | None = None
 
     def start(self, state: TrainState, batch: GroupBatch) -> None:
@@ -249,12 +251,6 @@ class BatchRecorder:
     async def _commit(self, after: str) -> None:
         if self._dump is not None and self._writing is not None:
             await asyncio.to_thread(self._dump.commit, await self._writing, self._before, after)
-
-    async def close(self) -> None:
-        """Wait for a shard that is being written; nothing refers to it."""
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
 
 
 class DumpedBatches:

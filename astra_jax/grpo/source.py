@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
@@ -15,6 +16,8 @@ from astra_jax.grpo.journal import FOLDER as JOURNALS
 from astra_jax.grpo.journal import Journals, kept_bytes
 from astra_jax.grpo.replay import NoPolicy, Replay
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
+from astra_jax.models.model import Model
+from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.policy import TrainablePolicy
 from astra_jax.run.digests import digest_of_json
 from astra_jax.run.hooks import Hook
@@ -28,6 +31,9 @@ from synthesis.core.datasets import Folder
 from synthesis.core.environment import AnyEnvironment
 from synthesis.core.files import location
 from synthesis.core.progress import say_beside_bars
+
+if TYPE_CHECKING:
+    from astra_jax.grpo.job import GRPOJob
 
 
 class RolloutSource:
@@ -143,41 +149,52 @@ class RolloutSource:
                 say_beside_bars(line)
 
 
-def open_source(
+@asynccontextmanager
+async def open_source(
     run: RunContext,
-    config: GRPOConfig,
+    job: GRPOJob,
     policy: TrainablePolicy | None,
     tokenizer: ChatTokenizer,
     sandbox: Sandbox | None,
     *,
-    environments: Sequence[AnyEnvironment],
     held_out: Sequence[AnyEnvironment],
     replay: Replay | None,
-    identity: Mapping[str, Any],
     progress: bool,
-) -> RolloutSource:
-    """Return the rollout source of a run, and add the hooks that belong to it. Arguments as in `train.train`.
-
-    Args:
-        identity: what a journal must share with the run.
-    """
-    journals = evaluation = None
+) -> AsyncIterator[RolloutSource]:
+    """Open the rollout source of a run, restore its state, and add the hooks that belong to it. See `train.train`."""
+    config, journals, evaluation = job.config, None, None
     if policy is None or replay is not None:
         policy = NoPolicy()
     if is_first():
         id = run_id(run.folder)
         if replay is None:
-            journals = Journals(run.folder / JOURNALS, id, digest_of_json(identity))
+            journals = Journals(run.folder / JOURNALS, id, digest_of_json(job.batch_identity))
             run.add_hooks([JournalCleanup(journals, config.async_steps)])
         if held_out:
             evaluation = HeldOutEvaluation(
                 *(policy, sandbox, held_out, tokenizer, config, run.folder / HELD_OUT), run=id, progress=progress
             )
-    kind = AsyncRollouts if config.async_steps else Rollouts
-    batches = replay or kind(policy, sandbox, environments, tokenizer, config, journals)
     if config.episodes_every:
         run.add_hooks([EpisodePages(config.episodes_every)])
-    return RolloutSource(run, config, policy, batches, evaluation, is_evaluated=bool(held_out))
+    kind = AsyncRollouts if config.async_steps else Rollouts
+    batches = replay or kind(policy, sandbox, job.environments, tokenizer, config, journals)
+    source = RolloutSource(run, config, policy, batches, evaluation, is_evaluated=bool(held_out))
+    try:
+        run.add_state("rollouts", source)
+        yield source
+    finally:
+        await source.close()
+
+
+@asynccontextmanager
+async def embedded_engine(job: GRPOJob, model: Model, state: TrainState) -> AsyncIterator[Engine]:
+    """Open the embedded engine, with room for the run's episodes."""
+    config = EngineConfig(slots=job.config.episodes_at_once, max_length=job.longest, stored=job.config.stored)
+    engine = Engine(state.inference_params(), model, config)
+    try:
+        yield engine
+    finally:
+        await engine.close()
 
 
 def unsaved_bytes(workdir: Folder) -> int:

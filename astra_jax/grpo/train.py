@@ -1,15 +1,14 @@
 """Online multi-turn GRPO (paper §3): sample groups of episodes, keep those that differ, take one step, repeat.
 
 One step:
-  1. Roll out groups of `group_size` episodes, each group one environment with its tools and seeded irrelevant ones,
-     until `batch_size` groups have Std(reward) > delta (`rollouts.py`). Valid surplus waits for the next step.
+  1. Roll out groups of episodes of one environment until `batch_size` groups have Std(reward) > delta (`rollouts.py`).
   2. Advantage = (reward - group mean) / group deviation, the same for every sampled token of the episode.
   3. Pack the episodes into rows; sum the clipped objective over all sampled tokens, divide by their number (eq. 32).
      Truncated importance sampling corrects for what the sampler computed differently (`step.py`, `losses.py`).
   4. Take an optimizer step, load the new weights into the sampler, log, save.
 
-With `async_steps=k` rollouts continue during steps 2 to 4 (`ahead.py`). On several hosts each runs this program; the
-first one samples and sends the others its batch. Run it with `python -m launch.grpo --config=grpo:14b`.
+With `async_steps=k` rollouts continue during steps 2 to 4 (`ahead.py`). On several hosts the first one samples and
+sends the others its batch. Run it with `python -m launch.grpo --config=grpo:14b`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -25,15 +25,15 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.dump import BatchRecorder
 from astra_jax.grpo.job import GRPOResult, prepare, programs, reference_params, update_metrics
 from astra_jax.grpo.replay import Replay
-from astra_jax.grpo.source import open_source, unsaved_bytes
+from astra_jax.grpo.source import RolloutSource, embedded_engine, open_source, unsaved_bytes
 from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.models.model import Model, Params
-from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.policy import TrainablePolicy
 from astra_jax.run.compiler import CompiledAhead
 from astra_jax.run.frozen import Origin
 from astra_jax.run.hooks import Hook
 from astra_jax.run.meter import Timer
+from astra_jax.run.state import TrainState
 from astra_jax.run.summary import RunSummary
 from astra_jax.run.trainer import RunContext
 from astra_jax.tokenizer import ChatTokenizer
@@ -82,8 +82,7 @@ async def train(
 
     Raises:
         ValueError: settings, model, tokenizer, environments or mesh do not fit together; the message names the one.
-        WeightsError: a run with `objective.kl_coef` resumes with other weights from `start`.
-        Exception: what `RunContext` raises.
+        Exception: what `RunContext` and `reference_params` raise.
     """
     job = await prepare(
         *(config, model, environments, tokenizer, sandbox),
@@ -93,38 +92,26 @@ async def train(
         mesh=mesh,
         on_summary=on_summary,
     )
-    config = job.config
     async with AsyncExitStack() as stack:
         run = stack.enter_context(
             RunContext(
-                *("GRPO", config, model, workdir, job),
+                *("GRPO", job.config, model, workdir, job),
                 origin=origin,
                 unsaved_progress=partial(unsaved_bytes, workdir),
                 profile=profile,
                 progress=progress,
-                shown=("rollout/reward", "filling/valid_share"),
             )
         )
         ahead = stack.enter_context(CompiledAhead(programs(job, model, mesh)))
-        state = run.restore_or_init(start, grpo_optimizer(config), mesh)
+        state = run.restore_or_init(start, grpo_optimizer(job.config), mesh)
         reference = reference_params(run, start, state)
         if policy is None and replay is None:
-            engine = EngineConfig(slots=config.episodes_at_once, max_length=job.longest, stored=config.stored)
-            policy = Engine(state.inference_params(), model, engine)
-            stack.push_async_callback(policy.close)
-        source = open_source(
-            *(run, config, policy, tokenizer, sandbox),
-            environments=job.environments,
-            held_out=held_out,
-            replay=replay,
-            identity=job.batch_identity,
-            progress=progress,
+            policy = await stack.enter_async_context(embedded_engine(job, model, state))
+        source = await stack.enter_async_context(
+            open_source(run, job, policy, tokenizer, sandbox, held_out=held_out, replay=replay, progress=progress)
         )
-        stack.push_async_callback(source.close)
-        run.add_state("rollouts", source)
         run.add_hooks(hooks)
-        recorder = BatchRecorder(run, config, state.step, job.batch_identity, tokenizer)
-        stack.push_async_callback(recorder.close)
+        recorder = await stack.enter_async_context(BatchRecorder(run, job, state.step, tokenizer))
         update = partial(
             update_step,
             base=state.base,
@@ -134,35 +121,40 @@ async def train(
             before=ahead.wait,
             on_result=run.heartbeat,
         )
-        await source.load_weights(state)
-        await source.evaluate_if_due(state)
-        while not run.is_over(state):
-            timer = Timer()
-            with timer("wait"):
-                batch = await source.next_batch(state)
-            if batch is None:
-                break
-            recorder.start(state, batch)
-            await source.sleep(state)
-            with run.step(state), timer("update"):
-                state.params, state.opt_state, metrics = await asyncio.to_thread(
-                    update, state.params, state.opt_state, batch.groups, model, config, update=state.step
-                )
-            run.end_step(state, metrics)
-            await recorder.commit(state)
-            try:
-                if run.stopped is None:
-                    with timer("publish"):
-                        await source.publish(state)
-                    with timer("sync"):
-                        await source.load_weights(state)
-            finally:
-                row = update_metrics(batch, metrics, run.meter.read(), timer.seconds)
-                run.log(state, batch, {**row, **source.metrics})
-            run.save_if_due(state)
-            await source.evaluate_if_due(state)
-        await source.close()
-        if run.stopped is not None:
-            run.save(state)
-        run.finish(state)
+        await _loop(run, state, source, recorder, update)
         return GRPOResult.of(run, state, source)
+
+
+async def _loop(
+    run: RunContext, state: TrainState, source: RolloutSource, recorder: BatchRecorder, update: Callable[..., Any]
+) -> None:
+    """Train until all steps are done or the run is to stop."""
+    await source.load_weights(state)
+    await source.evaluate_if_due(state)
+    while not run.is_over(state):
+        timer = Timer()
+        with timer("wait"):
+            batch = await source.next_batch(state)
+        if batch is None:
+            break
+        recorder.start(state, batch)
+        await source.sleep(state)
+        with run.step(state), timer("update"):
+            state.params, state.opt_state, metrics = await asyncio.to_thread(
+                update, state.params, state.opt_state, batch.groups, run.model, run.config, update=state.step
+            )
+        run.end_step(state, metrics)
+        await recorder.commit(state)
+        try:
+            if run.stopped is None:
+                with timer("publish"):
+                    await source.publish(state)
+                with timer("sync"):
+                    await source.load_weights(state)
+        finally:
+            row = update_metrics(batch, metrics, run.meter.read(), timer.seconds)
+            run.log(state, batch, {**row, **source.metrics})
+        run.save_if_due(state)
+        await source.evaluate_if_due(state)
+    await source.close()
+    run.finish(state)

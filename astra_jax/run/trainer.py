@@ -60,6 +60,8 @@ StopReason = Literal["finished", "preempted", "exhausted"]
 command resumes it. `exhausted`: GRPO found no batch to train on."""
 
 _POLL_SECONDS = 0.2
+_SHOWN = ("loss", "tokens_per_second", "rollout/reward", "filling/valid_share")
+"""Metrics that the progress bar shows."""
 
 
 class Stateful(Protocol):
@@ -100,7 +102,6 @@ class RunContext:
         saves: write checkpoints. Without them the result is all that remains.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         progress: show a progress bar.
-        shown: names of the metrics that the progress bar shows.
 
     Attributes:
         history: the rows of metrics that this process logged.
@@ -130,7 +131,6 @@ class RunContext:
         saves: bool = True,
         profile: tuple[int, int] | None = None,
         progress: bool = True,
-        shown: Sequence[str] = ("loss", "tokens_per_second"),
     ) -> None:
         self.folder = location(workdir)
         self.config, self.model, self.steps = config, model, job.steps
@@ -142,7 +142,7 @@ class RunContext:
         self.writer: MetricWriter | None = None
         self._name, self._identity, self._origin, self._progress = name, dict(job.identity), origin, progress
         self._log_every, self._saves, self._profile = log_every, saves, profile
-        self._hooks, self._shown = Hooks(), shown
+        self._hooks = Hooks()
         self._settings = ResumedSettings(name.lower(), config, self.steps, self._identity, self.folder)
         self._starts, self._unsaved_progress = Starts(self.folder, config.max_faults), unsaved_progress
         self._parts: dict[str, Stateful] = {}
@@ -347,7 +347,7 @@ class RunContext:
         measured = dict(row)
         self._hooks.call_due("measure", self.steps, self, state, batch, measured)
         whole = self.write_row(state.step, measured)
-        shown = {name.rpartition("/")[2]: f"{whole[name]:.4g}" for name in self._shown if name in whole}
+        shown = {name.rpartition("/")[2]: f"{whole[name]:.4g}" for name in _SHOWN if name in whole}
         self.bar.set_postfix(shown)
         self._hooks.call_due("after_update", self.steps, self, state, batch, whole)
         return whole
@@ -465,7 +465,9 @@ class RunContext:
             self._hooks.call("after_save", self, state, previous)
 
     def finish(self, state: TrainState) -> None:
-        """Call the hooks' `on_stop`, when the loop is over."""
+        """Save a run that stopped early, and call the hooks' `on_stop`, when the loop is over."""
+        if self._saves and self.stopped is not None:
+            self.save(state)
         self._hooks.call("on_stop", self, state)
 
     def _now(self) -> float:
