@@ -206,7 +206,7 @@ def reference_params(run: RunContext, start: Callable[[], Params], state: TrainS
 def programs(job: GRPOJob, model: Model, mesh: Mesh | None) -> dict[str, Callable[[], None]]:
     """Return what compiles the programs of an update, to be run while the first rollouts are made.
 
-    The lengths of rows are those that whole episodes may need. A longer one, which a batch may take where episodes
+    Rows have the lengths that whole episodes may need. A longer one, which a batch may take where episodes
     share a prompt, is compiled when it is first needed. On CPUs, which also sample meanwhile, several lengths are left
     to the first batch that has them.
     """

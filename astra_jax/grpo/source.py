@@ -78,7 +78,7 @@ class RolloutSource:
         return batch
 
     async def sleep(self, state: TrainState) -> None:
-        """Have the sampler free the devices for an update. With `async_steps` it goes on sampling."""
+        """Have the sampler free the devices for an update. With `async_steps` it samples meanwhile."""
         if not self._config.async_steps:
             await self._run.collective(self._policy.sleep(), save=state)
 

@@ -1,4 +1,4 @@
-"""Online multi-turn GRPO (paper §3): sample groups of episodes, keep those that differ, take one step, repeat.
+"""Online multi-turn GRPO (paper §3): sample groups of episodes, keep groups that differ, take one step, repeat.
 
 One step:
   1. Roll out groups of episodes of one environment until `batch_size` groups have Std(reward) > delta (`rollouts.py`).

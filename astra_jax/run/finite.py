@@ -20,7 +20,7 @@ can help, and ten of them did not. `max_faults` has the same default."""
 
 
 class NonFiniteError(Refusal):
-    """A loss, a gradient or a weight was not finite, so that the run cannot go on, or is not trained."""
+    """A loss, a gradient or a weight was not finite, so that the run cannot continue, or is not trained."""
 
 
 @dataclasses.dataclass

@@ -80,7 +80,7 @@ class Hooks:
         self.failures: Counter[str] = Counter()
 
     def add(self, hooks: Sequence[Hook]) -> None:
-        """Add hooks behind those that are there. On several hosts each must add the same ones."""
+        """Add hooks behind the present ones. On several hosts each must add the same ones."""
         self._hooks += [hook for hook in hooks if hook.hosts == "all" or is_first()]
         self._intervals |= {hook.every for hook in hooks if hook.every}
 

@@ -12,8 +12,8 @@
             run.save_if_due(state)
         run.finish(state)
 
-The context holds the workdir, restores the latest checkpoint of the same run, calls hooks, stops on SIGTERM, traces
-steps, writes metrics, and lets nothing that is not finite into a checkpoint.
+The context holds the workdir, restores the latest checkpoint of the same run, calls hooks, and stops on SIGTERM. It
+traces steps, writes metrics, and lets nothing that is not finite into a checkpoint.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class RunContext:
             part.set_state(self._restored[name])
 
     def add_hooks(self, hooks: Sequence[Hook]) -> None:
-        """Call these hooks too, behind those that were added before. On several hosts each must add the same ones."""
+        """Call these hooks too, behind the ones added before. On several hosts each must add the same ones."""
         self._hooks.add(hooks)
 
     def constant(self, name: str, value: Callable[[], str]) -> str:
@@ -382,7 +382,7 @@ class RunContext:
     async def wait(self, work: Awaitable[None], state: TrainState) -> bool:
         """Wait for this host's work, such as rollouts; False if the run is to stop, in which case it is cancelled.
 
-        On several hosts each must call it, with work that ends at once on those that have none.
+        On several hosts each must call it, with work that ends at once if it has none.
 
         Raises:
             Exception: the work failed, on any host; `state` is saved first.

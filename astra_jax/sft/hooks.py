@@ -100,7 +100,7 @@ def own_hooks(
 
 
 def _micro_batches(batch: PackedBatch, config: SFTConfig) -> Iterator[PackedBatch]:
-    """Yield a batch's micro-batches, their rows cut; without those that are padding alone."""
+    """Yield a batch's micro-batches, their rows cut; without the ones of padding alone."""
     lengths, rows = list(config.row_lengths), config.rows_at_once
     for i, which in enumerate(least_lengths(batch, lengths, config.micro_batches)):
         micro = jax.tree.map(lambda x_bt, i=i, n=lengths[which]: x_bt[i * rows : (i + 1) * rows, :n], batch)

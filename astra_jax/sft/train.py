@@ -1,7 +1,7 @@
 """Supervised fine-tuning on agent trajectories (paper §2.1): predict the assistant's tokens, nothing else.
 
 One step:
-  1. Take a batch of packed rows (`data.py`): several conversations a row, told apart by segment ids. Padding that all
+  1. Take a batch of packed rows (`data.py`): several conversations a row, with segment ids. Padding that all
      rows of a micro-batch end with is cut off, as far as `row_buckets` allow.
   2. Sum the negative logprobs of all assistant tokens (thinking, calls and answers; never tool output, user or
      system) and their gradients over micro-batches (`step.py`).
