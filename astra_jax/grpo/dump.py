@@ -12,7 +12,6 @@ is cut, swapped or missing is refused by its name. Arrays are bytes (`packed.Com
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -24,8 +23,7 @@ import numpy as np
 
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.packed import CompactEpisode, compact, expanded
-from astra_jax.run.hosts import is_first
-from astra_jax.run.identity import differences, run_id
+from astra_jax.run.identity import differences
 from synthesis.core.datasets import (
     CARD_FILE,
     BinaryRecord,
@@ -44,10 +42,6 @@ from synthesis.core.typed import convert_to
 if TYPE_CHECKING:  # the pages want neither
     from etils import epath
 
-    from astra_jax.grpo.job import GRPOJob
-    from astra_jax.grpo.rollouts import GroupBatch
-    from astra_jax.run.state import TrainState
-    from astra_jax.run.trainer import RunContext
     from astra_jax.tokenizer import ChatTokenizer
 
 FOLDER = "batches"
@@ -204,53 +198,6 @@ class BatchDump:
         digest = hashlib.sha256("".join(line.digest for line in self._updates).encode()).hexdigest()
         count = sum(line.groups for line in self._updates)
         write_text(self._folder / CARD_FILE, card_text(DumpedGroup, count, digest, card))
-
-
-class BatchRecorder:
-    """Writes the batches of a run beside its updates, on the first host; on other hosts it only takes part.
-
-    Args:
-        job: whose settings say whether batches are written at all.
-        step: of the state that the run starts from.
-    """
-
-    def __init__(self, run: RunContext, job: GRPOJob, step: int, tokenizer: ChatTokenizer) -> None:
-        self._run, self._before = run, ""
-        self._dump: BatchDump | None = None
-        if job.config.dump_batches and is_first():
-            id, identity = run_id(run.folder), job.batch_identity
-            self._dump = BatchDump(run.folder / FOLDER, run=id, identity=identity, tokenizer=tokenizer)
-            self._dump.begin(step)
-
-    async def __aenter__(self) -> BatchRecorder:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Wait for a shard that is being written; nothing refers to it."""
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
-        self._writing: asyncio.Task[DumpedUpdate] | None = None
-
-    def start(self, state: TrainState, batch: GroupBatch) -> None:
-        """Write a batch, which the next update trains on."""
-        self._before = state.digest()
-        if self._dump is not None:
-            filling = msgspec.to_builtins(batch.filling)
-            writing = asyncio.to_thread(self._dump.write, state.step, batch.groups, filling)
-            self._writing = asyncio.create_task(writing)
-
-    async def commit(self, state: TrainState) -> None:
-        """Make the batch a part of the dataset, when its update is done and before that is saved.
-
-        Raises:
-            Exception: it could not be written. Nothing is saved, so that the next start has the batch from its journal.
-        """
-        await self._run.collective(self._commit(state.digest()))
-
-    async def _commit(self, after: str) -> None:
-        if self._dump is not None and self._writing is not None:
-            await asyncio.to_thread(self._dump.commit, await self._writing, self._before, after)
 
 
 class DumpedBatches:

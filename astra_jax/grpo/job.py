@@ -19,7 +19,6 @@ from astra_jax.grpo.losses import objective_function
 from astra_jax.grpo.packing import bucket_for
 from astra_jax.grpo.replay import Replay
 from astra_jax.grpo.rollouts import GroupBatch
-from astra_jax.grpo.source import RolloutSource
 from astra_jax.grpo.step import abstract_arguments, accumulate, take_step
 from astra_jax.grpo.summary import summarise
 from astra_jax.mesh import check_batch
@@ -96,7 +95,7 @@ class GRPOResult:
     held_out: str = ""
 
     @classmethod
-    def of(cls, run: RunContext, state: TrainState, source: RolloutSource) -> GRPOResult:
+    def of(cls, run: RunContext, state: TrainState, *, advice: str, held_out: str) -> GRPOResult:
         """Return the result of a run whose loop is over."""
         return cls(
             params=state.params,
@@ -105,8 +104,8 @@ class GRPOResult:
             stopped=run.stopped or "finished",
             history=run.history,
             skipped=run.finite.skipped.count,
-            advice=source.advice,
-            held_out=source.held_out_summary,
+            advice=advice,
+            held_out=held_out,
         )
 
 

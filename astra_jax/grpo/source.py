@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.dump import FOLDER as BATCHES
+from astra_jax.grpo.dump import BatchDump, DumpedUpdate
 from astra_jax.grpo.episode_pages import write_episodes, write_exhausted
 from astra_jax.grpo.held_out import FOLDER as HELD_OUT
 from astra_jax.grpo.held_out import HeldOutEvaluation
+from astra_jax.grpo.job import GRPOJob
 from astra_jax.grpo.journal import FOLDER as JOURNALS
 from astra_jax.grpo.journal import Journals, kept_bytes
 from astra_jax.grpo.replay import NoPolicy, Replay
@@ -20,7 +25,7 @@ from astra_jax.models.model import Model
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.policy import TrainablePolicy
 from astra_jax.run.digests import digest_of_json
-from astra_jax.run.hooks import Hook
+from astra_jax.run.hooks import Hook, Run
 from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import run_id
 from astra_jax.run.state import TrainState
@@ -31,9 +36,6 @@ from synthesis.core.datasets import Folder
 from synthesis.core.environment import AnyEnvironment
 from synthesis.core.files import location
 from synthesis.core.progress import say_beside_bars
-
-if TYPE_CHECKING:
-    from astra_jax.grpo.job import GRPOJob
 
 
 class RolloutSource:
@@ -202,13 +204,60 @@ def unsaved_bytes(workdir: Folder) -> int:
     return sum(kept_bytes(location(workdir) / folder) for folder in (JOURNALS, HELD_OUT))
 
 
+class BatchRecorder:
+    """Writes the batches of a run beside its updates, on the first host; on other hosts it only takes part.
+
+    Args:
+        job: whose settings say whether batches are written at all.
+        step: of the state that the run starts from.
+    """
+
+    def __init__(self, run: RunContext, job: GRPOJob, step: int, tokenizer: ChatTokenizer) -> None:
+        self._run, self._before = run, ""
+        self._dump: BatchDump | None = None
+        self._writing: asyncio.Task[DumpedUpdate] | None = None
+        if job.config.dump_batches and is_first():
+            id, identity = run_id(run.folder), job.batch_identity
+            self._dump = BatchDump(run.folder / BATCHES, run=id, identity=identity, tokenizer=tokenizer)
+            self._dump.begin(step)
+
+    async def __aenter__(self) -> BatchRecorder:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Wait for a shard that is being written; nothing refers to it."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    def start(self, state: TrainState, batch: GroupBatch) -> None:
+        """Write a batch, which the next update trains on."""
+        self._before = state.digest()
+        if self._dump is not None:
+            filling = msgspec.to_builtins(batch.filling)
+            writing = asyncio.to_thread(self._dump.write, state.step, batch.groups, filling)
+            self._writing = asyncio.create_task(writing)
+
+    async def commit(self, state: TrainState) -> None:
+        """Make the batch a part of the dataset, when its update is done and before that is saved.
+
+        Raises:
+            Exception: it could not be written. Nothing is saved, so that the next start has the batch from its journal.
+        """
+        await self._run.collective(self._commit(state.digest()))
+
+    async def _commit(self, after: str) -> None:
+        if self._dump is not None and self._writing is not None:
+            await asyncio.to_thread(self._dump.commit, await self._writing, self._before, after)
+
+
 class EpisodePages(Hook):
     """Write a page of sampled episodes every `episodes_every` updates, to `workdir/episodes`."""
 
     def __init__(self, every: int) -> None:
         self._every = every
 
-    def after_update(self, run: RunContext, state: TrainState, batch: GroupBatch, row: Mapping[str, float]) -> None:
+    def after_update(self, run: Run, state: TrainState, batch: GroupBatch, row: Mapping[str, float]) -> None:
         if state.step % self._every == 0:
             page = run.folder / "episodes" / f"update_{state.step:05}.html"
             write_episodes(page, state.step, batch.groups, row)
@@ -220,11 +269,11 @@ class JournalCleanup(Hook):
     def __init__(self, journals: Journals, async_steps: int) -> None:
         self._journals, self._async_steps = journals, async_steps
 
-    def after_save(self, run: RunContext, state: TrainState, previous: int) -> None:
+    def after_save(self, run: Run, state: TrainState, previous: int) -> None:
         # The run may resume from the previous checkpoint, which is complete; so journals since that one stay.
         self._journals.forget(previous - self._async_steps)
 
-    def on_stop(self, run: RunContext, state: TrainState) -> None:
+    def on_stop(self, run: Run, state: TrainState) -> None:
         if run.stopped is None:
             run.checkpointer.wait()
             self._journals.forget()

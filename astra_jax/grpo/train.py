@@ -22,10 +22,9 @@ from typing import Any
 from jax.sharding import Mesh
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.grpo.dump import BatchRecorder
 from astra_jax.grpo.job import GRPOResult, prepare, programs, reference_params, update_metrics
 from astra_jax.grpo.replay import Replay
-from astra_jax.grpo.source import RolloutSource, embedded_engine, open_source, unsaved_bytes
+from astra_jax.grpo.source import BatchRecorder, RolloutSource, embedded_engine, open_source, unsaved_bytes
 from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.policy import TrainablePolicy
@@ -122,7 +121,7 @@ async def train(
             on_result=run.heartbeat,
         )
         await _loop(run, state, source, recorder, update)
-        return GRPOResult.of(run, state, source)
+        return GRPOResult.of(run, state, advice=source.advice, held_out=source.held_out_summary)
 
 
 async def _loop(

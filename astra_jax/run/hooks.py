@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from astra_jax.run.hosts import is_first
 from synthesis.core.files import first_line
@@ -23,8 +23,39 @@ from synthesis.core.references import referred
 from synthesis.core.refusals import InputError, Refusal
 
 if TYPE_CHECKING:
+    from etils import epath
+
+    from astra_jax.models.model import Model
+    from astra_jax.run.checkpoints import Checkpointer
+    from astra_jax.run.config import TrainingConfig
+    from astra_jax.run.metrics import MetricWriter
     from astra_jax.run.state import TrainState
-    from astra_jax.run.trainer import RunContext
+
+
+class Run(Protocol):
+    """The parts of `trainer.RunContext` that hooks use.
+
+    Attributes:
+        folder: the workdir.
+        steps: number of steps of the whole run.
+        history: the rows of metrics that this process logged.
+        stopped: why the loop is to end; None while it runs.
+        writer: writes metrics; None on other hosts than the first.
+    """
+
+    folder: epath.Path
+    config: TrainingConfig
+    model: Model
+    steps: int
+    history: list[dict[str, float]]
+    writer: MetricWriter | None
+    checkpointer: Checkpointer
+
+    @property
+    def stopped(self) -> str | None: ...
+
+    def stop(self) -> None:
+        """End the loop after this step, with a checkpoint. On several hosts each must call it at the same step."""
 
 
 class Hook:
@@ -42,10 +73,10 @@ class Hook:
     is_fatal: bool = True
     every: int = 0
 
-    def before_step(self, run: RunContext, state: TrainState) -> None:
+    def before_step(self, run: Run, state: TrainState) -> None:
         """Called before a step; `state.step` is the number of steps that are done."""
 
-    def measure(self, run: RunContext, state: TrainState, batch: Any, row: Mapping[str, float]) -> Mapping[str, float]:
+    def measure(self, run: Run, state: TrainState, batch: Any, row: Mapping[str, float]) -> Mapping[str, float]:
         """Return further metrics of a step, which are added to its row. Waits for the device.
 
         Args:
@@ -54,16 +85,16 @@ class Hook:
         """
         return {}
 
-    def after_update(self, run: RunContext, state: TrainState, batch: Any, row: Mapping[str, float]) -> None:
+    def after_update(self, run: Run, state: TrainState, batch: Any, row: Mapping[str, float]) -> None:
         """Called when a step's row of metrics is written, before its checkpoint."""
 
-    def before_save(self, run: RunContext, state: TrainState) -> None:
+    def before_save(self, run: Run, state: TrainState) -> None:
         """Called before a checkpoint is written."""
 
-    def after_save(self, run: RunContext, state: TrainState, previous: int) -> None:
+    def after_save(self, run: Run, state: TrainState, previous: int) -> None:
         """Called when a checkpoint is being written and the one before, of step `previous`, is complete."""
 
-    def on_stop(self, run: RunContext, state: TrainState) -> None:
+    def on_stop(self, run: Run, state: TrainState) -> None:
         """Called once when the loop is over without an error; `run.stopped` is the reason."""
 
 
@@ -88,13 +119,11 @@ class Hooks:
         """Return whether a hook with an interval is due after this step."""
         return any(step % every == 0 or step == last for every in self._intervals)
 
-    def call(self, point: str, run: RunContext, state: TrainState, *arguments: Any) -> list[Any]:
+    def call(self, point: str, run: Run, state: TrainState, *arguments: Any) -> list[Any]:
         """Call one method of all hooks; the values that they return."""
         return [self._call(hook, point, run, state, *arguments) for hook in self._hooks]
 
-    def call_due(
-        self, point: str, last: int, run: RunContext, state: TrainState, batch: Any, row: dict[str, float]
-    ) -> None:
+    def call_due(self, point: str, last: int, run: Run, state: TrainState, batch: Any, row: dict[str, float]) -> None:
         """Call `measure` or `after_update` of the hooks that are due; what they return is added to `row`."""
         for hook in self._hooks:
             if not hook.every or state.step % hook.every == 0 or state.step == last:

@@ -74,7 +74,7 @@ class Stateful(Protocol):
         """Restore a state that `get_state` returned."""
 
 
-class Job(Protocol):
+class TrainingJob(Protocol):
     """A run that can start.
 
     Attributes:
@@ -123,7 +123,7 @@ class RunContext:
         config: TrainingConfig,
         model: Model,
         workdir: Folder,
-        job: Job,
+        job: TrainingJob,
         *,
         origin: frozen.Origin | None = None,
         unsaved_progress: Callable[[], int] = lambda: 0,

@@ -13,10 +13,9 @@ from jax.sharding import Mesh
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, least_lengths, to_device
 from astra_jax.run.compiler import Program
-from astra_jax.run.hooks import Hook
+from astra_jax.run.hooks import Hook, Run
 from astra_jax.run.hosts import is_first
 from astra_jax.run.state import TrainState
-from astra_jax.run.trainer import RunContext
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import BatchIterator, held_out_data
 from astra_jax.sft.samples import Sampler
@@ -47,7 +46,7 @@ class HeldOutLoss(Hook):
         self._sums = Program(sums, own=config.compiler_options)
         self._mesh = mesh
 
-    def measure(self, run: RunContext, state: TrainState, batch: Any, row: Mapping[str, float]) -> dict[str, float]:
+    def measure(self, run: Run, state: TrainState, batch: Any, row: Mapping[str, float]) -> dict[str, float]:
         return {"held_out_loss": self.loss(state.inference_params())}
 
     def loss(self, params: Params) -> float:
@@ -77,7 +76,7 @@ class Samples(Hook):
                 f"({config.data.seq_len}); lower --config.sft.sample_tokens"
             )
 
-    def after_update(self, run: RunContext, state: TrainState, batch: Any, row: Mapping[str, float]) -> None:
+    def after_update(self, run: Run, state: TrainState, batch: Any, row: Mapping[str, float]) -> None:
         text = "\n".join(map(str, self._sampler.draw(state.inference_params())))
         if run.writer is not None:
             run.writer.write_text(state.step, "samples", text)
