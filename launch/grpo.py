@@ -158,14 +158,7 @@ def main() -> int:
 
     config = models.settings("grpo")
     profile = models.profiled_steps()
-    if not (_URLS.value or _SERVING.value):  # what servers start from is written with the flags of the run
-        cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
-    if _URLS.value and _SYNC.value == "reload":
-        cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
-    if _PUBLISH_ADDRESS.value and _SYNC.value != "direct":
-        raise cli.UsageError("--publish_address is for --rollout_sync=direct: give that too")
-    if _PUBLISH.value and _URLS.value and _SYNC.value == "direct":
-        raise cli.UsageError("--publish_dir is for files, and --rollout_sync=direct writes none: leave one of them out")
+    _check_server_flags()
     if _SERVING.value:
         _write_serving_folder(config)
         return 0
@@ -176,22 +169,7 @@ def main() -> int:
             _servers()
         sandbox = sandboxes.sandbox_from_flags()
         replay = _replayed()
-        if _BACKEND.value is not None and (_URLS.value or replay is not None):
-            other = "rollout_url" if _URLS.value else "replay"
-            raise cli.UsageError(
-                f"--rollout_backend={_BACKEND.value} samples instead of --{other}: leave one of them out"
-            )
-        if replay is not None and _URLS.value:
-            raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
-        if config.grpo.eval_every and replay is None and not _HELD_OUT.value:
-            raise cli.UsageError(
-                f"--config.grpo.eval_every={config.grpo.eval_every} is for held-out environments: give --held_out too"
-            )
-        if _DIFFICULTY.value is not None and config.grpo.solve_rates is None and config.grpo.order == "shuffled":
-            raise cli.UsageError(
-                f"--{_DIFFICULTY.name} is for --config.grpo.solve_rates and --config.grpo.order=easy_first; give one "
-                "of them"
-            )
+        _check_sources(config, replay)
         given = None if replay is not None else environments.read(_ENVIRONMENTS.value or "")
         held_out = _held_out(given)
         for one in (given, *held_out):
@@ -249,6 +227,36 @@ def main() -> int:
         if result.held_out:
             say(result.held_out)
         return models.ended(result.stopped)
+
+
+def _check_server_flags() -> None:
+    """Raises `UsageError`: flags of servers do not fit together."""
+    if not (_URLS.value or _SERVING.value):  # what servers start from is written with the flags of the run
+        cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
+    if _URLS.value and _SYNC.value == "reload":
+        cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
+    if _PUBLISH_ADDRESS.value and _SYNC.value != "direct":
+        raise cli.UsageError("--publish_address is for --rollout_sync=direct: give that too")
+    if _PUBLISH.value and _URLS.value and _SYNC.value == "direct":
+        raise cli.UsageError("--publish_dir is for files, and --rollout_sync=direct writes none: leave one of them out")
+
+
+def _check_sources(config: GRPORun, replay: Replay | None) -> None:
+    """Raises `UsageError`: flags that name what samples, or what is sampled, do not fit together."""
+    if _BACKEND.value is not None and (_URLS.value or replay is not None):
+        other = "rollout_url" if _URLS.value else "replay"
+        raise cli.UsageError(f"--rollout_backend={_BACKEND.value} samples instead of --{other}: leave one of them out")
+    if replay is not None and _URLS.value:
+        raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
+    if config.grpo.eval_every and replay is None and not _HELD_OUT.value:
+        raise cli.UsageError(
+            f"--config.grpo.eval_every={config.grpo.eval_every} is for held-out environments: give --held_out too"
+        )
+    if _DIFFICULTY.value is not None and config.grpo.solve_rates is None and config.grpo.order == "shuffled":
+        raise cli.UsageError(
+            f"--{_DIFFICULTY.name} is for --config.grpo.solve_rates and --config.grpo.order=easy_first; give one "
+            "of them"
+        )
 
 
 def _replayed() -> Replay | None:
