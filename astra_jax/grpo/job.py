@@ -42,12 +42,6 @@ from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment, fingerprint
 from synthesis.core.refusals import InputError
 
-_FREE = (
-    *("steps", "episodes_every", "max_groups_per_step", "row_buckets", "concurrent_groups", "deadline_seconds"),
-    *("dump_batches", "max_masked_share", "eval_every", "eval_samples"),
-)
-"""Settings that may change when a run resumes, beside those of every loop."""
-
 
 @dataclass(frozen=True)
 class GRPOJob:
@@ -144,7 +138,7 @@ async def prepare(
                 check_apart(held_out, environments)
                 await check_environments(held_out, tokenizer, sandbox, config.episode)
             on_summary(summarise(config, given, len(environments), len(held_out)))
-    settings = settings_of(config, free=_FREE) | ({} if config.constant_rate else {"steps": config.steps})
+    settings = settings_of(config) | ({} if config.constant_rate else {"steps": config.steps})
     identity = run_identity(
         grpo=settings,
         model=model_settings(model),

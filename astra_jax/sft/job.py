@@ -25,12 +25,6 @@ from astra_jax.sft.summary import count_steps, summarise
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, read_card
 
-_FREE = (
-    *("row_buckets", "log_every", "epochs", "eval_every", "eval_batches"),
-    *("sample_every", "samples", "sample_tokens"),
-)
-"""Settings that may change when a run resumes, beside those of every loop. (`steps` has what `epochs` came to.)"""
-
 
 @dataclass(frozen=True)
 class SFTJob:
@@ -120,7 +114,7 @@ def prepare(
     both = count_steps(config, dataset, tokenizer, stats, rehearsal=rehearsal, rehearsed=rehearsed)
     card = read_card(dataset)
     summary = summarise(config, both, stats, card, dataset=dataset, rehearsed=rehearsed, held_out=held)
-    settings = settings_of(config, free=_FREE) | {"steps": both[0]}
+    settings = settings_of(config) | {"steps": both[0]}
     read = [(stats, card)]
     more: dict[str, Any] = {}
     if rehearsal is not None and rehearsed is not None:
