@@ -7,11 +7,8 @@ import io
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 from configs.training import AUTO, PRESETS
 
@@ -30,6 +27,7 @@ BARE = re.compile(r"(?<![\w/.*<:-])\w+(?:\.html)?\.(?:py|jinja|sh)\b")
 PRESET = re.compile(r"--config=((?:sft|grpo):[a-z0-9.-]*[a-z0-9])")
 LINK = re.compile(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]+))?\)")
 PAGES = sorted(path for path in FILES if path.suffix in (".md", ".svg") and path.parts[0] != "tests")
+MARKDOWN = [path for path in PAGES if path.suffix == ".md"]
 SOURCES = sorted(path for path in FILES if path.suffix == ".py" and path.parts[0] != "tests")
 NOT_OURS = {
     "synthesis/servers/collect.py": {"tests/test_reader.py", "docs/format.md", "docs/encoding.md", "docs/install",
@@ -78,15 +76,15 @@ def is_there(dotted: str) -> bool:
     return Path(*parts) in FOLDERS
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def prose(path: Path) -> list[tuple[int, str]]:
     """(line, text) of a page; of a source, its comments and strings."""
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield from enumerate(text.splitlines(), 1)
-        return
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.COMMENT, tokenize.STRING):
-            yield from enumerate(token.string.splitlines(), token.start[0])
+        return [*enumerate(text.splitlines(), 1)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    shown = [token for token in tokens if token.type in (tokenize.COMMENT, tokenize.STRING)]
+    return [line for token in shown for line in enumerate(token.string.splitlines(), token.start[0])]
 
 
 def resolved(page: Path, target: str) -> Path:
@@ -94,52 +92,58 @@ def resolved(page: Path, target: str) -> Path:
     return Path(*(ROOT / page.parent / target).resolve().relative_to(ROOT.resolve()).parts) if target else page
 
 
-@pytest.mark.parametrize("path", PAGES + SOURCES, ids=str)
-def test_paths_modules_and_presets_are_there(path: Path) -> None:
+def test_paths_modules_and_presets_are_there() -> None:
     wrong = []
-    for line, text in prose(path):
-        names = {name for name in PATH.findall(text) if Path(name) not in FILES | FOLDERS}
-        names |= {name for name in MODULE.findall(text) if not is_there(name)}
-        names |= {f"--config={name}" for name in PRESET.findall(text) if name not in {*PRESETS, *AUTO}}
-        names -= NOT_OURS.get(str(path), set())
-        wrong += [f"{path}:{line}: {name}" for name in names if "NAME" not in name]
-    assert not wrong
+    for path in PAGES + SOURCES:
+        for line, text in prose(path):
+            names = {name for name in PATH.findall(text) if Path(name) not in FILES | FOLDERS}
+            names |= {name for name in MODULE.findall(text) if not is_there(name)}
+            names |= {f"--config={name}" for name in PRESET.findall(text) if name not in {*PRESETS, *AUTO}}
+            names -= NOT_OURS.get(str(path), set())
+            wrong += [f"{path}:{line}: {name}" for name in names if "NAME" not in name]
+    assert len(PAGES) > 20 and len(SOURCES) > 300 and not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_a_source_calls_files_of_its_own_folder_by_their_names_alone(path: Path) -> None:
-    generic = {"FILE.py", "__init__.py", "setup.py"} | NOT_OURS.get(str(path), set())
-    wrong = [
-        f"{path}:{line}: {name}"
-        for line, text in prose(path)
-        for name in BARE.findall(text)
-        if path.parent / name not in FILES and name not in generic
-    ]
-    assert not wrong, "write its path"
+def test_a_source_calls_files_of_its_own_folder_by_their_names_alone() -> None:
+    wrong = []
+    for path in SOURCES:
+        known = {"FILE.py", "__init__.py", "setup.py"} | NOT_OURS.get(str(path), set())
+        wrong += [
+            f"{path}:{line}: {name}"
+            for line, text in prose(path)
+            for name in BARE.findall(text)
+            if path.parent / name not in FILES and name not in known
+        ]
+    assert not wrong, "write their paths:\n" + "\n".join(wrong)
 
 
-@pytest.mark.parametrize("page", [path for path in PAGES if path.suffix == ".md"], ids=str)
-def test_a_page_calls_files_by_their_names_where_their_folder_is_named(page: Path) -> None:
+def test_a_page_calls_files_by_their_names_where_their_folder_is_named() -> None:
     """In the same section; or the folder of their room, which they are somewhere in."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for section in re.split(r"^#+ ", text, flags=re.MULTILINE):
-        named = {Path(name) for name in PATH.findall(section)}
-        named |= {resolved(page, target) for target, _ in LINK.findall(section)}
-        rooms = {one if one in FOLDERS else one.parent for one in named}
-        there = {file.name for file in FILES for room in rooms if file.parent == room or room in file.parents[:-2]}
-        for name in BARE.findall(section):
-            assert name in there, f"{page}, {section.splitlines()[0]!r}: {name}"
+    wrong = []
+    for page in MARKDOWN:
+        for section in re.split(r"^#+ ", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE):
+            named = {Path(name) for name in PATH.findall(section)}
+            named |= {resolved(page, target) for target, _ in LINK.findall(section)}
+            rooms = {one if one in FOLDERS else one.parent for one in named}
+            there = {file.name for file in FILES for room in rooms if file.parent == room or room in file.parents[:-2]}
+            wrong += [
+                f"{page}, {section.splitlines()[0]!r}: {one}" for one in BARE.findall(section) if one not in there
+            ]
+    assert not wrong, "\n".join(wrong)
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """Of the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [path for path in PAGES if path.suffix == ".md"], ids=str)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target, anchor in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
-        there = resolved(page, target)
-        assert there in FILES | FOLDERS, f"{page}: {target}"
-        assert not anchor or anchor in anchors(there), f"{page}: {target}#{anchor}"
+def test_links_lead_somewhere() -> None:
+    wrong = []
+    for page in MARKDOWN:
+        for target, anchor in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+            there = resolved(page, target)
+            if there not in FILES | FOLDERS or (anchor and anchor not in anchors(there)):
+                wrong.append(f"{page}: {target}#{anchor}")
+    assert not wrong, "\n".join(wrong)

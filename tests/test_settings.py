@@ -190,19 +190,22 @@ def within(value: Any, annotation: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", configurations(), ids=lambda one: one.__name__)
-def test_bad_numbers_are_refused_by_name_unless_they_are_declared(kind: type[Settings]) -> None:
-    config = made(kind)
-    for name, annotation in declared(kind).items():
-        for bad in bad_values(annotation, getattr(config, name)):
-            try:
-                changed = dataclasses.replace(config, **{name: bad})
-            except SettingError as error:
-                assert name in str(error), (name, bad, str(error))
-                assert re.search(r"use |give |must |choose ", str(error)), str(error)
-                continue
-            assert getattr(changed, name) is bad
-            assert all(within(one, annotation) for one in numbers_in(bad)), f"{kind.__name__}.{name} takes {bad!r}"
+def test_bad_numbers_are_refused_by_name_unless_they_are_declared() -> None:
+    wrong = []
+    for kind in configurations():
+        config = made(kind)
+        for name, annotation in declared(kind).items():
+            for bad in bad_values(annotation, getattr(config, name)):
+                place = f"{kind.__name__}.{name}={bad!r}"
+                try:
+                    changed = dataclasses.replace(config, **{name: bad})
+                except SettingError as error:
+                    if name not in str(error) or not re.search(r"use |give |must |choose ", str(error)):
+                        wrong.append(f"{place}: {error}")
+                    continue
+                if getattr(changed, name) is not bad or not all(within(one, annotation) for one in numbers_in(bad)):
+                    wrong.append(f"{place} is taken")
+    assert len(configurations()) > 30 and not wrong, "\n".join(wrong)
 
 
 def test_every_number_is_bounded_on_both_sides() -> None:
@@ -260,19 +263,21 @@ def test_whatever_is_called_a_config_is_one() -> None:
     assert named.keys() <= known, {name: named[name] for name in named.keys() - known}
 
 
-@pytest.mark.parametrize("make", [*PRESETS.values(), *PROFILES.values()], ids=[*PRESETS, *PROFILES])
-def test_presets_are_made_of_configurations_and_can_be_listed(make: Any) -> None:
-    def walk(config: Any) -> None:
-        assert isinstance(config, Settings), f"{type(config).__name__} is no Settings: its fields are not checked"
-        for name in declared(type(config)):
-            if dataclasses.is_dataclass(getattr(config, name)):
-                walk(getattr(config, name))
+def test_presets_are_made_of_configurations_and_can_be_listed() -> None:
+    def unchecked(config: Any) -> list[str]:
+        """The classes that a preset is made of and that are no `Settings`: nothing checks their fields."""
+        found = [] if isinstance(config, Settings) else [type(config).__name__]
+        parts = (getattr(config, name) for name in declared(type(config)))
+        return found + [one for part in parts if dataclasses.is_dataclass(part) for one in unchecked(part)]
 
-    config = make()
-    walk(config)
-    text = listing(config, "--config.")
-    for name in setting_names(config):
-        assert re.search(rf"^--config\.{re.escape(name)}=.*\n    \[\S.*\S", text, re.M), name
+    wrong = []
+    for preset, make in (PRESETS | PROFILES).items():
+        config = make()
+        wrong += [f"{preset}: {name}" for name in unchecked(config)]
+        text = listing(config, "--config.")
+        listed = {match[1] for match in re.finditer(r"^--config\.(\S+?)=.*\n    \[\S.*\S", text, re.M)}
+        wrong += [f"{preset}: {name} is not listed" for name in setting_names(config) if name not in listed]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_secret_is_shown_with_its_setting() -> None:

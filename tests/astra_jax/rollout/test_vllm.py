@@ -120,8 +120,8 @@ async def test_what_a_sync_falls_into_is_drawn_again_where_nobody_says_which_wei
         item = str(publisher.publish(old, 3))
         publisher.wait()
         assert post(server, "/v1/policy/sync", {"item": item, "version": "r1:3"})[0] == 200  # behind the policy's back
+        policy.config = dataclasses.replace(policy.config, attempts=1)
         with pytest.raises(PolicyError, match="was sent 1 times.*weights r1:3 drew it, not r1:2"):
-            policy.config = dataclasses.replace(policy.config, attempts=1)
             await policy.generate(PROMPTS[0], GREEDY)
         assert policy.stats.dropped == 1
 

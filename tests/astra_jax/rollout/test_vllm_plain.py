@@ -84,8 +84,8 @@ async def test_synthesis_can_ask_it(plain) -> None:
     answers = await asyncio.gather(*asked)
     assert {type(one) for one in answers} == {DependencyConsistencyAnswer}
     assert all(one.verdict in ("matched", "missing", "redundant") for one in answers)
+    other = OpenAITeacher(dataclasses.replace(config, model="another"))
     with pytest.raises(EndpointUnusable, match="refuses every request with status 404"):
-        other = OpenAITeacher(dataclasses.replace(config, model="another"))
         await other.ask(DependencyConsistencyAnswer, variables, language="en", seed=0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -129,7 +128,6 @@ messages_lists = st.lists(
 )
 
 
-@settings(max_examples=400)
 @given(messages=messages_lists, tools=tools_lists, prompt=st.booleans(), thoughts=st.booleans())
 def test_rendered_text_is_byte_equal_to_the_hf_template(messages, tools, prompt, thoughts):
     ours = (QWEN3 if thoughts else QWEN3_INSTRUCT).render(messages, tools, add_generation_prompt=prompt)
@@ -245,14 +243,17 @@ OF_OTHERS = ("user", "tool", "description", "property", "system", "later system"
 OF_THE_MODEL = ("content", "reasoning", "argument", "argument's name", "called", "answer")
 
 
-@pytest.mark.parametrize(("where", "tag"), product((*OF_OTHERS, *OF_THE_MODEL), FRAME + OTHERS))
-def test_no_text_opens_or_closes_anything(where, tag):
+@pytest.mark.parametrize("where", (*OF_OTHERS, *OF_THE_MODEL))
+def test_no_text_opens_or_closes_anything(where):
     """A text with a tag is rendered as any other, with the tag escaped; the mask is where it was."""
-    if where == "answer" and tag == "</think>":
-        return  # as the template has it, what stands before is reasoning that was left inside the content
-    hostile, innocent = QWEN3.render(*speaking(where, tag)), QWEN3.render(*speaking(where, "A WORD"))
-    assert [Segment(one.text.replace("A WORD", "\\u003c" + tag[1:]), one.trainable) for one in innocent] == hostile
-    assert QWEN3.tool_results_text([tag]) == QWEN3.tool_results_text(["A WORD"]).replace("A WORD", "\\u003c" + tag[1:])
+    innocent, result = QWEN3.render(*speaking(where, "A WORD")), QWEN3.tool_results_text(["A WORD"])
+    for tag in FRAME + OTHERS:
+        if where == "answer" and tag == "</think>":
+            continue  # as the template has it, what stands before is reasoning that was left inside the content
+        written = "\\u003c" + tag[1:]
+        expected = [Segment(one.text.replace("A WORD", written), one.trainable) for one in innocent]
+        assert QWEN3.render(*speaking(where, tag)) == expected, tag
+        assert QWEN3.tool_results_text([tag]) == result.replace("A WORD", written), tag
 
 
 def test_a_user_cannot_write_a_tools_response():
@@ -305,7 +306,6 @@ def test_tool_results_without_outputs_are_an_error():
 # Parsing
 
 
-@settings(max_examples=200)
 @given(content=plain | st.just(""), reasoning=reasonings | st.just(""), turn_calls=st.lists(calls, max_size=3))
 def test_parsing_a_rendered_turn_gives_the_turn_back(content, reasoning, turn_calls):
     turn = Message("assistant", content, reasoning=reasoning, tool_calls=turn_calls)
@@ -421,7 +421,6 @@ def test_a_call_that_does_not_pass_the_check_is_malformed():
     assert turn.calls == [first] and turn.content == f"Hm.\n{CALL_START}{GOOD}{CALL_END}"
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from([*FRAME, *OTHERS, "<", "|>", "|", "a", "<|", "im_end", "</"]), max_size=20).map("".join)
 )
@@ -438,7 +437,6 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
 @given(st.lists(pieces | st.text(max_size=5), max_size=12).map("".join))
 def test_parsing_never_raises(text):
     turn = QWEN3.parse_assistant(text)

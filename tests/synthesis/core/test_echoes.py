@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from processor_time import MOST_SECONDS, loop_seconds
 
@@ -60,17 +60,22 @@ REPEATED = {
 }
 
 
-@pytest.mark.parametrize("repeat", REPEATED.values(), ids=REPEATED)
-@pytest.mark.parametrize("write", WRITTEN.values(), ids=WRITTEN)
-@pytest.mark.parametrize(("language", "answer"), [(name, one) for name, ones in ANSWERS.items() for one in ones])
-def test_what_a_policy_wrote_is_no_evidence(language: str, answer: Any, write: Any, repeat: Any) -> None:
-    text, wanted = str(answer), Answer(answer)
-    written = write(text)
-    for output in (repeat(text), repeat(written), repeat(", ".join(OTHERS[:1] + [text]))):
-        assert not is_evidence(output, wanted, {"query": written}, {"query": "Norway"}, language)
-    # The same output is evidence where the policy did not write the answer.
-    if contains(repeat(text), wanted, language):
-        assert is_evidence(repeat(text), wanted, {"query": "norway", "limit": 40}, {"query": "Norway"}, language)
+@pytest.mark.parametrize("how", WRITTEN)
+def test_what_a_policy_wrote_is_no_evidence(how: str) -> None:
+    taken, lost = [], []
+    for language, answer in [(name, one) for name, ones in ANSWERS.items() for one in ones]:
+        text, wanted = str(answer), Answer(answer)
+        written = WRITTEN[how](text)
+        for form, repeat in REPEATED.items():
+            for output in (repeat(text), repeat(written), repeat(", ".join(OTHERS[:1] + [text]))):
+                if is_evidence(output, wanted, {"query": written}, {"query": "Norway"}, language):
+                    taken.append((answer, form, output))
+            # The same output is evidence where the policy did not write the answer.
+            if contains(repeat(text), wanted, language) and not is_evidence(
+                repeat(text), wanted, {"query": "norway", "limit": 40}, {"query": "Norway"}, language
+            ):
+                lost.append((answer, form))
+    assert not taken and not lost
 
 
 @pytest.mark.parametrize(
@@ -194,7 +199,6 @@ words = st.text(st.characters(categories=("Lu", "Ll", "Nd", "Zs", "Po")), max_si
 values = st.recursive(words | st.integers() | st.floats(allow_nan=False) | st.booleans(), st.lists, max_leaves=5)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(words, values, max_size=3), words, st.text(min_size=1, max_size=12))
 def test_an_output_that_is_an_argument_is_never_evidence(arguments: Any, name: str, text: str) -> None:
     given = {"query": "\U0001f3d4"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from processor_time import at_most
 
 from synthesis.core.schemas import Unmappable, normal_schema, object_schema
-from synthesis.core.tool_schemas import argument_error
+from synthesis.core.tool_schemas import MOST_DEPTH, argument_error
 
 
 def test_schemas_of_all_drafts_have_one_form():
@@ -185,6 +185,8 @@ def test_null_stays_a_value_where_a_document_allows_it(schema):
         ([{"type": "integer", "multipleOf": 4}, {"multipleOf": 6}], {"type": "integer", "multipleOf": 12}),
         ([{"type": "object", "additionalProperties": {"type": "string"}}, {"additionalProperties": True}],
          {"type": "object", "additionalProperties": {"type": "string"}}),
+        ([{"type": "object", "additionalProperties": {"type": "integer"}}, {"additionalProperties": {"maximum": 3}}],
+         {"type": "object", "additionalProperties": {"type": "integer", "maximum": 3}}),
         ([{"properties": {"a": {"type": "number"}}}, {"additionalProperties": {"maximum": 3}}],
          {"type": "object", "properties": {"a": {"type": "number", "maximum": 3}},
           "additionalProperties": {"maximum": 3}}),
@@ -259,7 +261,7 @@ def schemas(inner):
     return st.fixed_dictionaries({"type": types}, optional=optional).map(with_values_of_its_type)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(
     st.recursive(st.booleans() | schemas(st.booleans()), schemas, max_leaves=4),
     st.lists(values, min_size=1, max_size=6),
@@ -344,6 +346,23 @@ def test_schemas_that_hold_themselves_are_written_out_to_a_depth():
     assert normal["properties"]["a"] == {"type": "object", "properties": {"name": {"type": "string"}, "next": inner}}
     assert "#/$defs/N contains itself" in changes["recursive_schema"] and kept(normal) == normal
     assert "properties" in kept({"properties": {"a": {"type": "string"}, "b": {"$ref": "#"}}})["properties"]["b"]
+
+
+def test_a_reference_is_a_level():
+    """Depth counts what a reference leads to, so that references cannot hide it."""
+
+    def chain(references: int, arrays: int) -> dict:
+        """A schema of arrays in arrays, the first ones by reference."""
+        inner: dict = {"type": "string"}
+        for _ in range(arrays):
+            inner = {"type": "array", "items": inner}
+        levels = {f"l{i}": {"type": "array", "items": {"$ref": f"#/$defs/l{i + 1}"}} for i in range(references)}
+        return {"$defs": {**levels, f"l{references}": inner}, "properties": {"a": {"$ref": "#/$defs/l0"}}}
+
+    rest = MOST_DEPTH - 22  # `a` and the first reference, then ten arrays and as many references
+    object_schema(chain(10, rest))
+    with pytest.raises(Unmappable, match=f"nests deeper than {MOST_DEPTH}"):
+        object_schema(chain(10, rest + 1))
 
 
 @pytest.mark.parametrize("defined", [

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from processor_time import MOST_SECONDS, loop_seconds
 
@@ -105,7 +105,6 @@ schemas = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
 @given(schemas, values)
 def test_what_fits_is_what_json_schema_says(schema: Any, value: Any) -> None:
     reference = jsonschema.Draft202012Validator(schema).is_valid(value)
@@ -131,6 +130,34 @@ def test_what_fits_is_what_json_schema_says(schema: Any, value: Any) -> None:
 )  # fmt: skip
 def test_whole_floats_are_integers_where_a_schema_takes_no_other_number(schema: Any, value: Any, given: Any) -> None:
     assert repr(with_integers(of(schema), {"x": value})) == repr({"x": given})
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "fails"),
+    [
+        ({"type": "integer"}, [1, 1.0, -0.0], [1.5, True, "1", float("inf")]),
+        ({"type": "number"}, [1, 1.5], [True, "1"]),
+        ({"minimum": 2}, [2, 2.0], [1.99, 1]),
+        ({"maximum": 2}, [2, 2.0], [2.01, 3]),
+        ({"exclusiveMinimum": 2}, [2.01, 3], [2, 2.0]),
+        ({"exclusiveMaximum": 2}, [1.99, 1], [2, 2.0]),
+        ({"minLength": 2}, ["ab", "abc"], ["a", ""]),
+        ({"maxLength": 2}, ["ab", ""], ["abc"]),
+        ({"minItems": 2}, [[1, 1]], [[1], []]),
+        ({"maxItems": 2}, [[1, 1], []], [[1, 1, 1]]),
+        ({"minProperties": 1}, [{"a": 1}], [{}]),
+        ({"maxProperties": 1}, [{"a": 1}, {}], [{"a": 1, "b": 1}]),
+        ({"oneOf": [{"minimum": 1}, {"maximum": 1}]}, [0, 2], [1]),
+        ({"const": 1}, [1, 1.0], [True, "1"]),
+        ({"enum": [1, "a"]}, [1.0, "a"], [True, "b"]),
+    ],
+    ids=str,
+)
+def test_bounds_include_their_value_and_whole_floats_are_integers(
+    schema: Any, fits: list[Any], fails: list[Any]
+) -> None:
+    assert [one for one in fits if argument_error(of(schema), {"x": one})] == []
+    assert [one for one in fails if not argument_error(of(schema), {"x": one})] == []
 
 
 def test_a_decimal_is_a_multiple_as_people_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import get_args
 
 import msgspec
@@ -17,6 +18,8 @@ from synthesis.pipeline.prompts import PROMPTS, render_prompt
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.teacher_answers import BackTranslatedQuery
 
+READ = 8_000
+"""The characters of a text that are read."""
 TEXTS: dict[str, tuple[str, ...]] = {
     "en": (
         "What is the population of the capital of France?", "How many seats has the aircraft?",
@@ -170,9 +173,21 @@ def test_a_refusal_names_both_languages() -> None:
         check_language(["Fine as it is.", "法国首都的人口是多少？"], "en", "the question")
 
 
-def test_hostile_texts_take_linear_time() -> None:
-    for text in ("`" * 200_000, '"a' * 100_000, "а" * 200_000, "a@" * 100_000, "A1_" * 60_000):
-        strays(text, "en")
+@pytest.mark.parametrize("unit", ["`", '"a', "«", "(e.g. ", "а", "a@", "A1_", "a. ", "好的吗。", '{"a":', '["a. ",'])
+def test_hostile_texts_take_linear_time(unit: str) -> None:
+    """A longer text is cut, and what is read of it is read in a time that grows as its length does."""
+
+    def spent(size: int) -> float:
+        """Processor time of this thread, at the least: other programs only add to it."""
+        text, seconds = unit * (size // len(unit)), []
+        for _ in range(5):
+            started = time.thread_time()
+            strays(text, "en")
+            seconds.append(time.thread_time() - started)
+        return min(seconds)
+
+    assert spent(READ) < 3 * spent(READ // 2) + 0.002, "a square of it takes four times as long"
+    assert spent(25 * READ) < 3 * spent(READ) + 0.01, "the rest is not read"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

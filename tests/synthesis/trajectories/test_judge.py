@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import get_args
+
 import msgspec
 import pytest
 from trajectories_world import context
 
-from synthesis.core.records import Message, Task, TaskScores, ToolCall
+from synthesis.core.endpoint_settings import Role
+from synthesis.core.records import Dialogue, Goal, Message, Task, TaskScores, ToolCall
 from synthesis.core.stages import Rejected
 from synthesis.facts.servers import fact_servers
 from synthesis.offline.teacher import OfflineTeacher
@@ -175,6 +179,20 @@ async def test_a_task_for_no_tool_is_one_on_purpose_and_labelled():
     assert kept.needs == [] and set(kept.scores) == {"query_understanding", "query_planning", "final_answer"}
     (kept,) = await judge(GOOD, context(), SERVERS)
     assert kept.needs == [FIRST, SECOND] and len(kept.scores) == 7
+
+
+@pytest.mark.parametrize(("turns", "roles"), [(1, []), (2, ["user"])])
+async def test_a_user_that_may_answer_is_among_the_models_of_a_record(turns, roles):
+    class Modelled(OfflineTeacher):
+        casting = SimpleNamespace(names=lambda record, judged: dict.fromkeys(get_args(Role), "m"))
+
+        def cast(self, record):
+            return self
+
+    dialogue = Dialogue("missing_tool", [Goal(QUESTION, [FIRST, SECOND])], user_turns=turns)
+    task = msgspec.structs.replace(GOOD.task, dialogue=dialogue)
+    (kept,) = await judge(msgspec.structs.replace(GOOD, task=task), context(Modelled()), SERVERS)
+    assert kept.provenance.models == dict.fromkeys(["agent", "author", *roles, "judge"], "m")
 
 
 async def test_a_judge_that_fails_rejects_and_never_scores():
