@@ -121,24 +121,8 @@ def run(
     for name, content in files.items():
         held.put(name, binascii.a2b_base64(content))
     held.put(FILE, SOURCE.encode("utf-8", "surrogatepass"))
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(given), "utf-8", "surrogateescape")
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(out), "utf-8", "strict")
-    sys.stderr = io.TextIOWrapper(io.BufferedWriter(err), "utf-8", "backslashreplace", line_buffering=True)
-    for name in ("stdin", "stdout", "stderr"):
-        setattr(sys, f"__{name}__", getattr(sys, name))
-    for module in (builtins, io, _io):
-        vars(module)["open"] = held.open_file
-    for name in held.real:
-        setattr(os, name, getattr(held, name))
+    install(held, given, out, err)
     vars(os)["_exit"], vars(time)["sleep"] = end_as, sleep
-    vars(builtins).update(exit=leave, quit=leave)
-    sys.meta_path.insert(max(0, len(sys.meta_path) - 1), held)  # before the finder of files
-    sys.path.insert(0, FOLDER)
-    sys.argv = [FILE]
-    warnings.resetwarnings()
-    for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
-        warnings.simplefilter("ignore", kind)
-    warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
     main = types.ModuleType("__main__")
     vars(main).update(__file__=FILE, __builtins__=builtins)
     sys.modules["__main__"] = main
@@ -153,6 +137,27 @@ def run(
         except Exception:  # the program's own, or of a text that it cannot write
             code = code or OWN_FAILURE
     end(code)
+
+
+def install(held: Files, given: Given, out: Captured, err: Captured) -> None:
+    """Give the program its streams, its files, its path and the usual warnings."""
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(given), "utf-8", "surrogateescape")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(out), "utf-8", "strict")
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(err), "utf-8", "backslashreplace", line_buffering=True)
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{name}__", getattr(sys, name))
+    for module in (builtins, io, _io):
+        vars(module)["open"] = held.open_file
+    for name in held.real:
+        setattr(os, name, getattr(held, name))
+    vars(builtins).update(exit=leave, quit=leave)
+    sys.meta_path.insert(max(0, len(sys.meta_path) - 1), held)  # before the finder of files
+    sys.path.insert(0, FOLDER)
+    sys.argv = [FILE]
+    warnings.resetwarnings()
+    for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", kind)
+    warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
 
 
 def leave(code: Any = None) -> NoReturn:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jax.sharding import Mesh
+
 from astra_jax.attention.splash import BLOCK, good_length
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import make_mesh
@@ -149,6 +151,22 @@ def make_plan(
     else:
         compiled = programs.grpo_programs(model, job.config, devices, how, job.row_tokens, job.micro_batches)
 
+    flags = flags_of(job, devices.shape, *start)
+    return _plan(job, model, compiled, slice_, devices, wanted, steps or job.steps, price_per_chip_hour, flags)
+
+
+def _plan(
+    job: Job,
+    model: Model,
+    compiled: list[programs.Compiled],
+    slice_: Slice,
+    devices: Mesh,
+    wanted: int,
+    steps: int | None,
+    price_per_chip_hour: float | None,
+    flags: tuple[str, ...],
+) -> Plan:
+    """Return the plan of a job whose programs are compiled."""
     chip = slice_.chip
     worst = max(compiled, key=lambda one: one.peak + one.resident)
     traffic: dict[str, float] = defaultdict(float)
@@ -157,26 +175,12 @@ def make_plan(
             traffic[axes] += size * one.runs
     useful = model.flops_per_token(job.row_tokens)[0]
     executed = executed_flops_per_token(model, job.row_tokens, job.config.remat, chip, job.config.lora)
-    cycles: dict[str, float] = {}
-    uncounted: set[str] = set()
-    if expected := chip.clock is not None and all(one.module is not None for one in compiled):
-        seconds, cycles, uncounted = _scheduled(compiled, slice_, devices)
-    else:
-        seconds = {
-            "compute": (executed - saved_flops_per_token(model, job.config.matmul, job.config.remat, chip))
-            * (job.rows * job.row_tokens / slice_.chips / (chip.flops * _efficiency(slice_))),
-            "memory": least_traffic(model, job.config, devices.shape, job.micro_batches) / chip.hbm_bandwidth,
-            "network": _sent_seconds(compiled, slice_),
-        }
-    if host := max(one.host for one in compiled):
-        uncounted.add("copies from and to the host's memory")
-    if isinstance(job.config, GRPOConfig) and job.config.objective.kl_coef:
-        uncounted.add("the forward pass of objective.kl_coef")
+    seconds, cycles, uncounted = _times(job, model, compiled, slice_, devices, executed)
+    host, expected = max(one.host for one in compiled), bool(cycles)
     bound = max(seconds, key=lambda name: seconds[name])
     step_seconds = sum(seconds.values()) if expected else seconds[bound]
     speed = job.rows * job.row_tokens / step_seconds / slice_.chips
-    known = steps or job.steps
-    hours = None if known is None else known * step_seconds / 3600
+    hours = None if steps is None else steps * step_seconds / 3600
     priced = hours is not None and price_per_chip_hour is not None
     peak = worst.peak + worst.resident
     refusal = "; ".join(f"{one.name} {one.refusal}" for one in compiled if one.refusal)
@@ -213,11 +217,41 @@ def make_plan(
         mfu=useful * speed / chip.flops,
         uncounted=tuple(sorted(uncounted)),
         compile_seconds=sum(one.seconds for one in compiled),
-        steps=known,
+        steps=steps,
         hours=hours,
         dollars=hours * price_per_chip_hour * slice_.chips if priced and hours and price_per_chip_hour else None,
-        flags=flags_of(job, devices.shape, *start),
+        flags=flags,
     )
+
+
+def _times(
+    job: Job, model: Model, compiled: list[programs.Compiled], slice_: Slice, devices: Any, executed: float
+) -> tuple[dict[str, float], dict[str, float], set[str]]:
+    """Return the seconds of an optimizer step by part, the compiler's cycles by category, and what is not counted.
+
+    Args:
+        executed: arithmetic of a token, in FLOP.
+
+    Returns:
+        No cycles where the compiler estimates none; then each part is a bound by itself.
+    """
+    chip, config = slice_.chip, job.config
+    cycles: dict[str, float] = {}
+    uncounted: set[str] = set()
+    if chip.clock is not None and all(one.module is not None for one in compiled):
+        seconds, cycles, uncounted = _scheduled(compiled, slice_, devices)
+    else:
+        seconds = {
+            "compute": (executed - saved_flops_per_token(model, config.matmul, config.remat, chip))
+            * (job.rows * job.row_tokens / slice_.chips / (chip.flops * _efficiency(slice_))),
+            "memory": least_traffic(model, config, devices.shape, job.micro_batches) / chip.hbm_bandwidth,
+            "network": _sent_seconds(compiled, slice_),
+        }
+    if any(one.host for one in compiled):
+        uncounted.add("copies from and to the host's memory")
+    if isinstance(config, GRPOConfig) and config.objective.kl_coef:
+        uncounted.add("the forward pass of objective.kl_coef")
+    return seconds, cycles, uncounted
 
 
 def row_length(config: SFTConfig | GRPOConfig, tokens: int, context: int) -> int:
