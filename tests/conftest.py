@@ -20,11 +20,11 @@ from typing import Any
 import hypothesis
 import pytest
 import scheduling
-from selection import NIGHTLY, QUICK, SECONDS, is_quick, unlisted
+from selection import BUDGET, NIGHTLY, QUICK, SECONDS, is_quick, unlisted
 
 # Its deadline of 200 ms for an example is by the clock: a busy machine would fail it.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
+hypothesis.settings.register_profile("day", deadline=None)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=300)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # there is no chip that two processes could want
@@ -50,7 +50,7 @@ _TESTS = Path(__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="Only the tests that tests/selection.py names.")
-    parser.addoption("--nightly", action="store_true", help="Also the files in NIGHTLY of tests/selection.py.")
+    parser.addoption("--nightly", action="store_true", help="Also the files in NIGHTLY and tests marked nightly.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background, and all programs under test
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.load_profile("nightly" if config.getoption("--nightly") else "day")
     config.stash[_errors] = os.dup(2)  # before tests' output is captured
     config.pluginmanager.register(scheduling, "scheduling")
     if not hasattr(config, "workerinput"):
@@ -114,13 +115,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the tests of `--quick`, and start the longest files first, so that all workers finish together."""
+    """Select the tests of `--quick`, or leave out those marked `nightly` whose file is not named. Start the longest
+    files first, so that all workers finish together."""
+    nightly = {item for item in items if item.get_closest_marker("nightly")}
+    chosen = items
     if config.getoption("--quick"):
         slow = {item for item in items if item.get_closest_marker("slow")}
-        chosen = [item for item in items if is_quick(f"{_name(item.path)}::{item.name}", item in slow)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
-    items.sort(key=lambda item: -SECONDS.get(_name(item.path), 0.0))
+        by_day = [item for item in items if item not in nightly]
+        chosen = [item for item in by_day if is_quick(f"{_name(item.path)}::{item.name}", item in slow)]
+    elif not config.getoption("--nightly"):
+        named = {(config.invocation_params.dir / one.partition("::")[0]).resolve() for one in config.args}
+        chosen = [item for item in items if item not in nightly or item.path in named]
+    if left_out := {*items} - {*chosen}:
+        config.hook.pytest_deselected(items=[*left_out])
+    items[:] = sorted(chosen, key=lambda item: -SECONDS.get(_name(item.path), 0.0))
 
 
 def _name(path: Path) -> str:
@@ -129,11 +137,16 @@ def _name(path: Path) -> str:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print which files were left out, and, for a run with several workers, what `SECONDS` lacks."""
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption("--nightly"):
-        terminalreporter.write_line(f"{len(NIGHTLY)} files of nightly tests were left out; --nightly runs them, too")
     seconds: Counter[str] = Counter()
     for report in [one for reports in terminalreporter.stats.values() for one in reports if hasattr(one, "duration")]:
         seconds[_name(config.rootpath / report.nodeid.partition("::")[0])] += report.duration
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if is_whole and not config.getoption("--nightly") and not config.getoption("--quick"):
+        left_out = f"{len(NIGHTLY)} files, and the tests marked nightly, were left out"
+        terminalreporter.write_line(f"{left_out}; --nightly runs them, too")
+        terminalreporter.write_line(
+            f"the tests took {seconds.total():.0f} s of all workers, of {BUDGET:.0f} s that a day has"
+        )
     if config.getoption("numprocesses", None) and (lines := unlisted(seconds)):
         terminalreporter.write_line(f"tests/selection.py: unless more ran here, SECONDS wants {', '.join(lines)}")
 

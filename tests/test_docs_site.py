@@ -101,7 +101,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path) -> None:
     assert (tmp_path / "mine").read_text() == "x"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_site_is_built_whole(tmp_path) -> None:
     """Strictly, which refuses links to pages and anchors that are not there; and its HTML is looked through."""
     for needed in ("zensical", "mkdocstrings"):

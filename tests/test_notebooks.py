@@ -74,7 +74,7 @@ def test_what_is_stored_was_run_once_in_order_and_names_no_machine(file: Path) -
 SHOP = ToolSpec("order_status", "Where an order is.", {"type": "object", "properties": {"order": {"type": "string"}}})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ones_own_conversations_on_a_file_of_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     """With a tiny random Llama in place of SmolLM2; its tokenizer knows the shop's words, so that rows are short."""
     folder = tmp_path_factory.mktemp("own")

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from processor_time import slowness
+from selection import by_day
 
 from synthesis.core.answer_words import words_of
 from synthesis.core.locales import READ, locale_of
@@ -208,6 +209,7 @@ def stop(number: int, frame: FrameType | None) -> None:
     raise TooLong
 
 
+@cache
 def slow(pattern: re.Pattern[str]) -> str:
     """The text, described, on which a pattern takes too long; "" for none."""
     before = signal.signal(signal.SIGVTALRM, stop)
@@ -242,7 +244,7 @@ def test_no_pattern_backtracks() -> None:
     assert not found and len(distinct) > 90
 
 
-@pytest.mark.parametrize("language", READ)
+@pytest.mark.parametrize("language", by_day(READ, "en", "zh", "de", "ko", "ar"))
 def test_no_pattern_of_a_language_backtracks(language: str) -> None:
     locale = locale_of(language)
     held: list[Any] = [*vars(words_of(language)).values()]

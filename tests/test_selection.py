@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from selection import NIGHTLY, QUICK, SECONDS, is_quick, unlisted
+from selection import BUDGET, LONG, NIGHTLY, QUICK, SECONDS, by_day, is_quick, unlisted
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -19,10 +19,10 @@ def functions(file: str) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-@pytest.mark.parametrize("file", QUICK)
-def test_what_is_chosen_exists(file: str) -> None:
-    missing = {name.partition("[")[0] for name in QUICK[file]} - functions(file)
-    assert not missing, f"tests/selection.py names tests that tests/{file} does not have: {sorted(missing)}"
+def test_what_is_chosen_exists() -> None:
+    missing = {file: {name.partition("[")[0] for name in names} - functions(file) for file, names in QUICK.items()}
+    wrong = {file: sorted(names) for file, names in missing.items() if names}
+    assert not wrong, "tests/selection.py names tests that these files do not have"
 
 
 def test_what_is_begun_first_exists() -> None:
@@ -35,27 +35,42 @@ def test_nightly_files_exist_and_none_is_quick() -> None:
     assert NIGHTLY.isdisjoint(QUICK)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "is_run"), [(["tests/astra_jax/planner"], False), (["--nightly", "tests/astra_jax/planner"], True)]
-)
-def test_a_folder_is_run_without_its_nightly_files_and_a_file_that_is_named_is_run(
-    arguments: list[str], is_run: bool
-) -> None:
-    file = "tests/astra_jax/planner/test_slices.py"
-    command = [sys.executable, "-m", "pytest", "-n0", "-q", "--collect-only", "-p", "no:cacheprovider"]
-    for given, expected in (
-        (arguments, is_run),
-        ([file], True),
-        ([f"{file}::test_slices_are_named_with_their_number"], True),
-    ):
-        result = subprocess.run([*command, *given], cwd=ROOT, capture_output=True, text=True, timeout=120)
-        assert (file in result.stdout) == expected, result.stdout + result.stderr
+def collected(*arguments: str) -> str:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_what_is_nightly_is_run_where_it_is_named_and_with_the_option() -> None:
+    """A file by its name in `NIGHTLY`, a test by its mark."""
+    file, marked = "tests/sandbox/test_sandbox_soak.py", "test_lower_tiers_compute_the_same[C]"
+    folder, named = collected("tests/sandbox"), collected(file, "tests/sandbox/test_sandbox_pool.py")
+    nightly = collected("--nightly", "tests/sandbox")
+    assert file not in folder and marked not in folder and "test_lower_tiers_compute_the_same[D]" in folder
+    assert file in named and marked in named
+    assert file in nightly and marked in nightly
+
+
+def test_cases_that_are_not_chosen_are_nightly() -> None:
+    one, pair, other = by_day(["a", (1, 2), "c"], "a")
+    assert (one.values, one.marks, pair.values, [mark.name for mark in pair.marks]) == (("a",), (), (1, 2), ["nightly"])
+    assert other.marks == pair.marks
+    with pytest.raises(AssertionError, match="not among them"):
+        by_day(["a"], "b")
 
 
 def test_a_run_says_which_long_files_are_not_begun_first() -> None:
     file, seconds = next(iter(SECONDS.items()))
-    assert unlisted({file: seconds * 1.9, "test_new.py": 31.4, "test_short.py": 19.9}) == ['"test_new.py": 31']
+    short = {"test_short.py": LONG - 0.1}
+    assert unlisted({file: seconds * 1.9, "test_new.py": LONG + 1.4} | short) == [f'"test_new.py": {LONG + 1.4:.0f}']
     assert unlisted({file: seconds * 2.1}) == [f'"{file}": {seconds * 2.1:.0f}']
+
+
+def test_the_longest_files_of_a_day_leave_time_for_the_others() -> None:
+    """A complete run prints what all of them took, and which of these numbers are wrong."""
+    by_day = sum(seconds for file, seconds in SECONDS.items() if file not in NIGHTLY)
+    assert by_day <= BUDGET, "mark cases that few changes touch nightly, or make them cheaper"
 
 
 @pytest.mark.parametrize("floor", ["launch", "astra_jax", "synthesis", "sandbox"])
@@ -76,8 +91,6 @@ def test_quick_leaves_out_what_is_slow_unless_it_is_named() -> None:
 
 
 def test_the_option_collects_only_what_is_chosen() -> None:
-    command = [sys.executable, "-m", "pytest", "--quick", "--collect-only", "-q", "-n0", "-p", "no:cacheprovider"]
-    given = ["tests/test_floors.py", "tests/launch/test_cli.py", "tests/launch/test_compare.py"]
-    result = subprocess.run([*command, *given], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "tests/launch/test_cli.py::" in result.stdout and "test_compare" not in result.stdout
+    files = ("tests/test_floors.py", "tests/sandbox/test_sandbox_seccomp.py", "tests/sandbox/test_sandbox_layers.py")
+    chosen = collected("--quick", *files)
+    assert "test_sandbox_seccomp.py::" in chosen and "test_sandbox_layers" not in chosen

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mesh_world import DENSE, EXPERTS, LENGTH, ROWS, packed_batch
+from selection import by_day
 
 from astra_jax.axes import is_bias
 from astra_jax.head import _Plan, summed_loss, token_logprobs
@@ -63,8 +64,19 @@ MESHES = [
 ]
 
 
+BY_DAY = [
+    ("dense", {"fsdp": 2, "context": 2, "tensor": 2}),
+    ("tied", {"context": 4, "tensor": 2}),
+    ("experts", {"expert": 2, "context": 2, "tensor": 2}),
+    ("llama", {"fsdp": 4, "tensor": 2}),
+    ("qwen2", {"fsdp": 4, "tensor": 2}),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "axes"), MESHES, ids=lambda x: x if isinstance(x, str) else "x".join(map(str, x)))
+@pytest.mark.parametrize(
+    ("name", "axes"), by_day(MESHES, *BY_DAY), ids=lambda x: x if isinstance(x, str) else "x".join(map(str, x))
+)
 def test_eight_devices_equal_one(name, axes, on_one_device) -> None:
     loss, gradients, router = loss_and_gradients(CONFIGS[name], make_mesh(**axes))
     expected_loss, expected, expected_router = on_one_device[name]
@@ -103,9 +115,8 @@ def whole_step(model, accumulation: int, mesh):
     [
         (DENSE, {}),
         (DENSE, {"fsdp": 2, "context": 2, "tensor": 2}),
-        (DENSE, {"data": 2, "fsdp": 2, "context": 2}),
-        (TIED, {"data": 4, "tensor": 2}),
         (EXPERTS, {"data": 2, "expert": 2, "context": 2}),
+        *by_day([(DENSE, {"data": 2, "fsdp": 2, "context": 2}), (TIED, {"data": 4, "tensor": 2})]),
     ],
 )
 def test_a_training_step_equals_one_device_and_accumulation(model, axes) -> None:
@@ -130,13 +141,17 @@ def test_the_router_counts_real_tokens_only(on_one_device) -> None:
 @pytest.mark.parametrize(
     ("axes", "words", "peers"),
     [
-        ({"tensor": 8}, 128, ()),
         ({"fsdp": 2, "context": 2, "tensor": 2}, 96, ()),  # 48 words of a matrix, or among two 64 tokens and 24 words
-        ({"fsdp": 4, "context": 2}, 128, ("context",)),
-        ({"fsdp": 2, "context": 2, "tensor": 2}, 384, ("fsdp", "context")),
         ({"fsdp": 2, "expert": 2, "context": 2}, 512, ("fsdp", "expert", "context")),
-        ({"data": 2, "fsdp": 4}, 512, ("fsdp",)),
         ({"fsdp": 8}, 516, ()),  # does not divide
+        *by_day(
+            [
+                ({"tensor": 8}, 128, ()),
+                ({"fsdp": 4, "context": 2}, 128, ("context",)),
+                ({"fsdp": 2, "context": 2, "tensor": 2}, 384, ("fsdp", "context")),
+                ({"data": 2, "fsdp": 4}, 512, ("fsdp",)),
+            ]
+        ),
     ],
 )
 def test_the_head_over_a_spread_vocabulary(axes, words, peers) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rollout_world import make_environment
 from tokenizers import AddedToken, Tokenizer
@@ -131,7 +131,6 @@ halves = ["<", "|", ">", "/", "im_start", "im_end", "think", "tool_call", "x"]
 pieces = st.lists(st.sampled_from(halves + TOKENS), max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
 @given(pieces.map("".join))
 def test_no_text_joins_what_stands_around_it_to_a_tag(
     tokenizer: ChatTokenizer, special: frozenset[int], text: str

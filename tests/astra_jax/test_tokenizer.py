@@ -12,7 +12,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers
 
@@ -65,7 +65,6 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
 @given(st.lists(pieces | st.text(max_size=6), max_size=10).map("".join))
 def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
     ids = tokenizer.encode(text)
@@ -73,7 +72,6 @@ def test_decoding_what_was_encoded_gives_the_text(tokenizer, text):
     assert all(0 <= i < tokenizer.vocab_size for i in ids)
 
 
-@settings(max_examples=300)
 @given(st.lists(pieces | st.text(max_size=6), max_size=10).map("".join))
 def test_encoding_beside_other_threads_gives_what_encoding_alone_does(tokenizer, text):
     assert tokenizer.encode(text) == tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
@@ -122,7 +120,6 @@ def test_exactly_as_many_tokens_as_there_is_room_for_are_taken(tokenizer):
             tokenizer.encode_segments(segments, most=len(ids) - 1)
 
 
-@settings(max_examples=200)
 @given(st.lists(pieces | st.text(max_size=6), max_size=10).map("".join))
 def test_no_text_has_more_characters_than_its_tokens_hold(tokenizer, text):
     assert len(text) <= tokenizer.most_characters(len(tokenizer.encode(text)))

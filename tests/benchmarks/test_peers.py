@@ -69,7 +69,7 @@ def test_old_logprobs_put_the_clip_to_work(folder: Path) -> None:
     ).any()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("peer", NEEDS)
 def test_losses_and_gradients_equal_a_peers(folder: Path, peer: str) -> None:
     python = os.environ.get(f"ASTRA_{peer.upper()}_PYTHON")

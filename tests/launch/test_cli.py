@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from programs_world import ended
+from selection import by_day
 
 from configs.quickstart import PROFILES
 from launch.flags.cli import UsageError, load_config, overridden, setting_names
@@ -231,7 +232,7 @@ def as_nobody(folder: Path, *arguments: str, **environment: str) -> subprocess.C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", by_day(PROGRAMS, "launch.evaluate", "launch.sft"))
 def test_help_is_the_same_without_a_home_and_docstrings_and_with_warnings_as_errors(tmp_path, program: str) -> None:
     """`launch.evaluate` looked for the home directory as it was imported; -OO removed what settings mean."""
     plain = ended(program, "--help")
@@ -240,7 +241,7 @@ def test_help_is_the_same_without_a_home_and_docstrings_and_with_warnings_as_err
     assert odd.stdout.partition("\nflags:\n")[2] == plain.out.partition("\nflags:\n")[2] != ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_small_jobs_are_the_same_without_a_home_and_docstrings_and_with_warnings_as_errors(tmp_path) -> None:
     made = as_nobody(
         tmp_path, "-m", "launch.environments", f"--workdir={tmp_path / 'run'}", "--config.count=3",

@@ -22,6 +22,7 @@ from notebooks_world import run_notebook
 from printed_commands import printed, started
 from programs_world import Programs, as_users, programs
 from scripted_mcp import write_server
+from selection import by_day
 
 from astra_jax.cpu.environment import cpu_environment
 from launch.quickstart.ledger import Ledger, read_json
@@ -228,19 +229,25 @@ def kill_in(start: Programs, stage: str, workdir: Path, seconds: float, after: s
     process.kill()
 
 
+KILLS = {
+    "trajectories": (0.5, "journals/trajectories.sqlite"),
+    "environments": (0.5, "journals/environments.sqlite"),
+    "sft_tools": (0.0, "sft/tools/checkpoints/states/5"),
+    "grpo": (0.0, "grpo/checkpoints/config.json"),
+}
+"""Stages in which a run is killed: so many seconds after it has written this."""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("stages", by_day([[*KILLS], ["environments", "grpo"]], ["environments", "grpo"]), ids=len)
 def test_a_killed_run_goes_on_elsewhere_and_ends_with_the_same_datasets(
-    start, finished, summary, service, tmp_path
+    start, finished, summary, service, tmp_path, stages: list[str]
 ) -> None:
     """The run it is compared with had the sandbox in its own process; this one has it behind HTTP."""
     workdir = tmp_path / "run"
     finished_stages: dict[str, int] = {}
-    for stage, seconds, after in (
-        ("trajectories", 0.5, "journals/trajectories.sqlite"),
-        ("environments", 0.5, "journals/environments.sqlite"),
-        ("sft_tools", 0.0, "sft/tools/checkpoints/states/5"),
-        ("grpo", 0.0, "grpo/checkpoints/config.json"),
-    ):
+    for stage in stages:
+        seconds, after = KILLS[stage]
         kill_in(start, stage, workdir, seconds, after, *service)
         files = list((workdir / "stages").glob("*.json"))
         assert {file.stem for file in files} == set(STAGES[: STAGES.index(stage)])
@@ -264,10 +271,15 @@ def test_a_finished_run_only_writes_its_report_again(finished, summary, start) -
 
 
 @pytest.mark.slow
-def test_notebooks_of_the_quickstart_and_of_evaluation(finished, summary, start, tmp_path) -> None:
-    """As they are printed, but for the cell of parameters: this run, and two of its environments."""
+def test_the_notebook_of_the_quickstart(finished, summary, start) -> None:
+    """As it is printed, but for the cell of parameters: this run."""
     shown, _ = run_notebook("quickstart", start, WORKDIR=str(finished), PROFILE="ci")
     assert f"untrained  F1 {summary['held_out']['untrained']['f1']:.2f}" in shown
+
+
+@pytest.mark.nightly
+def test_the_notebook_of_evaluation(finished, start, tmp_path) -> None:
+    """As it is printed, but for the cell of parameters: two environments of this run."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     given = {"RUN": str(finished), "WORKDIR": str(tmp_path / "run"), "LIMIT": 2, "PORT": port}
@@ -306,7 +318,7 @@ def grpo_flags(finished, tmp_path) -> list[str]:
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_grpo_starts_from_a_checkpoint(grpo_flags, start, tmp_path) -> None:
     """So short a run has seldom a group worth training on; that the loop learns is tested in `test_grpo.py`, that it
     goes on from its own checkpoints in `test_grpo_program.py`."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs_world import as_users
+from selection import by_day
 
 import astra_jax.attention
 from astra_jax.attention import (
@@ -67,7 +68,7 @@ def run(q, k, v, segments, positions, **options):
     return attention(q, k, v, segments, positions, **options)
 
 
-@pytest.mark.parametrize("blocks", [(512, 1024), (16, 32), (24, 16), (80, 7)])
+@pytest.mark.parametrize("blocks", by_day([[512, 1024], [16, 32], [24, 16], [80, 7]], [16, 32], [80, 7]))
 def test_blockwise_equals_the_full_matrix_forward_and_backward(packed, blocks, monkeypatch) -> None:
     monkeypatch.setattr(blockwise, "QUERY_BLOCK", blocks[0])
     monkeypatch.setattr(blockwise, "KEY_BLOCK", blocks[1])
@@ -111,10 +112,10 @@ def going_on_row(lengths: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray
 @pytest.mark.parametrize(
     ("backend", "blocks"),
     [
-        ("blockwise", (16, 16)),
         ("blockwise", (64, 32)),
         ("triton_interpret", (16, 16)),
-        ("triton_interpret", (64, 32)),
+        pytest.param("blockwise", (16, 16), marks=pytest.mark.nightly),
+        pytest.param("triton_interpret", (64, 32), marks=pytest.mark.nightly),
         pytest.param("triton", (64, 32), marks=ON_GPU),
         pytest.param("splash_interpret", (128, 128), marks=pytest.mark.slow),
     ],
@@ -242,7 +243,7 @@ def test_blocks_that_share_a_document_are_known_by_their_least_and_greatest() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("go_on", [False, True])
+@pytest.mark.parametrize("go_on", by_day([False, True], True))
 def test_splash_does_not_visit_the_blocks_of_other_documents(go_on, monkeypatch) -> None:
     """What is not visited may be anything: keys and values of another document are no numbers, and a visit would make
     none of whatever sees them."""
@@ -277,7 +278,7 @@ def test_splash_does_not_visit_the_blocks_of_other_documents(go_on, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [2 * 512 * 512, 128 * 512, 1])
+@pytest.mark.parametrize("memory", by_day([2 * 512 * 512, 128 * 512, 1], 128 * 512))
 def test_splashs_gradients_are_the_same_in_any_number_of_parts(packed_wide, expected_wide, memory, monkeypatch) -> None:
     """Both heads of a key head at once, a block of one, and a block where not even that has room."""
     monkeypatch.setattr(splash_backward, "MEMORY", memory)
@@ -292,8 +293,13 @@ def test_splashs_gradients_are_the_same_in_any_number_of_parts(packed_wide, expe
 
 
 @pytest.mark.parametrize("backend", TRITON)
-@pytest.mark.parametrize("blocks", [((128, 64), (64, 64)), ((32, 16), (16, 32))])
-@pytest.mark.parametrize("order", ["row", "any"])
+@pytest.mark.parametrize(
+    ("blocks", "order"),
+    [
+        (((32, 16), (16, 32)), "any"),
+        *by_day([(((32, 16), (16, 32)), "row"), (((128, 64), (64, 64)), "row"), (((128, 64), (64, 64)), "any")]),
+    ],
+)
 def test_triton_equals_blockwise_forward_and_backward(packed_wide, blocks, order, backend, monkeypatch) -> None:
     """Documents that begin and end within blocks, one of a single token, padding; the tokens shuffled too."""
     monkeypatch.setattr(triton, "BLOCKS", blocks)
@@ -367,18 +373,19 @@ def test_triton_refuses_heads_that_its_tiles_cannot_hold(packed) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason=f"needs {INSTALL_GPU}")
-def test_triton_compiles_for_gpus_and_never_holds_a_square() -> None:
+@pytest.mark.parametrize("sizes", by_day(["8_192, 64", "65_536, 128"], "8_192, 64"))
+def test_triton_compiles_for_gpus_and_never_holds_a_square(sizes: str) -> None:
     """All three kernels, with what a multiprocessor's memory holds, in a process of its own."""
-    code = """
+    code = f"""
 from test_attention import gradient_program, make_mesh
 from astra_jax.planner.hardware import Slice
 mesh = make_mesh(context=4, devices=Slice.parse("h200:4").devices())
-for t, h in ((8_192, 64), (65_536, 128)):
-    program, arguments = gradient_program(t, 2, h, backend="auto", mesh=mesh)
-    compiled = program.lower(*arguments).compile()
-    assert compiled.as_text().count('custom_call_target="__gpu$xla.gpu.triton"') == 3
-    temporaries = compiled.memory_analysis().temp_size_in_bytes
-    assert temporaries < t * t / 4, (t, temporaries)
+t, h = {sizes}
+program, arguments = gradient_program(t, 2, h, backend="auto", mesh=mesh)
+compiled = program.lower(*arguments).compile()
+assert compiled.as_text().count('custom_call_target="__gpu$xla.gpu.triton"') == 3
+temporaries = compiled.memory_analysis().temp_size_in_bytes
+assert temporaries < t * t / 4, (t, temporaries)
 """
     environment = {**as_users(), "PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=600)
@@ -387,7 +394,11 @@ for t, h in ((8_192, 64), (65_536, 128)):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "go_on"),
-    [("blockwise", False), ("splash_interpret", False), ("splash_interpret", True), ("triton_interpret", True)],
+    [
+        ("blockwise", False),
+        ("splash_interpret", True),
+        *by_day([("splash_interpret", False), ("triton_interpret", True)]),
+    ],
 )
 def test_context_parallel_equals_one_device(packed_wide, backend, go_on) -> None:
     """Each device has an early and a late chunk of the sequence, and half of the heads; two documents may go on from
@@ -439,19 +450,20 @@ def test_blockwise_never_holds_a_square(t) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install '.[tpu]'")
-def test_splash_compiles_for_tpus_and_never_holds_a_square() -> None:
+@pytest.mark.parametrize("sizes", by_day(["65_536, False", "8_192, True"], "8_192, True"))
+def test_splash_compiles_for_tpus_and_never_holds_a_square(sizes: str) -> None:
     """In a process of its own: libtpu takes this one's signals."""
-    code = """
+    code = f"""
 import jax
 from test_attention import gradient_program, make_mesh
 from astra_jax.planner.hardware import Slice
 mesh = make_mesh(context=4, devices=Slice.parse("v5e:2x2").devices())
-for t, go_on in ((65_536, False), (8_192, True)):
-    program, arguments = gradient_program(t, 2, 128, backend="auto", mesh=mesh, go_on=go_on)
-    compiled = program.lower(*arguments).compile()
-    assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2 + go_on
-    temporaries = compiled.memory_analysis().temp_size_in_bytes
-    assert temporaries < t * t / 4, (t, temporaries)
+t, go_on = {sizes}
+program, arguments = gradient_program(t, 2, 128, backend="auto", mesh=mesh, go_on=go_on)
+compiled = program.lower(*arguments).compile()
+assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2 + go_on
+temporaries = compiled.memory_analysis().temp_size_in_bytes
+assert temporaries < t * t / 4, (t, temporaries)
 """
     environment = {**as_users(), "PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=600)
@@ -475,12 +487,12 @@ def test_splashs_schedule_is_that_of_the_whole_mask(length: int, context: int) -
 
 
 @pytest.mark.parametrize("context", [1, 2, 4, 8, 16, 32])
-@pytest.mark.parametrize("tokens", [1, 1_000, 4_096, 20_000, 20_480, 32_768, 74_752])
-def test_good_row_lengths_have_large_blocks(tokens: int, context: int) -> None:
-    length = splash.good_length(tokens, context)
-    chunk = length // (2 * context if context > 1 else 1)
-    assert length >= tokens and chunk % splash.BLOCK == 0
-    assert splash.good_length(length, context) == length
-    assert splash.block_of(chunk) >= min(chunk, splash.GOOD_BLOCK)
-    if tokens >= 20_000 and context <= 16:
-        assert length <= 1.1 * tokens
+def test_good_row_lengths_have_large_blocks(context: int) -> None:
+    for tokens in (1, 1_000, 4_096, 20_000, 20_480, 32_768, 74_752):
+        length = splash.good_length(tokens, context)
+        chunk = length // (2 * context if context > 1 else 1)
+        assert length >= tokens and chunk % splash.BLOCK == 0
+        assert splash.good_length(length, context) == length
+        assert splash.block_of(chunk) >= min(chunk, splash.GOOD_BLOCK)
+        if tokens >= 20_000 and context <= 16:
+            assert length <= 1.1 * tokens

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 from grpo_world import MODEL, caller
+from own_objects_world import Calculatrice
 from rollout_world import ScriptedPolicy, make_environment, tiny_model
 from sft_world import starting
 
@@ -32,26 +33,6 @@ CONFIG = GRPOConfig(
     steps=2, batch_size=1, group_size=4, learning_rate=1e-2, concurrent_groups=2, row_buckets=(512, 1_800),
     micro_batch_size=2, weight_decay=0.0, checkpoint_every=1, eval_samples=2, episode=EPISODE,
 )  # fmt: skip
-
-
-class Calculatrice:
-    """A calculator that is asked in French."""
-
-    language = "fr"
-
-    def __init__(self, a: int, b: int, kind: str = "") -> None:
-        self.question, self.answer, self.id = f"Combien font {a} plus {b} ?", a + b, f"{a}+{b}"
-        if kind:
-            self.kind = kind
-
-    def additionner(self, a: int, b: int) -> int:
-        """Additionne deux nombres."""
-        return a + b
-
-    def score(self, episode) -> float:
-        if "refuse" in self.question and episode.answer:
-            raise ArithmeticError("nobody knows")
-        return float(str(self.answer) in episode.answer)
 
 
 TRAINED = [OwnEnvironment(Calculatrice(1, 2)), OwnEnvironment(Calculatrice(2, 2))]
@@ -199,7 +180,7 @@ class NotedEngine(Engine):
             self.noted.append(what)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_training_with_the_engine_samples_the_same_without_it(chat_tokenizer, tmp_path) -> None:
     """What it computes depends, in its last digits, on which requests meet in a step; what it samples does not."""
     model = dataclasses.replace(MODEL, vocab_size=chat_tokenizer.vocab_size, d_model=chat_tokenizer.vocab_size)
@@ -284,6 +265,7 @@ async def test_what_cannot_be_judged_is_masked_and_counted(run, chat_tokenizer, 
     assert "eval/greedy/reward" not in only.history[-1] and only.history[-1]["eval/greedy/masked_episodes"] == 1
 
 
+@pytest.mark.nightly
 async def test_with_rollouts_across_updates(run, chat_tokenizer, tmp_path) -> None:
     config = dataclasses.replace(CONFIG, async_steps=1, eval_every=1)
     await run("run", Calculator(chat_tokenizer), config)
@@ -305,9 +287,9 @@ async def test_what_is_trained_on_is_not_held_out(run, pool, chat_tokenizer, tmp
     same_id.id = "1+2"  # as the first tasks of two files have
     check_apart([OwnEnvironment(same_id)], TRAINED, said.append)
     assert len(said) == 1
+    config = dataclasses.replace(CONFIG, episode=dataclasses.replace(EPISODE, reward="f1"))
+    model = tiny_model(chat_tokenizer.vocab_size, 2_048)
     with pytest.raises(InputError, match="reward f1 counts sub-tasks, and environment 10.20 has none"):
-        config = dataclasses.replace(CONFIG, episode=dataclasses.replace(EPISODE, reward="f1"))
-        model = tiny_model(chat_tokenizer.vocab_size, 2_048)
         await train(
             config, model, starting(model.init(jax.random.key(0))), [make_environment()], chat_tokenizer, pool,
             tmp_path / "records", policy=Calculator(chat_tokenizer), held_out=HELD_OUT, progress=False,

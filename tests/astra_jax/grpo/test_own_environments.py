@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import pytest
+from own_objects_world import Guessed
 from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
 from sft_world import starting
 
@@ -327,24 +328,6 @@ async def test_records_and_objects_in_one_run(warehouse, pool, chat_tokenizer) -
     task = make_task(mixed[0], chat_tokenizer, config, seed=0)
     episode = await run_episode(policy, pool, task, chat_tokenizer, config, seed=0, session="s")
     assert episode.reward == episode.score.f1 > 0 and episode.score.parts == {"score": episode.reward}
-
-
-class Guessed:
-    """Half of the policy's episodes look, and what then becomes of them is `becomes`."""
-
-    question = "How many bolts are there?"
-
-    def __init__(self, becomes: str) -> None:
-        self.becomes = becomes
-
-    def stock_of(self, item: str) -> int:
-        """Pieces of an item in stock."""
-        return 40
-
-    def score(self, episode) -> float:
-        if self.becomes == "unscored" and episode.calls:
-            raise KeyError("no such row")
-        return float("40" in episode.answer)
 
 
 class Looking(ScriptedPolicy):

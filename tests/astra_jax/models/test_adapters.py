@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from mesh_world import DENSE, EXPERTS, packed_batch
 from parity_world import hf_model, logits_of, tokens_of
 from plain_world import make_folder
+from selection import by_day
 
 from astra_jax import chat_files
 from astra_jax.mesh import batch_sharding, make_mesh
@@ -76,7 +77,7 @@ def loss_of(model, lora, base, tokens):
     return loss
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", by_day(CASES, "qwen3, experts"))
 def test_new_adapters_change_no_logit(name, tmp_path) -> None:
     model, lora = CASES[name]
     base, tokens = base_of(model, tmp_path), tokens_of(model, length=40)
@@ -99,7 +100,7 @@ def test_a_is_drawn_as_peft_draws_it() -> None:
     assert all(not jnp.any(leaf) for path, leaf in jax.tree.leaves_with_path(made) if path[-1].key.startswith("b_"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", by_day(CASES, "qwen3, experts", "llama", "untied, with tokens"))
 def test_logits_and_gradients_are_those_of_peft_which_reads_what_we_write(name, tmp_path) -> None:
     model, lora = CASES[name]
     base, trained, tokens = base_of(model, tmp_path / "base"), drawn(model, lora), tokens_of(model, length=40)
@@ -127,7 +128,7 @@ def test_logits_and_gradients_are_those_of_peft_which_reads_what_we_write(name, 
         np.testing.assert_allclose(ours[key], gradient, atol=2e-5, rtol=1e-3, err_msg=key)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", by_day(CASES, "qwen3, experts", "tied, with tokens"))
 def test_merged_weights_compute_the_same_here_and_in_transformers(name, tmp_path) -> None:
     model, lora = CASES[name]
     base, trained, tokens = base_of(model, tmp_path), drawn(model, lora), tokens_of(model, length=40)
@@ -182,7 +183,7 @@ def written_run(folder, model, base, lora, origin):
     return trained
 
 
-@pytest.mark.parametrize("name", ["llama", "tied, with tokens", "untied, with tokens"])
+@pytest.mark.parametrize("name", by_day(["llama", "tied, with tokens", "untied, with tokens"], "untied, with tokens"))
 def test_a_run_over_bfloat16_is_merged_in_the_type_that_is_asked_for(name, tmp_path) -> None:
     """In float32 no update is lost: of sums that were rounded to bfloat16 first many would be the base again."""
     model, lora = replace(CASES[name][0], param_dtype="bfloat16"), CASES[name][1]
@@ -218,7 +219,7 @@ def test_of_weights_that_lie_elsewhere_now_the_step_under_the_adapters_is_read(t
         weights.load_orbax(tmp_path / "one", model, base=tmp_path / "base")
 
 
-@pytest.mark.parametrize("name", ["tied, with tokens", "untied, with tokens"])
+@pytest.mark.parametrize("name", by_day(["tied, with tokens", "untied, with tokens"], "untied, with tokens"))
 def test_rows_of_tokens_that_peft_trained_are_read_and_written_again(name, tmp_path) -> None:
     model, lora = CASES[name]
     modules = ["embed_tokens"] if model.tie_embeddings else ["embed_tokens", "lm_head"]
@@ -342,7 +343,7 @@ def lying(base, lora):
 IN_8_BITS = [name for name, (model, _) in CASES.items() if not model.n_experts]
 
 
-@pytest.mark.parametrize("name", IN_8_BITS)
+@pytest.mark.parametrize("name", by_day(IN_8_BITS, "qwen3", "tied, with tokens"))
 def test_adapters_over_8_bits_train_as_over_the_numbers_that_these_are(name) -> None:
     """Loss and gradients; and those numbers are the weights', to half a step of their output's scale."""
     model, lora = CASES[name][0], replace(CASES[name][1], stored="int8")
@@ -422,13 +423,17 @@ def on_one_device(model, lora):
 @pytest.mark.parametrize(
     ("model", "axes", "stored"),
     [
-        (DENSE, {"fsdp": 8}, "none"),
-        (DENSE, {"tensor": 8}, "none"),
-        (DENSE, {"data": 2, "fsdp": 4}, "none"),
         (DENSE, {"fsdp": 2, "context": 2, "tensor": 2}, "none"),
         (DENSE, {"data": 2, "fsdp": 2, "tensor": 2}, "int8"),
-        (DENSE, {"fsdp": 4, "context": 2}, "int8"),
-        (EXPERTS, {"expert": 2, "fsdp": 2, "tensor": 2}, "none"),
+        *by_day(
+            [
+                (DENSE, {"fsdp": 8}, "none"),
+                (DENSE, {"tensor": 8}, "none"),
+                (DENSE, {"data": 2, "fsdp": 4}, "none"),
+                (DENSE, {"fsdp": 4, "context": 2}, "int8"),
+                (EXPERTS, {"expert": 2, "fsdp": 2, "tensor": 2}, "none"),
+            ]
+        ),
     ],
 )
 def test_eight_devices_equal_one(model, axes, stored) -> None:
@@ -439,7 +444,7 @@ def test_eight_devices_equal_one(model, axes, stored) -> None:
     jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, atol=1e-5), gradients, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_adapters_over_matmuls_in_8_bits_are_near_those_over_whole_ones() -> None:
     """Matrices are multiplied in 8 bits, adapters are not; on a mesh with replicas too."""
     lora = LoRA(rank=3)

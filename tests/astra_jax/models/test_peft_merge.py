@@ -14,6 +14,7 @@ import pytest
 from mesh_world import DENSE
 from parity_world import hf_model, logits_of, tokens_of
 from safetensors.numpy import load_file, save_file
+from selection import by_day
 
 from astra_jax.mesh import make_mesh
 from astra_jax.models import adapters, hf_checkpoint, peft_folder
@@ -71,6 +72,12 @@ HONOURED = {
 }
 
 
+BY_DAY = (
+    "patterns", "rslora and patterns", "regular expression", "DoRA", "all biases", "own norms", "head with an adapter",
+    "tied, own head", "rows", "tied, rows",
+)  # fmt: skip
+
+
 def base_of(model, folder):
     hf_model(model).save_pretrained(folder)
     return folder
@@ -112,7 +119,7 @@ def merged(adapter, base, **dtypes):
     return model, weights.load(base, model, adapter=adapter)
 
 
-@pytest.mark.parametrize("name", HONOURED)
+@pytest.mark.parametrize("name", by_day(HONOURED, *BY_DAY))
 def test_merged_weights_compute_what_was_trained_and_what_peft_merges(name, tmp_path) -> None:
     model, settings = HONOURED[name]
     theirs, adapter, base = written(model, settings, tmp_path)

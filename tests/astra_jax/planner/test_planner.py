@@ -225,7 +225,7 @@ def test_the_flags_of_a_plan_make_the_run_that_was_planned(
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_of_adapters_is_planned_with_their_state_alone(plan, planned) -> None:
     """Also as it may be written: without the part that the settings are of."""
     model = dataclasses.replace(ALL_MODELS["qwen2.5-0.5b"], **SMALL)
@@ -340,7 +340,7 @@ def planned(plan) -> Ended:
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_compiles_the_real_step(planned) -> None:
     """Of a model with biases, which are spread as heads are, and heads of 64, which the kernel takes: SmolLM2 and Llama
     3.2 1B have such heads too."""
@@ -382,7 +382,7 @@ def test_every_preset_starts_on_a_slice(name: str) -> None:
 
 
 @needs_cuda_compiler
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_compiles_for_gpus(plan) -> None:
     ended = plan(
         "--config=grpo:0.6b", *SMALLER, "--topology=h200:4", "--tokens=8192", "--mesh=fsdp=2,context=2", "--json"
@@ -398,7 +398,7 @@ def test_the_command_compiles_for_gpus(plan) -> None:
 
 
 @needs_libtpu
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_does_not_fit_is_said_not_raised(plan) -> None:
     flags = ["--topology=v5e:2x2", "--tokens=4096", "--config.model.n_layers=3", "--config.model.d_ff=400000"]
     ended = plan("--config=sft:8b", *flags, "--json")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rollout_world import decisive, engine_model
+from selection import by_day
 
 from astra_jax.head import token_logprobs
 from astra_jax.rollout.engine import device_steps, room
@@ -121,7 +122,7 @@ def test_greedy_equals_plain_forward_loop(params):
         )
 
 
-@pytest.mark.parametrize("part", [24, 64])
+@pytest.mark.parametrize("part", by_day([24, 64], 64))
 def test_a_cache_in_parts_draws_what_a_whole_one_draws(params, monkeypatch, part: int):
     """Over their ends: prompts, what is copied of a group's, next turns, and what is drawn, up to the last place."""
 
@@ -157,7 +158,7 @@ def test_weights_that_were_made_and_those_of_a_checkpoint_share_their_programs(p
     assert restored == made and [program._cache_size() for program in programs] == compiled
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
+@pytest.mark.parametrize("temperature", by_day([1.0, 0.7, 1.6], 1.0, 0.7))
 def test_sampler_logprobs_equal_trainer_logprobs(params, temperature):
     texts = prompts(9, seed=1)
     got = run(params, lambda engine: all_of(engine, texts, temperature=temperature))
@@ -336,7 +337,7 @@ def lowered(params, model, count: int):
     return programs, whole.cache
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", by_day([1, 3], 3))
 def test_no_program_makes_a_second_of_any_layers_cache(params, count):
     """Of one row or more, XLA copies what it may write before it has read it; and of one array, what it reads."""
     programs, cache = lowered(params, MODEL, count)

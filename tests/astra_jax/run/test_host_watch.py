@@ -260,7 +260,7 @@ with HostWatch(3.0, 60.0):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_checkpoint_that_one_host_cannot_read_is_left_out_by_all(tmp_path) -> None:
     ended = of_two_hosts(DAMAGED, str(tmp_path))
     said = ("went on from 1 {'step': 1} [True, True]", "step 2 cannot be read: ", "step 3 cannot be read: ")
@@ -294,7 +294,7 @@ def test_two_hosts_of_which_one_hangs_end_with_its_name() -> None:
     assert all(said in errors and code == 1 for errors, code in ended), ended
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_disk_that_is_full_on_one_host_ends_both_with_its_name(tmp_path) -> None:
     """It fails in the background, where the other one waits for what it writes."""
     ended = of_two_hosts(FULL, str(tmp_path))

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 import pytest
 from rollout_world import ScriptedPolicy, call, make_environment
+from selection import by_day
 from sft_world import AfterUpdate, make_dataset, starting, trajectories
 
 from astra_jax.grpo import train as grpo
@@ -138,12 +139,11 @@ def test_grpo_moves_bfloat16_weights_by_updates_below_their_last_place() -> None
     assert changed(config) > 0.5 > 0.2 > changed(dataclasses.replace(config, rounding="nearest"))
 
 
-DTYPES = ["float32", "bfloat16"]
+OPTIMIZERS = [(name, dtype) for name in ("adamw", "muon") for dtype in ("float32", "bfloat16")]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize(("name", "dtype"), by_day(OPTIMIZERS, ("adamw", "bfloat16"), ("muon", "float32")))
 def test_one_broken_gradient_changes_nothing(params, name, broken, dtype) -> None:
     step, own, state, gradients = optimizer_steps(params, name, dtype, rate=1e-2)
     own, state, said = step(own, state, gradients, jnp.float32(2))
@@ -171,9 +171,8 @@ def without_place(x):
     return () if is_schedule(x) else x
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("rate", [math.nan, 1e38])
+@pytest.mark.parametrize(("name", "dtype"), by_day(OPTIMIZERS, ("adamw", "bfloat16"), ("muon", "float32")))
 def test_an_update_that_breaks_a_weight_is_told(params, name, rate, dtype) -> None:
     """The gradient is finite; what the step makes of one weight, at least, is not."""
     step, own, state, gradients = optimizer_steps(params, name, dtype, rate=rate)
@@ -275,7 +274,7 @@ def load_params(workdir, like):
         checkpointer.close()
 
 
-@pytest.mark.parametrize(("broken", "is_refused"), [((1, 4), False), ((2, 3, 4), True)])
+@pytest.mark.parametrize(("broken", "is_refused"), by_day([((1, 4), False), ((2, 3, 4), True)], ((2, 3, 4), True)))
 def test_more_than_half_of_the_steps_left_out_is_no_success(run_sft, break_steps, broken, is_refused) -> None:
     break_steps(*broken)
     config = dataclasses.replace(SKIP, steps=4)
@@ -286,7 +285,7 @@ def test_more_than_half_of_the_steps_left_out_is_no_success(run_sft, break_steps
         assert run_sft(config).skipped == 2
 
 
-@pytest.mark.parametrize("log_every", [1, 4])
+@pytest.mark.parametrize("log_every", by_day([1, 4], 4))
 def test_steps_left_out_in_a_row_end_a_run_also_over_starts(run_sft, break_steps, tmp_path, monkeypatch, log_every):
     monkeypatch.setattr(finite, "MAX_SKIPPED_IN_A_ROW", 6)
     break_steps(2, *range(4, 30))
@@ -514,7 +513,7 @@ def by_seed(session: str, turn: int, seed: int) -> str:
     return call("capital_of", country="France") if turn == 0 and seed % 2 else f"I say {seed % 7}."
 
 
-@pytest.mark.parametrize("async_steps", [0, 1])
+@pytest.mark.parametrize("async_steps", by_day([0, 1], 1))
 async def test_sigterm_in_the_middle_of_rollouts_saves_and_resumes_to_the_bit(
     pool, model, params, chat_tokenizer, tmp_path, async_steps
 ) -> None:

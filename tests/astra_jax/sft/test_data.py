@@ -222,7 +222,7 @@ def test_batches_are_the_same_bytes_with_any_number_of_workers_which_a_resumed_r
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_that_dies_is_replaced_and_changes_nothing(dataset, tokenizer, caplog):
     """One that a signal had ended, on a busy machine, ended the training with it, as a bug of ours."""
     flags.FLAGS.mark_as_parsed()

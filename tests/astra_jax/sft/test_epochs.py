@@ -16,6 +16,7 @@ import optax
 import pytest
 from absl import flags
 from jax.sharding import Mesh
+from selection import by_day
 from sft_world import make_dataset, make_tokenizer, starting, trajectories
 
 from astra_jax.mesh import make_mesh
@@ -75,7 +76,9 @@ def times(counter: Counter[Document], factor: int) -> Counter[Document]:
 # Training
 
 
-@pytest.mark.parametrize(("batch_size", "bins", "epochs"), [(1, 64, 1), (3, 8, 2), (8, 1, 1), (32, 64, 2)])
+@pytest.mark.parametrize(
+    ("batch_size", "bins", "epochs"), by_day([(1, 64, 1), (3, 8, 2), (8, 1, 1), (32, 64, 2)], (3, 8, 2))
+)
 def test_each_of_a_thousand_examples_is_seen_once_an_epoch(dataset, tokenizer, batch_size, bins, epochs) -> None:
     config = replace(DATA, packing_bins=bins)
     steps = steps_for_epochs(scan(dataset, tokenizer, config), config, batch_size, epochs)
@@ -123,7 +126,7 @@ def test_an_epoch_is_the_same_however_many_follow(few, tokenizer) -> None:
         assert documents(next(resumed) for _ in range(steps[2] - steps[1])) == rest
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_and_resumptions_change_nothing(few, tokenizer) -> None:
     flags.FLAGS.mark_as_parsed()  # programs have; Grain's workers look
     config = replace(DATA, too_long="drop", seq_len=300)
@@ -191,7 +194,7 @@ def gradient(config: SFTConfig, batch: PackedBatch, model, params, mesh=None) ->
     return jax.device_get((metrics, optax.tree.get(state, "mu")))
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", by_day([1, 2], 2))
 def test_the_gradient_of_a_partial_batch_is_that_of_its_examples(few, tokenizer, model, params, devices) -> None:
     with BatchIterator(few, tokenizer, DATA, 4) as batches:
         *_, last = batches.epoch()
@@ -265,8 +268,6 @@ def test_the_held_out_loss_is_one_pass_whatever_the_batch_and_equals_torchs(
     wanted = reference(records, tokenizer, model, params, tmp_path / "hf")
     found = {}
     ways: dict[str, dict[str, Any]] = {
-        "1": dict(batch_size=1),
-        "2": dict(batch_size=2),
         "3": dict(batch_size=3),
         "8": dict(batch_size=8, micro_batch_size=2),
         "one bin": dict(batch_size=2, data=replace(DATA, packing_bins=1)),

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from selection import by_day
 from sft_world import AfterUpdate, make_dataset, make_tokenizer, starting, trajectories
 
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -145,7 +146,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("killed_at", [2, 5, 6])
+@pytest.mark.parametrize("killed_at", by_day([2, 5, 6], 5))
 def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(
     uninterrupted, dataset, tokenizer, model, params, tmp_path, killed_at
 ):
@@ -230,7 +231,7 @@ def kill_after(step: int):
     return on_step
 
 
-@pytest.mark.parametrize("final_fraction", [1.0, 0.1])
+@pytest.mark.parametrize("final_fraction", by_day([1.0, 0.1], 0.1))
 def test_a_finished_run_is_extended_and_an_interruption_changes_no_bit(
     final_fraction, dataset, tokenizer, model, params, tmp_path, capsys
 ) -> None:
@@ -264,6 +265,7 @@ def test_a_finished_run_is_extended_and_an_interruption_changes_no_bit(
         run("whole", 5)
 
 
+@pytest.mark.nightly
 def test_a_run_of_two_epochs_is_extended_to_three(dataset, tokenizer, model, params, tmp_path, capsys) -> None:
     def run(name: str, epochs: float):
         config = replace(CONFIG, steps=None, epochs=epochs, warmup_fraction=0.0, final_fraction=1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -126,7 +126,6 @@ given_arguments = st.dictionaries(st.sampled_from("abc"), found, max_size=2)
 made_calls = st.lists(st.builds(MadeCall, called, st.booleans(), outputs, given_arguments), max_size=8)
 
 
-@settings(max_examples=300)
 @given(st.lists(found, min_size=1, max_size=6), made_calls, st.sampled_from([0.0, 1e-6, 0.5]), st.data())
 def test_whatever_is_called_a_reward_is_a_share(values, calls, epsilon, data):
     """A call solves one sub-task at most, and no order or repetition of calls is worth more than one for each."""
