@@ -20,8 +20,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
 FILES = sorted(path.relative_to(ROOT) for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
-LONGEST = 500
-"""Lines of a file; a longer one has outgrown its name."""
+LONGEST = 80
+"""Lines of a function, its docstring included."""
+LONGER = {
+    "synthesis/environments/pipeline.py: _synthesize",
+    "synthesis/environments/statistics.py: statistics_of",
+    "synthesis/trajectories/statistics.py: trajectory_statistics",
+}
+"""Functions that are still longer; none may be added."""
 COMMON = {
     "astra_jax": (
         "axes",
@@ -215,9 +221,15 @@ def test_no_library_is_used_behind_its_back() -> None:
                 assert not private or module == PRIVATE.get(path.as_posix()), f"{path} imports {module}"
 
 
-def test_files_stay_short() -> None:
-    lines = {str(path): len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in FILES}
-    assert not {path: count for path, count in lines.items() if count > LONGEST}
+def test_functions_stay_short() -> None:
+    """A file may be as long as its subject asks for; a function that is longer than a page does several things."""
+    longer = {
+        f"{path}: {node.name}": node.end_lineno - node.lineno + 1
+        for path in FILES
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    }
+    assert {name for name, lines in longer.items() if lines > LONGEST} == LONGER
 
 
 def test_families_of_models_are_known_to_models_and_configs_alone() -> None:

@@ -79,8 +79,7 @@ def update_step(
         update: how many came before: the version of `params`, to which tokens' ages are relative.
         on_rows: told of the segment ids of each micro-batch that is trained on.
         before: told of a program, `take_step` or `accumulate` and its rows' length, before it is called.
-        on_result: called for each micro-batch of each pass, once the devices have computed it; None: nobody waits for
-            that.
+        on_result: called for each micro-batch of each pass, once the devices have computed it; None: nobody waits.
 
     Returns:
         (params, optimizer state, metrics: means over the batch's tokens, or over its mini-batches). Where
@@ -88,32 +87,20 @@ def update_step(
     """
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
     policy = partial(adapters.joined, base=base, lora=config.lora)
-    under_way: deque[Array] = deque()
-
-    def told(result: Array | None, most: int = _AHEAD) -> None:
-        """Wait for all but so many results, and tell of them."""
-        if on_result is None:
-            return
-        if result is not None:
-            under_way.append(result)
-        while len(under_way) > most:
-            under_way.popleft().block_until_ready()
-            on_result()
-
+    results = _Results(on_result)
     objective = config.objective
     needs_old = config.mini_batches > 1 or objective.corrects_episodes
     anchor = None
     if objective.kl_coef:
         anchor = jax.tree.map(on_devices, base if reference is None else reference)
 
-    def prepared(batch: PolicyBatch) -> PolicyBatch:
+    def with_logprobs(batch: PolicyBatch) -> PolicyBatch:
         if needs_old:
             batch = with_old_logps(policy(params), batch, **options)
-            told(batch.old_logps_bt)
+            results.add(batch.old_logps_bt)
         if anchor is not None:
-            logps = trainer_logprobs(anchor, to_device(batch, mesh), **options)
-            batch = replace(batch, reference_logps_bt=logps)
-            told(logps)
+            batch = replace(batch, reference_logps_bt=trainer_logprobs(anchor, to_device(batch, mesh), **options))
+            results.add(batch.reference_logps_bt)
         return batch
 
     size = len(groups) // config.mini_batches
@@ -121,7 +108,7 @@ def update_step(
         lay_out(groups[start : start + size], model, config, update, mesh=mesh) for start in range(0, len(groups), size)
     ]
     if needs_old or objective.kl_coef:
-        mini_batches = [([prepared(batch) for batch in batches], total) for batches, total in mini_batches]
+        mini_batches = [([with_logprobs(batch) for batch in batches], total) for batches, total in mini_batches]
 
     anchor = None  # what lies in the host's memory leaves the devices before the gradients come
     rate = learning_rate(config, config.steps)(update)
@@ -135,19 +122,41 @@ def update_step(
             batch = to_device(batch, mesh)
             before(f"accumulate {batch.tokens_bt.shape[1]}")
             gradients, (part, sums) = accumulate(params, gradients, batch, base=base, **options)
-            told(part)
+            results.add(part)
             loss += part / total
             parts = sums if parts is None else add(parts, sums)
         before("take_step")
         given = (gradients, jnp.float32(total), jnp.float32(rate))
-        params, opt_state, said = take_step(params, opt_state, *given, config=config, mesh=mesh)
-        taken.append(said)
+        params, opt_state, one = take_step(params, opt_state, *given, config=config, mesh=mesh)
+        taken.append(one)
 
-    told(None, most=0)
+    results.wait()
     sums, loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
-    metrics = _step_metrics(groups, mini_batches, sums, taken)
-    metrics |= {"loss": float(loss) / config.mini_batches, "learning_rate": float(rate)}
-    return params, opt_state, metrics
+    means = {"loss": float(loss) / config.mini_batches, "learning_rate": float(rate)}
+    return params, opt_state, means | _step_metrics(groups, mini_batches, sums, taken)
+
+
+class _Results:
+    """Results that devices are computing, a few at a time so that they never stand idle.
+
+    Args:
+        on_result: called for each that is there, in order; None: nobody waits for them.
+    """
+
+    def __init__(self, on_result: Callable[[], None] | None) -> None:
+        self._on_result, self._queue = on_result, deque[Any]()
+
+    def add(self, result: Any) -> None:
+        """Add a result, and wait for all but the newest `_AHEAD`."""
+        if self._on_result is not None:
+            self._queue.append(result)
+            self.wait(_AHEAD)
+
+    def wait(self, most: int = 0) -> None:
+        """Wait until at most so many are left."""
+        while self._on_result is not None and len(self._queue) > most:
+            self._queue.popleft().block_until_ready()
+            self._on_result()
 
 
 def _step_metrics(
