@@ -69,8 +69,8 @@ setup(
     packages=["astra_floors", *(ABOVE + name for name in find_packages(include=[f"{one}*" for one in FLOORS]))],
     package_dir={ABOVE + name: name for name in FLOORS} if ABOVE else {},
     package_data={
-        f"{ABOVE}astra_jax": ["evaluation/workers/*", "grpo/*.jinja"],
-        f"{ABOVE}synthesis": ["core/*.jinja", "core/*.css", "core/page.*", "prompts/*/*"],
+        f"{ABOVE}astra_jax": ["evaluation/workers/*", "grpo/*.jinja", "pages/*.jinja", "pages/*.css", "pages/*.js"],
+        f"{ABOVE}synthesis": ["core/*.jinja", "prompts/*/*"],
         f"{ABOVE}launch": ["quickstart/*.jinja", "viewer/*.jinja", "viewer/*.js"],
         f"{ABOVE}sandbox": ["*"],
     },

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from synthesis.core import svg
+from benchmarks import drawings
+from launch.viewer.charts import curves
 
 Row = Mapping[str, Any]
 WIDE = 3
@@ -43,6 +44,6 @@ def figure(found: Sequence[Row], path: Path) -> None:
         across = f"{row['axis']}: {', '.join(map(str, row['at']))}" if words else row["axis"]
         for name, curve in row["curves"].items():
             lines = {side: list(zip(places, curve[side], strict=True)) for side in ("measured", "ideal")}
-            charts.append((name, svg.curves(name, lines, across=across, low=0, width=WIDTH, height=HEIGHT)))
-    drawn = svg.panels("How cost grows", charts, columns=WIDE, width=WIDTH, height=HEIGHT)
-    path.write_text(svg.standalone(drawn), encoding="utf-8")
+            charts.append((name, curves(name, lines, across=across, low=0, width=WIDTH, height=HEIGHT)))
+    drawn = drawings.panels("How cost grows", charts, columns=WIDE, width=WIDTH, height=HEIGHT)
+    path.write_text(drawings.standalone(drawn), encoding="utf-8")

@@ -25,10 +25,9 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks import async_page, growth_page, rows, simulation_page
+from benchmarks import async_page, drawings, growth_page, rows, simulation_page
 from launch.flags import cli
 from launch.flags.cli import UsageError
-from synthesis.core import svg
 from synthesis.core.terminal import say
 
 DOCS, README = rows.ROOT / "docs", rows.ROOT / "README.md"
@@ -379,7 +378,7 @@ def figure(found: Sequence[Line], path: Path) -> None:
             name = f"{line.comparison.what} {line.case}".strip()
             shown.append((name, line.value if more else 1 / line.value, goal if more or goal is None else 1 / goal))
     about = "times the peer (memory: times less); | the goal"
-    path.write_text(svg.standalone(svg.ratios("Beside peers", shown, about=about)), encoding="utf-8")
+    path.write_text(drawings.standalone(drawings.ratios("Beside peers", shown, about=about)), encoding="utf-8")
 
 
 def learnt(found: Sequence[Row]) -> str:

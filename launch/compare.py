@@ -26,17 +26,17 @@ def main() -> None:
     folders = _runs()
 
     from astra_jax.evaluation.comparison import compare
-    from astra_jax.evaluation.grids import comparison_json, comparison_markdown
+    from astra_jax.evaluation.grids import as_json, markdown
     from astra_jax.evaluation.saved import load_evaluation
-    from launch.viewer.evaluation_page import write_comparison
+    from launch.viewer.evaluation_page import write_evaluation
     from synthesis.core.files import write_text
 
     compared = compare({name: load_evaluation(folder) for name, folder in folders.items()})
-    say(comparison_markdown(compared))
+    say(markdown(compared))
     if _PAGE.value:
-        write_comparison(Path(_PAGE.value), compared)
+        write_evaluation(Path(_PAGE.value), compared)
     if _FIGURES.value:
-        write_text(Path(_FIGURES.value), comparison_json(compared))
+        write_text(Path(_FIGURES.value), as_json(compared))
 
 
 def _runs() -> dict[str, Path]:

@@ -24,7 +24,7 @@ from synthesis.core.refusals import InputError
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
-    from launch.viewer.service import Pages
+    from launch.viewer.lists import Pages
 
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(services)
@@ -42,8 +42,8 @@ def main() -> int:
 
 
 async def _serve() -> int:
-    from launch.viewer.page_service import ViewerConfig
-    from launch.viewer.service import ViewerService
+    from launch.viewer.cards import ViewerService
+    from launch.viewer.service import ViewerConfig
     from synthesis.core.datasets import read_card
 
     if not _DATA.value:
@@ -62,40 +62,34 @@ async def _serve() -> int:
 
 
 async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages, str]:
-    """The pages of a dataset, and what to say of the sandbox that they run tools in; the stack closes it.
+    """Open the pages of a dataset; and what to print of the sandbox that they run tools in, which the stack closes.
 
     Raises:
         UsageError: it holds other records, or two of one id.
     """
     from astra_jax.grpo.dump import DumpedBatches
-    from launch.viewer.batch_pages import BatchPages
-    from launch.viewer.catalogue import Catalogue
-    from launch.viewer.conversations import Conversations
-    from launch.viewer.environment_pages import EnvironmentPages
-    from launch.viewer.evaluated import Evaluated
-    from launch.viewer.result_pages import ResultPages
-    from launch.viewer.trajectory_pages import TrajectoryPages
-    from synthesis.core.datasets import read_dataset
-    from synthesis.core.records import ToolEnvironment
+    from launch.viewer.batches import BatchPages
+    from launch.viewer.environments import EnvironmentPages, stored_environments
+    from launch.viewer.results import ResultPages
+    from launch.viewer.trajectories import TrajectoryPages
 
     try:
         if kind == "Trajectory":
-            return TrajectoryPages(Conversations(path)), ""
+            return TrajectoryPages(path), ""
         if kind == "ItemResult":
-            return ResultPages(Evaluated(path)), ""
+            return ResultPages(path), ""
         if kind == "DumpedGroup":
             return BatchPages(DumpedBatches(path)), ""
-        if kind == "ToolEnvironment":
-            catalogue = Catalogue(read_dataset(path, ToolEnvironment))
-        else:
+        if kind != "ToolEnvironment":
             raise InputError(
                 f"it holds {kind} records; give a dataset of Trajectory, ToolEnvironment or ItemResult records, or "
                 "a GRPO run's batches"
             )
+        environments = stored_environments(path)
     except InputError as error:
         raise cli.UsageError(f"--data={path}: {error}") from None
     sandbox = await stack.enter_async_context(sandboxes.sandbox_from_flags())
-    return EnvironmentPages(catalogue, sandbox), f", sandbox tier {sandbox.tier}"
+    return EnvironmentPages(environments, sandbox), f", sandbox tier {sandbox.tier}"
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def main() -> int:
 
 
 async def _serve(watcher: Watcher) -> int:
-    from launch.viewer.page_service import ViewerConfig
+    from launch.viewer.service import ViewerConfig
     from launch.viewer.watch_pages import WatchService
 
     told = services.told_to_stop()

@@ -23,7 +23,19 @@ FILES = sorted(path.relative_to(ROOT) for floor in FLOORS for path in (ROOT / fl
 LONGEST = 500
 """Lines of a file; a longer one has outgrown its name."""
 COMMON = {
-    "astra_jax": ("axes", "mesh", "cpu", "attention", "chat_files", "tokenizer", "models", "head", "run", "rollout"),
+    "astra_jax": (
+        "axes",
+        "mesh",
+        "cpu",
+        "attention",
+        "chat_files",
+        "tokenizer",
+        "models",
+        "head",
+        "pages",
+        "run",
+        "rollout",
+    ),
     "synthesis": ("core", "facts", "pipeline"),
 }
 """Rooms that every room of their floor may use; of each other, those that stand before them."""

@@ -1,15 +1,12 @@
-"""Stages of training beside each other: the same items, paired, so that what is hard for all of them cancels.
+"""Compare stages of training on the same items, paired, so that what is hard for all of them cancels.
 
 A difference between two runs is the mean over items of the difference between their means over trials, with an interval
-from the deviation between items. With one trial of a score of 0 or 1 that is what McNemar's test looks at, the items
-that only one of the two solves, which are counted as well; unlike it, it also holds for several trials and for partial
-scores.
+from the deviation between items. Unlike McNemar's test it also holds for several trials and for partial scores.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -17,27 +14,23 @@ import msgspec
 
 from astra_jax.evaluation.intervals import Estimate, estimate
 from astra_jax.evaluation.paper import WATCHED
-from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.saved import Evaluation, SuiteRun
+from astra_jax.evaluation.saved import Evaluation
 from astra_jax.evaluation.suite import EvaluationError, SuiteInfo
-from astra_jax.evaluation.table import SuiteTable, Table, departures, item_means, items_of, over_categories, tabulate
+from astra_jax.evaluation.table import Table, departures, item_means, items_of, over_categories, tabulate
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """From one run to another, of a category or of a headline.
+    """Difference of a category or a headline from one run to another.
 
     Attributes:
-        category: its name; "" of a headline.
-        title: as the table shows it.
-        before: name of a run.
-        after: name of the other.
+        category: its name; "" of a headline, whose items are not counted.
         points: after minus before, in points.
-        better: items that score higher after; 0 of a headline, as are the next two.
+        better: items that score higher after.
         worse: items that score lower.
         same: items that score the same.
         verdict: `rose` or `fell` where the interval is on one side of 0, else "".
-        warning: why this fall is watched; "" where it is not, or did not happen.
-        partial: whether items were left out.
+        warning: why this fall is watched; "" where it is not watched, or did not happen.
+        partial: items were left out.
     """
 
     category: str
@@ -45,16 +38,16 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     before: str
     after: str
     points: Estimate
-    better: int
-    worse: int
-    same: int
+    better: int = 0
+    worse: int = 0
+    same: int = 0
     verdict: str
-    warning: str
+    warning: str = ""
     partial: bool
 
 
 class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A suite's changes, categories first, from each run to the next and from the first to the last."""
+    """Changes of a suite, categories first, from each run to the next and from the first to the last."""
 
     name: str
     title: str
@@ -62,25 +55,21 @@ class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs beside each other.
+    """Several runs.
 
     Attributes:
         tables: by name, in the order of training.
         suites: those that all runs have.
-        differences: what else than the model differs between the runs, in words.
+        differences: in words, what differs between the runs besides the model.
     """
 
     tables: dict[str, Table]
     suites: list[SuiteComparison]
     differences: list[str]
 
-    def runs_of(self, suite: str) -> dict[str, SuiteTable]:
-        """A suite's figures in each run, by the run's name."""
-        return {name: one for name, table in self.tables.items() for one in table.suites if one.info.name == suite}
-
     @property
     def warnings(self) -> list[str]:
-        """The falls that are watched, a line each."""
+        """The watched falls, a line each."""
         return [
             f"{suite.title}, {change.title}: {change.after} is {-change.points.mean:.1f} points below {change.before} "
             f"{'on a part of the items ' if change.partial else ''}"
@@ -94,9 +83,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(runs: Mapping[str, Evaluation]) -> Comparison:
     """Compare runs, in the order of training.
 
-    Another harness, other data, other models that play the user or judge, or other items are refused: each is another
-    measuring instrument, and the difference of two runs would be the model's and the instrument's together. Another
-    decoding, seed or setting is shown: it belongs to the model as it was run, and is sometimes what is compared.
+    Another harness, other data, other models that play the user or judge, or other items are refused: the difference
+    of two runs would be the model's and the instrument's together. Another decoding, seed or setting is shown: it
+    belongs to the model as it was run, and is sometimes what is compared.
 
     Raises:
         EvaluationError: fewer than two runs, no suite that all have, runs that may not be compared, or results that are
@@ -105,34 +94,36 @@ def compare(runs: Mapping[str, Evaluation]) -> Comparison:
     if len(runs) < 2:
         raise EvaluationError(f"{len(runs)} runs are given; a comparison wants two or more")
     names = list(runs)
-    common = [name for name in runs[names[0]].suites if all(name in run.suites for run in runs.values())]
+    first = names[0]
+    has = {
+        suite: [name for name, run in runs.items() if suite in run.suites]
+        for suite in dict.fromkeys(suite for run in runs.values() for suite in run.suites)
+    }
+    common = [suite for suite in runs[first].suites if len(has[suite]) == len(runs)]
     if not common:
         have = "; ".join(f"{name}: {', '.join(run.suites)}" for name, run in runs.items())
         raise EvaluationError(f"the runs have no suite in common ({have})")
     differences = [
-        f"{suite} was not run for all, and is left out of the comparison (only in {', '.join(has)})"
-        for suite, has in _suites(runs).items()
-        if len(has) < len(runs)
+        f"{suite} was not run for all, and is left out of the comparison (only in {', '.join(has[suite])})"
+        for suite in has
+        if suite not in common
     ]
-    first = names[0]
     for other in names[1:]:
         for suite in common:
             _check(suite, first, runs[first], other, runs[other])
             differences += _decodings(suite, first, runs[first], other, runs[other])
         differences += _settings(first, runs[first].config, other, runs[other].config)
-    tables = {name: _table(name, run) for name, run in runs.items()}
-    pairs = list(pairwise(names)) + ([(names[0], names[-1])] if len(names) > 2 else [])
+    pairs = list(pairwise(names)) + ([(first, names[-1])] if len(names) > 2 else [])
+    suites = [
+        SuiteComparison(
+            name=suite,
+            title=runs[first].suites[suite].info.title,
+            changes=[change for one in pairs for change in _changes(suite, one, runs[one[0]], runs[one[1]])],
+        )
+        for suite in common
+    ]
     return Comparison(
-        tables=tables,
-        suites=[
-            SuiteComparison(
-                name=suite,
-                title=runs[first].suites[suite].info.title,
-                changes=[change for one in pairs for change in _changes(suite, one, runs[one[0]], runs[one[1]])],
-            )
-            for suite in common
-        ],
-        differences=differences,
+        tables={name: _table(name, run) for name, run in runs.items()}, suites=suites, differences=differences
     )
 
 
@@ -141,15 +132,6 @@ def _table(name: str, run: Evaluation) -> Table:
         return tabulate(run)
     except EvaluationError as error:
         raise EvaluationError(f"{name}: {error}") from None
-
-
-def _suites(runs: Mapping[str, Evaluation]) -> dict[str, list[str]]:
-    """Which runs have a suite."""
-    has: dict[str, list[str]] = defaultdict(list)
-    for name, run in runs.items():
-        for suite in run.suites:
-            has[suite].append(name)
-    return has
 
 
 def _check(suite: str, first: str, a: Evaluation, other: str, b: Evaluation) -> None:
@@ -203,50 +185,42 @@ def _plain(value: object) -> str:
 
 
 def _changes(suite: str, pair: tuple[str, str], a: Evaluation, b: Evaluation) -> list[Change]:
-    """Of each category, then of each headline."""
-    info = a.suites[suite].info
-    totals = a.suites[suite].totals
-    differences: dict[str, list[float]] = {}
-    estimates: dict[str, Estimate] = {}
+    """Return the changes of each category, then of each headline."""
+    info, totals = a.suites[suite].info, a.suites[suite].totals
+    each: dict[str, list[float]] = {}
+    points: dict[str, Estimate] = {}
     changes = []
     for column in info.categories:
-        before = _by_item(a.suites[suite], column.name, a.results)
-        after = _by_item(b.suites[suite], column.name, b.results)
-        each = [after[item] - before[item] for item in before]
-        differences[column.name], estimates[column.name] = each, estimate(each, least=-100, most=100)
-        verdict = _verdict(estimates[column.name])
+        before, after = (_by_item(run, suite, column.name) for run in (a, b))
+        differences = each[column.name] = [after[item] - before[item] for item in before]
+        points[column.name] = estimate(differences, least=-100, most=100)
+        verdict = _verdict(points[column.name])
         changes.append(
             Change(
                 category=column.name,
                 title=column.title,
                 before=pair[0],
                 after=pair[1],
-                points=estimates[column.name],
-                better=sum(one > _EQUAL for one in each),
-                worse=sum(one < -_EQUAL for one in each),
-                same=sum(abs(one) <= _EQUAL for one in each),
+                points=points[column.name],
+                better=sum(one > _EQUAL for one in differences),
+                worse=sum(one < -_EQUAL for one in differences),
+                same=sum(abs(one) <= _EQUAL for one in differences),
                 verdict=verdict,
                 warning=WATCHED.get((suite, column.name), "") if verdict == "fell" else "",
-                partial=len(each) < totals[column.name],
+                partial=len(differences) < totals[column.name],
             )
         )
     for title, names in info.headline.items():
-        points = over_categories(
-            info, [estimates[name] for name in names], [differences[name] for name in names], least=-100
-        )
+        mean = over_categories(info, [points[name] for name in names], [each[name] for name in names], least=-100)
         changes.append(
             Change(
                 category="",
                 title=title,
                 before=pair[0],
                 after=pair[1],
-                points=points,
-                better=0,
-                worse=0,
-                same=0,
-                verdict=_verdict(points),
-                warning="",
-                partial=any(len(differences[name]) < totals[name] for name in names),
+                points=mean,
+                verdict=_verdict(mean),
+                partial=any(len(each[name]) < totals[name] for name in names),
             )
         )
     return changes
@@ -256,9 +230,8 @@ _EQUAL = 1e-9
 """Points; means of the same trials in another order differ in the last bit."""
 
 
-def _by_item(run: SuiteRun, category: str, results: Sequence[ItemResult]) -> dict[str, float]:
-    own = [one for one in results if one.suite == run.info.name]
-    items = items_of(run, category, own)
+def _by_item(run: Evaluation, suite: str, category: str) -> dict[str, float]:
+    items = items_of(run.suites[suite], category, [one for one in run.results if one.suite == suite])
     return dict(zip(items, item_means(items), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Means of items with 95 % intervals, and pass^k. Pure arithmetic; all of it is checked against known answers."""
+"""Means of items with 95 % intervals, and pass^k."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 _TAIL = 0.025
-"""Of a 95 % interval, on each side."""
+"""Share beyond each side of a 95 % interval."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -21,16 +21,14 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimate(values: Sequence[float], *, least: float, most: float) -> Estimate:
-    """The mean of independent values in [least, most], and its interval.
+    """Return the mean of independent values in [least, most], and its interval.
 
-    Student's t with n - 1 degrees of freedom, from the deviation between the values: of AIME's and ACEBench's columns,
-    which have 20 to 30 items, the deviation is not known well enough for the normal's 1.96; at 200 items the two agree
-    to a percent. It is cut off at the ends of the range.
+    The interval is Student's t with n - 1 degrees of freedom, cut off at the ends of the range: columns of 20 to 30
+    items do not know their deviation well enough for the normal's 1.96.
 
-    Values that are all equal have no deviation, which does not mean that the mean is known. If a value has a
-    probability below p = 0.025^(1/n), n draws of it and nothing else are seen less than once in 40 times. So a share of
-    p is taken to have this value, and the rest may be anywhere in the range. (At an end of the range that is Clopper
-    and Pearson's bound; with one value it is nearly the whole range.)
+    Values that are all equal have no deviation, but their mean is not certain. If a value has a probability below
+    p = 0.025^(1/n), n samples of it alone are seen less than once in 40 times. So a share p is taken to have this
+    value, and the rest may be anywhere in the range. At an end of the range that is Clopper and Pearson's bound.
 
     Raises:
         ValueError: there are none, or one is not in the range.
@@ -51,10 +49,10 @@ def estimate(values: Sequence[float], *, least: float, most: float) -> Estimate:
 
 
 def combined(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of independent means, each weighing the same, and its interval.
+    """Return the mean of independent means, each weighing the same, and its interval.
 
-    The distances from each mean to its limits are added like deviations, each side for itself (MOVER: Zou and Donner,
-    Statistics in Medicine 27, 2008): the limits of a category at 100 % are not symmetric.
+    The distances from each mean to its limits are added like deviations, each side for itself, since a category's
+    limits at 100 % are not symmetric (MOVER: Zou and Donner, Statistics in Medicine 27, 2008).
 
     Raises:
         ValueError: there are none.
@@ -69,17 +67,12 @@ def combined(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def pass_hat(successes: Sequence[int], trials: int) -> list[float]:
-    """pass^k for k = 1 … trials: how likely k independent trials of an item *all* succeed, averaged over items.
+    """Return pass^k for k = 1 … trials: the probability that k independent trials of an item all succeed.
 
-    tau-bench's unbiased estimate (arXiv 2406.12045): with c successes in n trials, C(c, k) / C(n, k).
-
-    Args:
-        successes: of each item's trials.
-
-    Returns:
-        Shares of 1; the first is the mean.
+    It is tau-bench's unbiased estimate (arXiv 2406.12045): C(c, k) / C(n, k) of c successes in n trials, averaged over
+    items. `successes` are each item's; the results are shares of 1, and the first is the mean.
     """
+    count = len(successes)
     return [
-        math.fsum(math.comb(count, k) for count in successes) / (math.comb(trials, k) * len(successes))
-        for k in range(1, trials + 1)
+        math.fsum(math.comb(c, k) for c in successes) / (math.comb(trials, k) * count) for k in range(1, trials + 1)
     ]

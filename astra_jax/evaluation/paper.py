@@ -1,30 +1,23 @@
-"""The paper's published figures (arXiv 2601.21558v2), in percent; `README` is that of the original's repository."""
+"""Published scores of the paper (arXiv 2601.21558v2), in percent; `README` is that of the original's repository."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAPER = "arXiv 2601.21558v2"
 
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "bfcl_v3_mt": ("base", "miss_func", "miss_param", "long_context"),
-    "tau2": ("retail", "telecom"),
-    "acebench": ("multi_turn", "multi_step"),
-    "aime": ("aime_2024_k20", "aime_2025_k20", "aime_2024_all", "aime_2025_all"),
+_BFCL = ("base", "miss_func", "miss_param", "long_context")
+_TAU2, _ACEBENCH = ("retail", "telecom"), ("multi_turn", "multi_step")
+_AIME_K20, _AIME_ALL = ("aime_2024_k20", "aime_2025_k20"), ("aime_2024_all", "aime_2025_all")
+_COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "bfcl_v3_mt": (*((one,) for one in _BFCL), _BFCL),
+    "tau2": (*((one,) for one in _TAU2), _TAU2),
+    "acebench": (*((one,) for one in _ACEBENCH), _ACEBENCH),
+    "aime": (*((one,) for one in _AIME_K20), _AIME_K20, *((one,) for one in _AIME_ALL), _AIME_ALL),
 }
-"""The categories of a benchmark, in the order of the rows below."""
-
-AVERAGES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "bfcl_v3_mt": (COLUMNS["bfcl_v3_mt"],),
-    "tau2": (COLUMNS["tau2"],),
-    "acebench": (COLUMNS["acebench"],),
-    "aime": (COLUMNS["aime"][:2], COLUMNS["aime"][2:]),
-}
-"""Over which categories the paper averages."""
-
-_BENCHMARKS = {"tau2_v0_2": "tau2"}
-"""Suites whose columns are another's."""
+"""Columns of a benchmark in the order of the rows below: the category, or the categories that a mean is over."""
+_SAME_COLUMNS = {"tau2_v0_2": "tau2"}
+"""Suites with the columns of another."""
 
 NOTES: dict[str, tuple[str, ...]] = {
     "bfcl_v3_mt": (
@@ -42,7 +35,7 @@ NOTES: dict[str, tuple[str, ...]] = {
     ),
     "tau2_v0_2": ("The paper gives Qwen3-14B 37.10 on telecom in Table 1 and 34.10 in Table 2.",),
 }
-"""What a reader of the rows must know, by suite."""
+"""Notes for a reader of the rows, by suite."""
 
 
 @dataclass(frozen=True)
@@ -52,85 +45,67 @@ class PublishedRow:
     Attributes:
         model: its name in the paper.
         source: the table, or `README`.
-        scores: by benchmark, in the order of `COLUMNS`.
-        averages: by benchmark, in the order of `AVERAGES`, as printed.
+        scores: by benchmark and column; the name of a mean is its categories in alphabetical order, joined by `+`.
     """
 
     model: str
     source: str
-    scores: dict[str, tuple[float, ...]]
-    averages: dict[str, tuple[float, ...]]
+    scores: dict[str, dict[str, float]]
 
-    def score(self, suite: str, category: str) -> float | None:
-        """A category's figure, where the row has one."""
-        benchmark = _BENCHMARKS.get(suite, suite)
-        columns = COLUMNS.get(benchmark, ())
-        if category not in columns or benchmark not in self.scores:
-            return None
-        return self.scores[benchmark][columns.index(category)]
-
-    def average(self, suite: str, categories: Sequence[str]) -> float | None:
-        """The printed mean over exactly these categories, where the row has one."""
-        benchmark = _BENCHMARKS.get(suite, suite)
-        for over, value in zip(AVERAGES.get(benchmark, ()), self.averages.get(benchmark, ()), strict=False):
-            if set(over) == set(categories):
-                return value
-        return None
+    def score(self, suite: str, *categories: str) -> float | None:
+        """Return the score of a category, or the printed mean over exactly several; None where the row has none."""
+        return self.scores.get(_SAME_COLUMNS.get(suite, suite), {}).get(_column(*categories))
 
 
-def _tools(source: str, model: str, *figures: float) -> PublishedRow:
-    """A row of Table 1 or 2: BFCL's four categories and mean, tau2's two and mean, ACEBench's two and mean."""
-    bfcl, (tau2, ace) = figures[:5], (figures[5:8], figures[8:])
-    return PublishedRow(
-        model,
-        source,
-        {"bfcl_v3_mt": bfcl[:4], "tau2": tau2[:2], "acebench": ace[:2]},
-        {"bfcl_v3_mt": bfcl[4:], "tau2": tau2[2:], "acebench": ace[2:]},
-    )
+def _column(*categories: str) -> str:
+    return "+".join(sorted(categories))
 
 
-def _aime(model: str, *figures: float) -> PublishedRow:
-    """A row of Table 3: 2024, 2025 and mean with top-k 20, then without."""
-    return PublishedRow(
-        model, "Table 3", {"aime": (*figures[:2], *figures[3:5])}, {"aime": (figures[2], figures[5])}
-    )  # fmt: skip
+def _row(source: str, model: str, *numbers: float) -> PublishedRow:
+    """Name the numbers of a table's row; the README has the means of BFCL alone."""
+    benchmarks = {"Table 3": ("aime",), "README": ("bfcl_v3_mt",)}.get(source, ("bfcl_v3_mt", "tau2", "acebench"))
+    columns = [(name, _column(*one)) for name in benchmarks for one in _COLUMNS[name]][-len(numbers) :]
+    scores: dict[str, dict[str, float]] = {}
+    for (benchmark, column), number in zip(columns, numbers, strict=True):
+        scores.setdefault(benchmark, {})[column] = number
+    return PublishedRow(model, source, scores)
 
 
 REFERENCES: tuple[PublishedRow, ...] = (
-    _tools("Table 1", "Claude-Opus-4.5", 81.0, 64.0, 58.0, 70.5, 68.38, 80.88, 90.70, 85.79, 64.17, 100.0, 82.09),
-    _tools("Table 1", "Gemini-3-Pro", 69.0, 63.0, 56.5, 64.0, 63.13, 77.72, 89.65, 83.69, 52.09, 100.0, 76.05),
-    _tools("Table 1", "Claude-Sonnet-4.5", 69.0, 65.0, 52.5, 59.0, 61.38, 77.19, 75.96, 76.58, 65.83, 94.38, 80.11),
-    _tools("Table 1", "Claude-Haiku-4.5", 63.5, 42.5, 52.5, 56.0, 53.63, 69.12, 37.19, 53.16, 64.17, 88.75, 76.46),
-    _tools("Table 1", "GPT-4.1", 47.5, 32.5, 32.5, 43.0, 38.88, 74.00, 34.00, 54.00, 66.67, 95.00, 80.84),
-    _tools("Table 1", "Gemini-2.5-Pro", 28.5, 35.0, 30.0, 27.0, 30.12, 71.26, 37.89, 54.58, 97.50, 40.00, 68.75),
-    _tools("Table 1", "Kimi-K2-Instruct", 62.0, 41.0, 44.5, 55.0, 50.63, 68.64, 70.39, 69.52, 69.17, 92.50, 80.84),
-    _tools("Table 1", "GLM-4.6", 74.5, 68.0, 63.0, 66.5, 68.00, 78.95, 60.31, 69.63, 72.50, 87.50, 80.00),
-    _tools("Table 1", "LoopTool-32B", 66.5, 58.0, 44.5, 62.0, 57.75, 72.15, 48.46, 60.31, 57.50, 60.00, 58.75),
-    _tools("Table 1", "Qwen3-32B", 59.0, 47.5, 40.5, 51.5, 49.63, 64.70, 34.70, 49.70, 55.83, 63.75, 59.79),
-    _tools("Table 1", "Qwen3-14B", 54.0, 39.5, 39.0, 45.5, 44.50, 55.00, 37.10, 46.05, 45.83, 57.50, 51.67),
-    _tools("Table 1", "ASTRA-14B", 67.0, 56.0, 48.5, 61.0, 58.13, 68.00, 47.37, 57.69, 54.17, 83.75, 68.96),
-    _tools("Table 1", "ASTRA-32B", 76.5, 65.5, 48.5, 66.5, 64.25, 75.20, 52.19, 63.70, 60.00, 83.75, 71.88),
-    _tools("Table 2", "Qwen3-14B", 54.0, 39.5, 39.0, 45.5, 44.50, 55.00, 34.10, 44.55, 45.83, 57.50, 51.67),
-    _tools("Table 2", "Qwen3-14B, SFT", 67.5, 25.5, 48.0, 53.0, 48.50, 63.80, 37.10, 50.45, 51.67, 83.75, 67.71),
-    _tools("Table 2", "Qwen3-14B, RL", 67.0, 56.0, 48.5, 61.0, 58.13, 68.00, 47.40, 57.70, 54.17, 83.75, 68.96),
-    _tools("Table 2", "Qwen3-32B", 56.0, 52.5, 40.0, 43.0, 47.88, 64.70, 34.70, 49.70, 55.83, 63.75, 59.79),
-    _tools("Table 2", "Qwen3-32B, SFT", 67.0, 40.0, 46.0, 55.5, 52.13, 66.70, 37.90, 52.30, 56.67, 78.75, 67.71),
-    _tools("Table 2", "Qwen3-32B, RL", 76.5, 65.5, 48.5, 66.5, 64.25, 75.20, 52.20, 63.70, 60.00, 83.75, 71.88),
-    _aime("Qwen3-14B", 80.0, 66.9, 73.45, 78.5, 66.7, 72.60),
-    _aime("ASTRA-14B", 80.1, 66.7, 73.40, 78.8, 66.4, 72.60),
-    _aime("Qwen3-32B", 83.0, 66.8, 74.90, 82.4, 65.9, 74.15),
-    _aime("ASTRA-32B", 81.4, 68.3, 74.85, 81.2, 69.1, 75.15),
-    PublishedRow("o3-2025-04-16", "README", {}, {"bfcl_v3_mt": (62.3,)}),
-    PublishedRow("Grok-4-1-fast-reasoning", "README", {}, {"bfcl_v3_mt": (58.9,)}),
-    PublishedRow("Qwen3-30B-A3B-Thinking-2507", "README", {}, {"bfcl_v3_mt": (47.8,)}),
-    PublishedRow("TouCan-32B", "README", {}, {"bfcl_v3_mt": (46.5,)}),
-    PublishedRow("Qwen3-30B-A3B-Instruct-2507", "README", {}, {"bfcl_v3_mt": (30.0,)}),
+    _row("Table 1", "Claude-Opus-4.5", 81.0, 64.0, 58.0, 70.5, 68.38, 80.88, 90.70, 85.79, 64.17, 100.0, 82.09),
+    _row("Table 1", "Gemini-3-Pro", 69.0, 63.0, 56.5, 64.0, 63.13, 77.72, 89.65, 83.69, 52.09, 100.0, 76.05),
+    _row("Table 1", "Claude-Sonnet-4.5", 69.0, 65.0, 52.5, 59.0, 61.38, 77.19, 75.96, 76.58, 65.83, 94.38, 80.11),
+    _row("Table 1", "Claude-Haiku-4.5", 63.5, 42.5, 52.5, 56.0, 53.63, 69.12, 37.19, 53.16, 64.17, 88.75, 76.46),
+    _row("Table 1", "GPT-4.1", 47.5, 32.5, 32.5, 43.0, 38.88, 74.00, 34.00, 54.00, 66.67, 95.00, 80.84),
+    _row("Table 1", "Gemini-2.5-Pro", 28.5, 35.0, 30.0, 27.0, 30.12, 71.26, 37.89, 54.58, 97.50, 40.00, 68.75),
+    _row("Table 1", "Kimi-K2-Instruct", 62.0, 41.0, 44.5, 55.0, 50.63, 68.64, 70.39, 69.52, 69.17, 92.50, 80.84),
+    _row("Table 1", "GLM-4.6", 74.5, 68.0, 63.0, 66.5, 68.00, 78.95, 60.31, 69.63, 72.50, 87.50, 80.00),
+    _row("Table 1", "LoopTool-32B", 66.5, 58.0, 44.5, 62.0, 57.75, 72.15, 48.46, 60.31, 57.50, 60.00, 58.75),
+    _row("Table 1", "Qwen3-32B", 59.0, 47.5, 40.5, 51.5, 49.63, 64.70, 34.70, 49.70, 55.83, 63.75, 59.79),
+    _row("Table 1", "Qwen3-14B", 54.0, 39.5, 39.0, 45.5, 44.50, 55.00, 37.10, 46.05, 45.83, 57.50, 51.67),
+    _row("Table 1", "ASTRA-14B", 67.0, 56.0, 48.5, 61.0, 58.13, 68.00, 47.37, 57.69, 54.17, 83.75, 68.96),
+    _row("Table 1", "ASTRA-32B", 76.5, 65.5, 48.5, 66.5, 64.25, 75.20, 52.19, 63.70, 60.00, 83.75, 71.88),
+    _row("Table 2", "Qwen3-14B", 54.0, 39.5, 39.0, 45.5, 44.50, 55.00, 34.10, 44.55, 45.83, 57.50, 51.67),
+    _row("Table 2", "Qwen3-14B, SFT", 67.5, 25.5, 48.0, 53.0, 48.50, 63.80, 37.10, 50.45, 51.67, 83.75, 67.71),
+    _row("Table 2", "Qwen3-14B, RL", 67.0, 56.0, 48.5, 61.0, 58.13, 68.00, 47.40, 57.70, 54.17, 83.75, 68.96),
+    _row("Table 2", "Qwen3-32B", 56.0, 52.5, 40.0, 43.0, 47.88, 64.70, 34.70, 49.70, 55.83, 63.75, 59.79),
+    _row("Table 2", "Qwen3-32B, SFT", 67.0, 40.0, 46.0, 55.5, 52.13, 66.70, 37.90, 52.30, 56.67, 78.75, 67.71),
+    _row("Table 2", "Qwen3-32B, RL", 76.5, 65.5, 48.5, 66.5, 64.25, 75.20, 52.20, 63.70, 60.00, 83.75, 71.88),
+    _row("Table 3", "Qwen3-14B", 80.0, 66.9, 73.45, 78.5, 66.7, 72.60),
+    _row("Table 3", "ASTRA-14B", 80.1, 66.7, 73.40, 78.8, 66.4, 72.60),
+    _row("Table 3", "Qwen3-32B", 83.0, 66.8, 74.90, 82.4, 65.9, 74.15),
+    _row("Table 3", "ASTRA-32B", 81.4, 68.3, 74.85, 81.2, 69.1, 75.15),
+    _row("README", "o3-2025-04-16", 62.3),
+    _row("README", "Grok-4-1-fast-reasoning", 58.9),
+    _row("README", "Qwen3-30B-A3B-Thinking-2507", 47.8),
+    _row("README", "TouCan-32B", 46.5),
+    _row("README", "Qwen3-30B-A3B-Instruct-2507", 30.0),
 )
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What a model does for each sub-task of BFCL's multi-turn items, in the paper (§4)."""
+    """Steps and tokens of a model for each sub-task of BFCL's multi-turn items, in the paper (§4)."""
 
     model: str
     steps_per_sub_task: float
@@ -147,24 +122,12 @@ BEHAVIOUR: tuple[Behaviour, ...] = (
     Behaviour("Qwen3-32B, RL", 3.1, 317.8, 1130.1),
 )
 
-WATCHED: dict[tuple[str, str], str] = {
-    (
-        "bfcl_v3_mt",
-        "miss_func",
-    ): "the paper's SFT loses 14.0 points (14B) and 12.5 points (32B) there, and its RL mends it",
-}
+_LOST = "the paper's SFT loses 14.0 points (14B) and 12.5 points (32B) there, and its RL regains them"
+WATCHED: dict[tuple[str, str], str] = {("bfcl_v3_mt", "miss_func"): _LOST}
 """Categories whose fall from one stage to the next is a warning, and why."""
 
 
-def rows(suite: str, *tables: str) -> list[PublishedRow]:
-    """The rows of these tables that say something about a suite, in the paper's order."""
-    benchmark = _BENCHMARKS.get(suite, suite)
-    return [
-        one for one in REFERENCES if one.source in tables and (benchmark in one.scores or benchmark in one.averages)
-    ]
-
-
-def average(model: str, tables: Sequence[str], suite: str, categories: Sequence[str]) -> float | None:
-    """A model's printed mean over exactly these categories in the first of these tables that has it."""
-    found = [one.average(suite, categories) for table in tables for one in rows(suite, table) if one.model == model]
-    return next((one for one in found if one is not None), None)
+def rows(suite: str, *sources: str) -> list[PublishedRow]:
+    """Return the rows of some sources that have scores of a suite, in the paper's order."""
+    benchmark = _SAME_COLUMNS.get(suite, suite)
+    return [one for one in REFERENCES if one.source in sources and benchmark in one.scores]

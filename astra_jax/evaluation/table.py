@@ -1,7 +1,7 @@
-"""The figures of an evaluation: scores with intervals, spread between trials, pass^k, tokens and steps, how runs ended.
+"""Scores of an evaluation: intervals, deviation between trials, pass^k, tokens and steps, how runs ended.
 
-Items are the clusters: the trials of an item are not independent, so an item counts once, with the mean of its trials,
-and an interval comes from the deviation between items. Scores are in percent.
+The trials of an item are not independent. So an item counts once, with the mean of its trials, and an interval comes
+from the deviation between items. Scores are in percent.
 """
 
 from __future__ import annotations
@@ -18,41 +18,27 @@ import numpy as np
 from astra_jax.evaluation.intervals import Estimate, combined, estimate, pass_hat
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.saved import Evaluation, SuiteRun
-from astra_jax.evaluation.suite import Decoding, EvaluationError, Role, SuiteInfo
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """How the means of whole trials differ, in points: `deviation` is the sample's (n - 1)."""
-
-    deviation: float
-    least: float
-    most: float
-    means: list[float]
+from astra_jax.evaluation.suite import Category, Decoding, EvaluationError, Role, SuiteInfo
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A further score's mean over the items that have it, in its own unit."""
+    """Mean of a further score over the items that have it, in its own unit."""
 
     mean: float
     items: int
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What runs took, and how they ended.
+    """Steps, calls and tokens of runs, as means over runs, and how they ended.
 
-    The paper's analysis (§4) has steps and tokens per sub-task and tokens per step. Here each run has its own three
-    ratios, and the table their means, each run weighing the same: the paper does not say how it averages, but its
-    figures do not multiply (2.5 x 379.6 is not 1096.7), which those of pooled counts would.
+    Each run has its own three ratios, and the table their means, each run weighing the same. The paper (§4) does not
+    say how it averages, but its numbers do not multiply (2.5 x 379.6 is not 1096.7), as those of pooled counts would.
 
     Attributes:
         runs: items times trials.
-        prompt_tokens: per run.
-        completion_tokens: per run.
-        steps: completions per run.
-        calls: per run.
+        steps: completions.
         steps_per_sub_task: completions for each part that the item asks for.
-        tokens_per_step: completion tokens; of the runs that have a completion, None where none has.
-        tokens_per_sub_task: completion tokens.
+        tokens_per_step: completion tokens, of the runs that have a completion; None where none has.
         without_completion: runs that the endpoint never answered, such as a prompt that does not fit.
         finishes: share of runs by how they ended, the most frequent first.
     """
@@ -69,68 +55,68 @@ class Use(msgspec.Struct, frozen=True):
     finishes: dict[str, float]
 
 
-class CategoryScore(msgspec.Struct, frozen=True, kw_only=True):
-    """A column.
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """A column: a category, or a headline, which is the mean of categories that weigh the same.
 
     Attributes:
         score: mean over items of the mean over trials, percent.
-        items: that were run.
-        total: that the category has; a run of fewer is partial.
-        spread: None where there is one trial.
-        pass_hat: pass^k for k = 1 … trials, percent; None where a score is neither 0 nor 1.
-        metrics: further scores by name.
-        departures: how the decoding differs from the paper's.
+        items: that were run; fewer than `total` are a partial run.
+        total: items that it has.
     """
 
-    name: str
     title: str
     score: Estimate
     items: int
     total: int
-    partial: bool
-    trials: int
-    spread: Spread | None
+
+    @property
+    def partial(self) -> bool:
+        """True where items were left out."""
+        return self.items < self.total
+
+
+class CategoryScore(Score, frozen=True, kw_only=True):
+    """A category.
+
+    Attributes:
+        means: of whole trials, percent.
+        deviation: between these means (the sample's, n - 1), in points; None where there is one trial.
+        pass_hat: pass^k for k = 1 … trials, percent; None where a score is neither 0 nor 1.
+        metrics: further scores by name.
+        departures: differences of the decoding from the paper's.
+    """
+
+    name: str
+    means: list[float]
+    deviation: float | None
     pass_hat: list[float] | None
     metrics: dict[str, Metric]
     departures: list[str]
     use: Use
 
 
-class Headline(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean over categories, each weighing the same; `items` and `total` are theirs together."""
-
-    title: str
-    categories: tuple[str, ...]
-    score: Estimate
-    items: int
-    total: int
-    partial: bool
-
-
 class ItemSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """All trials of an item: `score` in percent, what was wrong in any of them, and how often runs ended how."""
+    """All trials of an item: the mean score in percent, and what was wrong in any of them."""
 
     category: str
     item: str
     score: float
-    trials: int
-    finishes: dict[str, int]
     problems: list[str]
 
 
 class SuiteTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A suite's figures, next to what it declares and the decodings that were used."""
+    """Scores of a suite, what it declares and the decodings that were used."""
 
     info: SuiteInfo
     decodings: dict[str, Decoding]
     categories: list[CategoryScore]
-    headlines: list[Headline]
+    headlines: list[Score]
     use: Use
     items: list[ItemSummary]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """All figures of an evaluation; `partial` says that some category lacks items."""
+    """Scores of an evaluation; `partial`: some category lacks items."""
 
     model: str
     partial: bool
@@ -140,7 +126,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tabulate(evaluation: Evaluation) -> Table:
-    """The figures of an evaluation.
+    """Return the scores of an evaluation.
 
     Raises:
         EvaluationError: the results are not what the suites say was run: a category without results, an item without
@@ -162,11 +148,7 @@ def tabulate(evaluation: Evaluation) -> Table:
 
 
 def items_of(run: SuiteRun, category: str, results: Iterable[ItemResult]) -> dict[str, list[ItemResult]]:
-    """A category's runs by item, in the order of the results; those of an item by trial.
-
-    Raises:
-        EvaluationError: as `tabulate`.
-    """
+    """Return a category's results by item, in their order; those of an item by trial. Raises as `tabulate`."""
     where, trials = f"{run.info.name}/{category}", run.decodings[category].trials
     items: dict[str, list[ItemResult]] = defaultdict(list)
     for result in results:
@@ -193,14 +175,14 @@ def items_of(run: SuiteRun, category: str, results: Iterable[ItemResult]) -> dic
 
 
 def item_means(items: Mapping[str, Sequence[ItemResult]]) -> list[float]:
-    """The mean score of each item over its trials, in percent."""
+    """Return the mean score of each item over its trials, in percent."""
     return [_percent(one.score for one in runs) for runs in items.values()]
 
 
 def over_categories(
     info: SuiteInfo, estimates: Sequence[Estimate], values: Sequence[Sequence[float]], *, least: float
 ) -> Estimate:
-    """A figure over categories, each weighing the same.
+    """Return the mean over categories, each weighing the same.
 
     Args:
         estimates: of each category.
@@ -221,7 +203,7 @@ def over_categories(
 
 
 def departures(used: Decoding, paper: Decoding) -> list[str]:
-    """How a decoding differs from the paper's, in words."""
+    """Return the differences of a decoding from the paper's, in words."""
     found = []
     for field in fields(Decoding):
         ours, theirs = getattr(used, field.name), getattr(paper, field.name)
@@ -231,90 +213,74 @@ def departures(used: Decoding, paper: Decoding) -> list[str]:
 
 
 def _plain(value: object) -> str:
-    return (
-        msgspec.json.encode(value).decode() if isinstance(value, Mapping) else "unset" if value is None else f"{value}"
-    )
+    if isinstance(value, Mapping):
+        return msgspec.json.encode(value).decode()
+    return "unset" if value is None else str(value)
 
 
 def _suite(run: SuiteRun, results: Sequence[ItemResult]) -> SuiteTable:
-    declared = [one.name for one in run.info.categories]
-    if stray := {one.category for one in results} - set(declared):
-        raise EvaluationError(f"there are results of {sorted(stray)}, which are no categories of {run.info.name}")
-    items = {name: items_of(run, name, results) for name in declared}
-    categories = {
-        one.name: _category(
-            one.name, one.title, run, items[one.name], departures(run.decodings[one.name], one.decoding)
-        )
-        for one in run.info.categories
-    }
-    means = {name: item_means(items[name]) for name in declared}
+    info = run.info
+    if stray := {one.category for one in results} - {one.name for one in info.categories}:
+        raise EvaluationError(f"there are results of {sorted(stray)}, which are no categories of {info.name}")
+    items = {one.name: items_of(run, one.name, results) for one in info.categories}
+    means = {name: item_means(found) for name, found in items.items()}
+    categories = {one.name: _category(one, run, items[one.name]) for one in info.categories}
     headlines = [
-        _headline(title, run.info, [categories[name] for name in names], [means[name] for name in names])
-        for title, names in run.info.headline.items()
+        Score(
+            title=title,
+            score=over_categories(info, [categories[n].score for n in names], [means[n] for n in names], least=0),
+            items=sum(categories[name].items for name in names),
+            total=sum(categories[name].total for name in names),
+        )
+        for title, names in info.headline.items()
     ]
     return SuiteTable(
-        info=run.info,
+        info=info,
         decodings=dict(run.decodings),
         categories=list(categories.values()),
         headlines=headlines,
         use=_use(results),
-        items=[_item(name, id, runs) for name, by_item in items.items() for id, runs in by_item.items()],
+        items=[
+            ItemSummary(
+                category=name,
+                item=id,
+                score=_percent(one.score for one in runs),
+                problems=list(dict.fromkeys(one.problem for one in runs if one.problem)),
+            )
+            for name, by_item in items.items()
+            for id, runs in by_item.items()
+        ],
     )
 
 
-def _headline(
-    title: str, info: SuiteInfo, categories: Sequence[CategoryScore], means: Sequence[Sequence[float]]
-) -> Headline:
-    return Headline(
-        title=title,
-        categories=tuple(one.name for one in categories),
-        score=over_categories(info, [one.score for one in categories], means, least=0),
-        items=sum(one.items for one in categories),
-        total=sum(one.total for one in categories),
-        partial=any(one.partial for one in categories),
-    )
-
-
-def _category(
-    name: str, title: str, run: SuiteRun, items: Mapping[str, Sequence[ItemResult]], departed: list[str]
-) -> CategoryScore:
-    trials = run.decodings[name].trials
+def _category(category: Category, run: SuiteRun, items: Mapping[str, Sequence[ItemResult]]) -> CategoryScore:
+    decoding = run.decodings[category.name]
     every = [one for runs in items.values() for one in runs]
     metrics: dict[str, list[float]] = defaultdict(list)
     for runs in items.values():
         for metric in sorted({key for one in runs for key in one.metrics}):
-            known = [one.metrics[metric] for one in runs if metric in one.metrics]
-            metrics[metric].append(math.fsum(known) / len(known))
+            metrics[metric].append(_mean(one.metrics[metric] for one in runs if metric in one.metrics))
+    means = [_percent(runs[trial].score for runs in items.values()) for trial in range(decoding.trials)]
+    successes = [round(sum(one.score for one in runs)) for runs in items.values()]
     all_or_nothing = all(one.score in (0, 1) for one in every)
     return CategoryScore(
-        name=name,
-        title=title,
+        name=category.name,
+        title=category.title,
         score=estimate(item_means(items), least=0, most=100),
         items=len(items),
-        total=run.totals[name],
-        partial=len(items) < run.totals[name],
-        trials=trials,
-        spread=_spread([_percent(runs[trial].score for runs in items.values()) for trial in range(trials)]),
-        pass_hat=(
-            [100 * one for one in pass_hat([round(sum(r.score for r in runs)) for runs in items.values()], trials)]
-            if all_or_nothing
-            else None
-        ),
-        metrics={key: Metric(math.fsum(values) / len(values), len(values)) for key, values in metrics.items()},
-        departures=departed,
+        total=run.totals[category.name],
+        means=means,
+        deviation=float(np.std(means, ddof=1)) if len(means) > 1 else None,
+        pass_hat=[100 * one for one in pass_hat(successes, decoding.trials)] if all_or_nothing else None,
+        metrics={key: Metric(_mean(values), len(values)) for key, values in metrics.items()},
+        departures=departures(decoding, category.decoding),
         use=_use(every),
     )
 
 
-def _spread(means: list[float]) -> Spread | None:
-    if len(means) < 2:
-        return None
-    return Spread(float(np.std(means, ddof=1)), min(means), max(means), means)
-
-
 def _use(runs: Sequence[ItemResult]) -> Use:
     spoke = [one for one in runs if one.steps]
-    finishes = Counter(one.finish for one in runs)
+    ranked = sorted(Counter(one.finish for one in runs).items(), key=lambda one: (-one[1], one[0]))
     return Use(
         runs=len(runs),
         prompt_tokens=_mean(one.prompt_tokens for one in runs),
@@ -325,20 +291,7 @@ def _use(runs: Sequence[ItemResult]) -> Use:
         tokens_per_step=_mean(one.completion_tokens / one.steps for one in spoke) if spoke else None,
         tokens_per_sub_task=_mean(one.completion_tokens / one.sub_tasks for one in runs),
         without_completion=len(runs) - len(spoke),
-        finishes={
-            name: count / len(runs) for name, count in sorted(finishes.items(), key=lambda one: (-one[1], one[0]))
-        },
-    )
-
-
-def _item(category: str, id: str, runs: Sequence[ItemResult]) -> ItemSummary:
-    return ItemSummary(
-        category=category,
-        item=id,
-        score=_percent(one.score for one in runs),
-        trials=len(runs),
-        finishes=dict(Counter(one.finish for one in runs)),
-        problems=list(dict.fromkeys(one.problem for one in runs if one.problem)),
+        finishes={name: count / len(runs) for name, count in ranked},
     )
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import networkx as nx
 from markupsafe import Markup
 
+from astra_jax.pages.html import template
 from astra_jax.run.metrics import read_metrics
 from launch.quickstart.ledger import read_json
 from launch.quickstart.summary import MODELS
-from synthesis.core import svg
+from launch.viewer import charts
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.files import write_text
-from synthesis.core.html import template
 from synthesis.core.records import Message, ToolEnvironment, ToolServer, Trajectory
 from synthesis.core.terminal import printable
 from synthesis.core.typed import convert_to
@@ -77,7 +77,7 @@ def tool_graphs(paths: Sequence[Path], servers: Sequence[ToolServer]) -> list[tu
         graph = nx.read_graphml(path)
         weights = {(a, b): float(data.get("weight", 1)) for a, b, data in graph.edges(data=True)}
         title = titles.get(path.stem, path.stem)
-        drawn.append((title, svg.arcs(title, list(graph.nodes), weights)))
+        drawn.append((title, charts.arcs(title, list(graph.nodes), weights)))
     return drawn
 
 
@@ -89,7 +89,7 @@ def loss_curves(workdir: Path) -> Markup:
         rows = read_metrics(folder / "metrics")
         lines[parts[folder.name]] = [(offset + row["step"], row["loss"]) for row in rows]
         offset += rows[-1]["step"] if rows else 0
-    return svg.curves("SFT, loss per trained token", lines, across="step", low=0)
+    return charts.curves("SFT, loss per trained token", lines, across="step", low=0)
 
 
 def reward_curves(workdir: Path) -> Markup:
@@ -103,4 +103,4 @@ def reward_curves(workdir: Path) -> Markup:
             ("rollout/precision", "precision"),
         )
     }
-    return svg.curves("GRPO", lines, across="update", low=0, high=1)
+    return charts.curves("GRPO", lines, across="update", low=0, high=1)

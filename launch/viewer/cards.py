@@ -1,122 +1,115 @@
-"""A dataset's card as tables and bars. A card is whatever JSON its writer gave it; what it lacks is left out."""
+"""A dataset's card as tables and charts. A card is whatever JSON its writer gave it; what it lacks is left out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from astra_jax.evaluation.grids import decoding_text
 from astra_jax.evaluation.saved import SuiteRun
-from synthesis.core import charts
+from launch.viewer import charts
+from launch.viewer.lists import Pages
+from launch.viewer.service import PageService, ViewerConfig, page
 from synthesis.core.typed import convert_to
 from synthesis.environments import statistics as of_environments
 from synthesis.trajectories import statistics as of_trajectories
-from synthesis.trajectories.judge import AXES
 
-_STAGES = {
-    "Trajectory": (
-        *(
-            "collect",
-            "registries",
-            "tools",
-            "normalize",
-            "propose",
-            "graph",
-            "verify",
-            "tasks",
-            "augment",
-            "duplicates",
-        ),
-        *("score", "interact", "judge"),
-    ),
-    "ToolEnvironment": (
-        *("decompose", "distinct", "validate", "quality", "augment", "implement", "merge", "distract", "verify"),
-    ),
-}
+_TRAJECTORY_STAGES = (
+    *("collect", "registries", "tools", "normalize", "propose", "graph", "verify", "tasks", "augment", "duplicates"),
+    *("score", "interact", "judge"),
+)
+_ENVIRONMENT_STAGES = (
+    *("decompose", "distinct", "validate", "quality", "augment", "implement", "merge", "distract", "verify"),
+)
 """In the order of the pipelines, which a card does not keep."""
+_FIRST_FACTS = ("kind", "count", "model", "user", "judge", "split", "seed", "teacher", "embedder")
 _LARGE = ("config", "statistics", "rejected")
-_TENTHS, _TWENTIETHS = (0.0, 1.0, 0.1), (0.0, 1.0, 0.05)
+
+
+class ViewerService(PageService):
+    """The service of `launch.inspect`: the pages of a dataset, and /card.
+
+    Args:
+        card: the dataset's.
+    """
+
+    def __init__(self, pages: Pages, card: Mapping[str, Any], config: ViewerConfig) -> None:
+        self._pages, self._card = pages, card
+        routes = [*pages.routes(), web.get("/card", self._show_card)]
+        super().__init__(config, routes, script="viewer.js", program="launch.inspect")
+
+    async def _show_card(self, request: web.Request) -> web.Response:
+        card = shown_card(self._card)
+        return page("card.html.jinja", card=card, noun=self._pages.noun, decoding_text=decoding_text)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A title and either columns or rows; `note` is what one number says of it all, such as the mean."""
+    """A title, its mean and median, and either a histogram's columns or bars by name."""
 
     title: str
     note: str
-    columns: charts.Columns | None
-    rows: list[charts.ChartRow]
+    columns: Sequence[tuple[str, float]]
+    bars: Sequence[charts.Bar]
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """How many inputs of a stage a reason has cost; `bar` is its length in pixels."""
+    """Inputs that a stage rejected for one reason; the longest bar has the length 1."""
 
     stage: str
     reason: str
     count: int
-    bar: float
-
-
-@dataclass(frozen=True)
-class SuiteCard:
-    """What an evaluation ran of a benchmark; of each category its title, how many items it has, and the decoding."""
-
-    title: str
-    harness: str
-    licence: str
-    categories: list[tuple[str, int | None, str]]
+    length: float
 
 
 @dataclass(frozen=True)
 class ShownCard:
-    """What the card page shows.
+    """Content of the card's page.
 
     Attributes:
-        kind: of the records.
-        facts: what the card says in one value.
+        facts: single values of the card.
         table: the paper's table; empty where the card has no such statistics.
-        groups: headings with their charts.
+        groups: charts by heading.
         suites: of an evaluation.
-        rejections: by stage, in the pipeline's order, the most frequent reason first; None: the card does not say.
-        more: the rest of the card, and the numbers behind the charts, by name.
+        rejections: in the pipeline's order, the most frequent reason first; None: the card does not say.
+        more: the rest of the card, by name.
     """
 
-    kind: str
-    facts: dict[str, Any]
-    table: dict[str, str]
-    groups: list[tuple[str, list[Chart]]]
-    suites: list[SuiteCard]
-    rejections: list[Rejection] | None
-    more: dict[str, Any]
+    facts: Mapping[str, Any]
+    table: Mapping[str, str]
+    groups: Mapping[str, Sequence[Chart]]
+    suites: Sequence[SuiteRun]
+    rejections: Sequence[Rejection] | None
+    more: Mapping[str, Any]
 
 
 def shown_card(card: Mapping[str, Any]) -> ShownCard:
-    """A card, ready for its page."""
-    statistics = card.get("statistics")
-    statistics = statistics if isinstance(statistics, Mapping) else {}
-    environments = card.get("kind") == "ToolEnvironment"
+    """Prepare a card for its page."""
+    statistics, environments = _at(card, "statistics"), card.get("kind") == "ToolEnvironment"
+    try:
+        suites = convert_to(card.get("suites", []), list[SuiteRun])
+    except msgspec.ValidationError:
+        suites = []  # another version's; they are shown as they are
     facts = {name: value for name, value in card.items() if not isinstance(value, (Mapping, list))}
-    if suites := _suites(card):  # an evaluation: who played its roles stands beside the model
+    if suites:
         facts = {**_at(card, "roles"), **facts}
-    names = ("kind", "count", "model", "user", "judge", "split", "seed", "teacher", "embedder")
-    ordered = [name for name in names if name in facts] + sorted(facts.keys() - set(names))
-    # Statistics first: it is what people open; then what made them.
+    names = [name for name in _FIRST_FACTS if name in facts] + sorted(facts.keys() - set(_FIRST_FACTS))
     large = [name for name in _LARGE if name in card and name not in facts]
-    others = sorted(card.keys() - facts.keys() - set(large))
-    groups = _of_environments(statistics) if environments else _of_trajectories(statistics)
-    rejected, stages = card.get("rejected"), _STAGES["ToolEnvironment" if environments else "Trajectory"]
+    more = [*large, *sorted(card.keys() - facts.keys() - set(large))]
+    stages = _ENVIRONMENT_STAGES if environments else _TRAJECTORY_STAGES
     return ShownCard(
-        kind=str(card.get("kind", "")),
-        facts={name: facts[name] for name in ordered},
+        facts={name: facts[name] for name in names},
         table=_table(card, statistics, environments),
-        groups=[(title, [chart for chart in drawn if chart]) for title, drawn in groups if any(drawn)],
+        groups=_groups(statistics),
         suites=suites,
-        rejections=_rejections(rejected, stages) if isinstance(rejected, Mapping) else None,
-        more={name: card[name] for name in (*large, *others) if card[name]},
+        rejections=_rejections(card["rejected"], stages) if isinstance(card.get("rejected"), Mapping) else None,
+        more={name: card[name] for name in more if card[name]},
     )
 
 
@@ -129,148 +122,75 @@ def _table(card: Mapping[str, Any], statistics: Mapping[str, Any], environments:
         return {}  # another writer's statistics; they are shown as they are
     runs = _at(statistics, "all_runs")
     if runs and all(_is_number(runs.get(name)) for name in ("runs", "injected_failure_rate")):
-        failed = _at(card, "rejected", "judge").get("judge_failed", 0)
-        rate = failed / runs["runs"] if runs["runs"] and _is_number(failed) else 0.0
-        table["runs before judging"] = (
-            f"{runs['runs']:,}; failures were injected into {runs['injected_failure_rate']:.1%} of their calls"
-        )
-        table["runs without a valid judgement"] = f"{failed:,}; {rate:.1%} (rejected: judges fail closed)"
+        failed = _at(card, "rejected/judge").get("judge_failed", 0)
+        share = failed / runs["runs"] if runs["runs"] and _is_number(failed) else 0.0
+        injected = f"failures were injected into {runs['injected_failure_rate']:.1%} of their calls"
+        table["runs before judging"] = f"{runs['runs']:,}; {injected}"
+        table["runs without a valid judgement"] = f"{failed:,}; {share:.1%} (rejected: judges fail closed)"
     return table
 
 
-def _suites(card: Mapping[str, Any]) -> list[SuiteCard]:
-    try:
-        runs = convert_to(card.get("suites", []), list[SuiteRun])
-    except msgspec.ValidationError:
-        return []  # another version's; they are shown as they are
-    return [
-        SuiteCard(
-            run.info.title,
-            run.info.harness,
-            run.info.licence,
-            [
-                (
-                    one.title,
-                    run.totals.get(one.name),
-                    decoding_text(run.decodings[one.name]) if one.name in run.decodings else "",
-                )
-                for one in run.info.categories
-            ],
-        )
-        for run in runs
-    ]
+def _groups(statistics: Mapping[str, Any]) -> dict[str, list[Chart]]:
+    """Return the charts of all statistics, and of those inside others, by heading."""
+    groups: dict[str, list[Chart]] = {"Distributions": []}
+    for name, value in statistics.items():
+        if chart := _chart(name, value):
+            groups["Distributions"].append(chart)
+        elif isinstance(value, Mapping):
+            groups[_title(name)] = [chart for key, inner in value.items() if (chart := _chart(key, inner))]
+    return {heading: found for heading, found in groups.items() if found}
 
 
-def _of_trajectories(statistics: Mapping[str, Any]) -> list[tuple[str, list[Chart | None]]]:
-    axes = _at(statistics, "axes")
-    return [
-        (
-            "Conversations",
-            [
-                _chart("Messages", statistics, "messages_per_conversation"),
-                _chart("Tool calls", statistics, "tool_calls_per_conversation"),
-                _chart("Tool documents", statistics, "tools_per_conversation"),
-                _chart("Thousands of tokens, estimated", statistics, "tokens_per_conversation"),
-                _chart("Roles of the messages", statistics, "role_shares", shares=True),
-            ],
-        ),
-        (
-            "What they are about",
-            [
-                _chart("Domains", statistics, "domains"),
-                _chart("Languages", statistics, "languages"),
-                _chart("Where tools ran, by conversation", statistics, "execution_shares", shares=True),
-                _chart("Where tools ran, by call", statistics, "execution_shares_of_calls", shares=True),
-                _chart("Where tools ran, by server", statistics, "execution_shares_of_servers", shares=True),
-            ],
-        ),
-        (
-            "Failed calls",
-            [
-                _chart("Injected, by kind", statistics, "injected_failures_by_kind"),
-                _chart("Real, by kind", statistics, "real_failures_by_kind"),
-            ],
-        ),
-        (
-            "Scores",
-            [
-                _chart("Reward, the mean of the axes", statistics, "reward", bins=_TWENTIETHS),
-                *(
-                    _chart(name.replace("_", " ").capitalize(), axes, name, bins=_TENTHS)
-                    for name in (*AXES, *sorted(axes.keys() - set(AXES)))
-                ),
-            ],
-        ),
-    ]
-
-
-def _of_environments(statistics: Mapping[str, Any]) -> list[tuple[str, list[Chart | None]]]:
-    return [
-        (
-            "Questions",
-            [
-                _chart("Sub-questions", statistics, "sub_questions"),
-                _chart("Hops", statistics, "hops"),
-                _chart("Tool calls", statistics, "tool_calls"),
-                _chart("Scenarios", statistics, "structures", shares=True),
-            ],
-        ),
-        (
-            "What they are about",
-            [
-                _chart("Domains", statistics, "domains", shares=True),
-                _chart("Languages", statistics, "languages", shares=True),
-                _chart("Where questions come from", statistics, "modes", shares=True),
-                _chart("Rules by which outputs hold answers", statistics, "rules", shares=True),
-                _chart("Worlds with state, by domain", _at(statistics, "worlds"), "domains"),
-                _chart("States asked for in a task", _at(statistics, "worlds"), "states_asked_for"),
-            ],
-        ),
-    ]
-
-
-def _chart(
-    title: str,
-    statistics: Mapping[str, Any],
-    name: str,
-    *,
-    shares: bool = False,
-    bins: tuple[float, float, float] | None = None,
-) -> Chart | None:
-    """The chart of one statistic: numbers by name, or a mapping that has them as its `histogram`."""
-    found = _at(statistics, name)
-    values = found.get("histogram", found)
-    if not charts.is_histogram(values):
+def _chart(name: str, value: Any) -> Chart | None:
+    """Return the chart of counts or shares by name, or of a mapping that has them as its `histogram`."""
+    if not isinstance(value, Mapping):
         return None
-    of_all = {} if values is found else found
-    notes = [f"{word} {of_all[word]:g}" for word in ("mean", "median", "least") if _is_number(of_all.get(word))]
-    if charts.has_order(values):
-        return Chart(title, ", ".join(notes), charts.columns(values, bins=bins), [])
-    return Chart(title, ", ".join(notes), None, charts.chart_rows(values, shares=shares))
+    values = value.get("histogram", value)
+    if not isinstance(values, Mapping) or not values or not all(map(_is_number, values.values())):
+        return None
+    shares = all(isinstance(number, float) for number in values.values())
+    mixed = not shares and any(isinstance(number, float) for number in values.values())
+    if mixed or (shares and abs(sum(values.values()) - 1) > 0.01 * len(values)):
+        return None  # numbers of different kinds
+    known = {} if values is value else {word: value.get(word) for word in ("mean", "median", "least")}
+    note = ", ".join(f"{word} {number:g}" for word, number in known.items() if _is_number(number))
+    if all(map(_is_numeral, values)):
+        return Chart(_title(name), note, charts.columns(values), [])
+    return Chart(_title(name), note, [], charts.bars(values, shares=shares))
+
+
+def _title(name: str) -> str:
+    title = name.replace("_", " ").capitalize()
+    return f"Thousands of {title.lower()}, estimated" if name == "tokens_per_conversation" else title
 
 
 def _rejections(rejected: Mapping[str, Any], stages: Sequence[str]) -> list[Rejection]:
-    """Of {stage: {reason: count}}, or of {reason: count} where there is one stage only."""
+    """Return the counts of {stage: {reason: count}}, or of {reason: count} where there is one stage only."""
+    by_stage = [(stage, given) for stage, given in rejected.items() if isinstance(given, Mapping)]
+    by_stage.append(("", {reason: count for reason, count in rejected.items() if not isinstance(count, Mapping)}))
     counts = [
-        (stage, reason, count)
-        for stage, reasons in rejected.items()
-        for reason, count in (reasons if isinstance(reasons, Mapping) else {}).items()
+        (stage, reason, count) for stage, reasons in by_stage for reason, count in reasons.items() if _is_number(count)
     ]
-    counts += [("", reason, count) for reason, count in rejected.items() if not isinstance(count, Mapping)]
-    counts = [one for one in counts if _is_number(one[2])]
     largest = max((count for _, _, count in counts), default=0) or 1
     place = {stage: index for index, stage in enumerate(stages)}
     counts.sort(key=lambda one: (place.get(one[0], len(place)), one[0], -one[2], one[1]))
-    return [Rejection(*one, bar=charts.ROW_WIDTH * max(0, one[2]) / largest) for one in counts]
+    return [Rejection(*one, length=max(0, one[2]) / largest) for one in counts]
 
 
-def _at(value: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """What is at a path; empty where it is no mapping."""
+def _at(value: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Return the mapping at a path; empty where there is none."""
     found: Any = value
-    for name in names:
+    for name in path.split("/"):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_numeral(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

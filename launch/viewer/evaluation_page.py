@@ -1,26 +1,25 @@
-"""Pages of evaluations: one run's, or several beside each other. Self-contained HTML: no network, inline SVG."""
+"""Page of an evaluation, or of several runs compared: one HTML file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from astra_jax.evaluation import grids
 from astra_jax.evaluation.comparison import Comparison
-from astra_jax.evaluation.grids import Grid
-from astra_jax.evaluation.suite import SuiteInfo
-from astra_jax.evaluation.table import CategoryScore, Headline, SuiteTable, Table
-from synthesis.core import charts
+from astra_jax.evaluation.grids import Grid, Report, decoding_text, score_text
+from astra_jax.evaluation.table import SuiteTable, Table
+from launch.viewer import charts
+from launch.viewer.service import rendered
 from synthesis.core.files import write_text
-from synthesis.core.html import template
 
-_PROBLEM_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """An item that some run does not always solve; `scores` has a cell for each run."""
+    """An item that some run does not always solve; `scores` has one for each run."""
 
     category: str
     item: str
@@ -28,111 +27,48 @@ class _Failure:
     problems: list[str]
 
 
-@dataclass(frozen=True)
-class _Section:
-    """A suite: its grids, bars and endings by run, what it declares, how it was sampled, and what was not solved."""
-
-    info: SuiteInfo
-    grids: list[Grid]
-    bars: list[tuple[str, list[charts.Whisker]]]
-    endings: list[tuple[str, list[charts.ChartRow]]]
-    decodings: list[tuple[str, str]]
-    runs: list[str]
-    failures: list[_Failure]
-
-
-def write_evaluation(path: Path, table: Table) -> None:
-    """Write the page of one run, atomically."""
-    sections = [_section({table.model: suite}, grids.of_suite(table.model, suite)) for suite in table.suites]
-    overview = grids.overview_of_table(table)
-    _write(path, f"Evaluation of {table.model}", {table.model: table}, overview, sections)
-
-
-def write_comparison(path: Path, comparison: Comparison) -> None:
-    """Write the page of several runs, atomically."""
-    sections = []
-    for compared in comparison.suites:
-        runs = comparison.runs_of(compared.name)
-        sections.append(_section(runs, grids.of_compared(runs, compared)))
-    _write(
-        path,
-        " → ".join(comparison.tables),
-        comparison.tables,
-        grids.overview_of_comparison(comparison),
-        sections,
-        warnings=comparison.warnings,
-        differences=comparison.differences,
-    )
-
-
-def _write(
-    path: Path,
-    title: str,
-    tables: Mapping[str, Table],
-    overview: Sequence[Grid],
-    sections: Sequence[_Section],
-    *,
-    warnings: Sequence[str] = (),
-    differences: Sequence[str] = (),
-) -> None:
-    page = template("evaluation.html.jinja", Path(__file__).parent)
-    html = page.render(
-        title=title,
-        tables=tables,
-        overview=overview,
-        sections=sections,
-        warnings=warnings,
-        differences=differences,
-        width=charts.ROW_WIDTH,
+def write_evaluation(path: Path, one: Table | Comparison) -> None:
+    """Write the page of an evaluation or a comparison, atomically."""
+    report = Report.of(one)
+    html = rendered(
+        "evaluation.html.jinja",
+        report=report,
+        sections=[_section(runs, report.grids(suite)) for suite, runs in report.suites.items()],
         numeric=_numeric,
+        score_text=score_text,
     )
     write_text(path, html)
 
 
 def _numeric(grid: Grid) -> list[bool]:
-    """Of each column of a grid, whether its cells are numbers, where it says anything."""
-    columns = [[row.cells[place] for row in grid.rows] for place in range(len(grid.columns))]
-    return [all(cell[:1] in "+-–0123456789" for cell in column) for column in columns]
+    """Tell of each column whether its cells are numbers."""
+    every = zip(*grid.rows, *grid.published, strict=True)
+    return [all(cell[:1] in "+-–0123456789" for cell in column) for column in every]
 
 
-def _section(runs: Mapping[str, SuiteTable], shown: list[Grid]) -> _Section:
+def _section(runs: Mapping[str, SuiteTable], grids: list[Grid]) -> dict[str, Any]:
+    """Return what the template shows of a suite."""
     info = next(iter(runs.values())).info
-    return _Section(
-        info=info,
-        grids=shown,
-        bars=[(name, _bars(suite)) for name, suite in runs.items()],
-        endings=[(name, charts.chart_rows(suite.use.finishes, shares=True)) for name, suite in runs.items()],
-        decodings=[
-            (f"{name}, {column.title}", grids.decoding_text(suite.decodings[column.name]))
+    return {
+        "info": info,
+        "grids": grids,
+        "scores": {name: [*suite.categories, *suite.headlines] for name, suite in runs.items()},
+        "endings": {name: charts.bars(suite.use.finishes, shares=True) for name, suite in runs.items()},
+        "decodings": {
+            f"{name}, {column.title}": decoding_text(suite.decodings[column.name])
             for name, suite in runs.items()
             for column in info.categories
-        ],
-        runs=list(runs),
-        failures=_failures(runs),
-    )
-
-
-def _bars(suite: SuiteTable) -> list[charts.Whisker]:
-    shown: list[CategoryScore | Headline] = [*suite.categories, *suite.headlines]
-    return [
-        charts.whisker(
-            f"{one.title} (partial)" if one.partial else one.title,
-            grids.score_text(one),
-            one.score.mean,
-            one.score.low,
-            one.score.high,
-        )
-        for one in shown
-    ]
+        },
+        "failures": _failures(runs),
+    }
 
 
 def _failures(runs: Mapping[str, SuiteTable]) -> list[_Failure]:
-    first = next(iter(runs.values()))
-    titles = {one.name: one.title for one in first.info.categories}
-    by_run = {name: {(one.category, one.item): one for one in suite.items} for name, suite in runs.items()}
+    titles = {one.name: one.title for one in next(iter(runs.values())).info.categories}
+    by_item = {name: {(one.category, one.item): one for one in suite.items} for name, suite in runs.items()}
     failures = []
-    for key in by_run[next(iter(runs))]:
-        items = {name: items[key] for name, items in by_run.items()}
+    for category, item in next(iter(by_item.values())):
+        items = {name: of_run[category, item] for name, of_run in by_item.items()}
         if all(one.score == 100 for one in items.values()):
             continue
         problems = [
@@ -140,14 +76,6 @@ def _failures(runs: Mapping[str, SuiteTable]) -> list[_Failure]:
             for name, one in items.items()
             for problem in one.problems
         ]
-        failures.append(
-            _Failure(
-                category=titles[key[0]],
-                item=key[1],
-                scores=[f"{one.score:.1f}" for one in items.values()],
-                problems=[
-                    one if len(one) <= _PROBLEM_CHARACTERS else f"{one[:_PROBLEM_CHARACTERS]}…" for one in problems
-                ],
-            )
-        )
+        cut = [one if len(one) <= _MAX_CHARACTERS else f"{one[:_MAX_CHARACTERS]}…" for one in problems]
+        failures.append(_Failure(titles[category], item, [f"{one.score:.1f}" for one in items.values()], cut))
     return failures

@@ -1,16 +1,13 @@
-"""The page of a preview (`preview.html.jinja`), in the look of the viewer's: one file, which needs no service."""
+"""Page of a preview: one HTML file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from launch.viewer.pages import HERE
-from synthesis.core.html import template
+from launch.viewer import service
 from synthesis.pipeline.preview import Forecast, Preview
 
 
 def rows(forecast: Forecast) -> list[tuple[str, str]]:
-    """What is expected of the whole run, as text."""
+    """Return the forecast of the whole run, as (name, text)."""
     of = {"records": forecast.records, **forecast.totals}
     return [
         (name, f"{one.mean:,.0f} ({one.low:,.0f} to {one.high:,.0f})")
@@ -20,6 +17,5 @@ def rows(forecast: Forecast) -> list[tuple[str, str]]:
 
 
 def rendered(seen: Preview, forecast: Forecast) -> str:
-    """All of it as HTML; what models wrote is escaped."""
-    unseen: Sequence[str] = forecast.unseen
-    return template("preview.html.jinja", HERE).render(seen=seen, rows=rows(forecast), unseen=unseen)
+    """Return the page; texts of models are escaped."""
+    return service.rendered("preview.html.jinja", seen=seen, rows=rows(forecast), unseen=forecast.unseen)

@@ -31,8 +31,8 @@ function show(place, answer) {
     line(place, "p", "verdict muted", "solves no sub-question");
   }
   for (const one of answer.solves) {
-    const box = document.querySelector(`.graph [data-sub-question="${one.sub_question}"]`);
-    if (box) box.classList.add("solved");
+    const question = document.querySelector(`.questions [data-sub-question="${one.sub_question}"]`);
+    if (question) question.classList.add("solved");
   }
 }
 

@@ -1,6 +1,6 @@
-"""The live page of a run, and the pages of sampled episodes that it has written.
+"""Live page of a run, and the pages of sampled episodes that the run has written.
 
-GET  /                       the run as it is now; the page fetches itself again
+GET  /                       the run as it is now; the page loads itself again
 GET  /episodes/PART/NAME     a page of `PART/episodes`, as the run wrote it
 """
 
@@ -12,22 +12,23 @@ from urllib.parse import quote
 from aiohttp import web
 from markupsafe import Markup
 
-from launch.viewer.page_service import PageService, ViewerConfig
-from launch.viewer.pages import page, short
-from launch.viewer.watched import Training, Watched, Watcher, facts
+from astra_jax.pages import html
+from launch.viewer import charts
+from launch.viewer.service import PageService, ViewerConfig, page, short
+from launch.viewer.watched import Training, Watched, Watcher
 from sandbox.http_service import HttpRefusal
-from synthesis.core import html, svg
 
 _STORED = f"default-src 'none'; style-src 'unsafe-inline'; {html.SCRIPTS}; img-src data:; sandbox allow-scripts"
-"""Of a page that the run has stored, perhaps an earlier version's: its style holds, and of scripts our own."""
+"""CSP of a stored page, perhaps an earlier version's: its own style takes effect, and only our script."""
+_FROM_ZERO = ("Rollouts", "Seconds", "Tokens a second")
 
 
 class WatchService(PageService):
     """Serves the page of a run.
 
     Args:
-        watcher: looks at the run.
-        seconds: between two looks of a page that is open.
+        watcher: of the run.
+        seconds: between two looks of an open page.
     """
 
     def __init__(self, watcher: Watcher, config: ViewerConfig, *, seconds: float) -> None:
@@ -37,20 +38,11 @@ class WatchService(PageService):
         super().__init__(config, routes, script="watch.js", program="launch.watch")
 
     async def _show(self, request: web.Request) -> web.Response:
-        return page(
-            "watch.html.jinja",
-            run=await self._run(),
-            seconds=self._seconds,
-            charts=charts,
-            place=_place,
-            facts=facts,
-            figure=svg.figure,
-        )
+        return page("watch.html.jinja", run=await self._run(), seconds=self._seconds, charts=curves_of, place=_place)
 
     async def _run(self) -> Watched:
-        """In a thread: a bucket takes its time."""
         async with self._looking:
-            return await asyncio.to_thread(self._watcher.look)
+            return await asyncio.to_thread(self._watcher.look)  # a bucket takes its time
 
     async def _episodes(self, request: web.Request) -> web.Response:
         part, name = request.match_info["part"], request.match_info["name"]
@@ -64,18 +56,14 @@ class WatchService(PageService):
 
 
 def _place(training: Training, name: str) -> str:
-    """Where a page of a training's episodes is."""
     return f"/episodes/{quote(training.name)}/{quote(name)}"
 
 
-def charts(training: Training) -> list[tuple[str, Markup]]:
-    """The curves of a training, with their titles."""
-    across = "update" if training.kind == "GRPO" else "step"
-    drawn = []
-    for title, lines in training.curves:
-        low = 0.0 if title in ("Rollouts", "Seconds", "Tokens a second") else None
+def curves_of(training: Training) -> dict[str, Markup]:
+    """Draw the curves of a training, by title."""
+    drawn = {}
+    for title, lines in training.curves.items():
         named = {name.rpartition("/")[2].replace("_", " "): points for name, points in lines.items()}
-        drawn.append(
-            (title, svg.curves(title, named, across=across, low=low, high=1.0 if title == "Rollouts" else None))
-        )
+        low, high = 0.0 if title in _FROM_ZERO else None, 1.0 if title == "Rollouts" else None
+        drawn[title] = charts.curves(title, named, across=training.noun, low=low, high=high)
     return drawn

@@ -1,4 +1,4 @@
-"""A run as text, for a terminal: what `watch_pages` shows, where no port can be reached."""
+"""A run as text for a terminal, where no port can be reached."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launch.viewer.watched import Training, Watched, Watcher, facts
-from synthesis.core.svg import figure
+from astra_jax.pages.html import figure
+from launch.viewer.watched import Training, Watched, Watcher
 from synthesis.core.terminal import Screen, say
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -15,7 +15,7 @@ _COLUMNS, _NAME, _SAMPLE_LINES = 40, 26, 8
 
 
 def watch(watcher: Watcher, seconds: float) -> None:
-    """Show the run, drawn anew every so many seconds until Ctrl-C; where standard output is no terminal, once."""
+    """Draw the run every so many seconds until Ctrl-C; where standard output is not a terminal, print it once."""
     if not sys.stdout.isatty():
         say(text(watcher.look()))
         return
@@ -25,12 +25,12 @@ def watch(watcher: Watcher, seconds: float) -> None:
                 screen.draw(text(watcher.look()))
                 time.sleep(seconds)
         except KeyboardInterrupt:
-            pass  # which is how one stops to look
+            pass
 
 
 def text(run: Watched) -> str:
-    """All of it, a line for each thing."""
-    lines = [f"{run.folder}", "   ".join(f"{name} {value}" for name, value in facts(run).items()), "", run.waits]
+    """Write all of a run, a line for each thing."""
+    lines = [run.folder, "   ".join(f"{name} {value}" for name, value in run.facts.items()), "", run.waits]
     for training in reversed(run.trainings):
         lines += ["", *_training(training)]
     if run.stages:
@@ -50,20 +50,18 @@ def text(run: Watched) -> str:
 
 
 def _training(one: Training) -> list[str]:
-    of = f" of {one.total:,}" if one.total else ""
-    noun = "update" if one.kind == "GRPO" else "step"
-    lines = [f"{one.kind}{f' ({one.name})' if one.name else ''}: {noun} {one.step:,}{of}"]
-    for title, drawn in one.curves:
+    of, name = f" of {one.total:,}" if one.total else "", f" ({one.name})" if one.name else ""
+    lines = [f"{one.kind}{name}: {one.noun} {one.step:,}{of}"]
+    for title, curves in one.curves.items():
         lines.append(f"  {title}")
-        for name, points in drawn.items():
+        for name, points in curves.items():
             known = [value for _, value in points if value is not None]
             span = f"{figure(min(known))} to {figure(max(known))}"
             lines.append(f"    {name:<{_NAME}} {figure(known[-1]):>9}  {sparks(known)}  {span}")
     if one.servers:
         lines.append("  Servers")
-        for server in one.servers:
-            figures = {name.replace("_", " "): "–" if n is None else figure(n) for name, n in server.figures.items()}
-            lines.append(f"    {server.name}: {', '.join(f'{name} {said}' for name, said in figures.items())}")
+    for server, metrics in one.servers.items():
+        lines.append(f"    {server}: {', '.join(f'{key} {figure(n)}' for key, n in metrics.items()).replace('_', ' ')}")
     if one.episodes:
         lines.append(f"  Sampled episodes: {one.episodes[0]}")
     if one.sample:
@@ -73,7 +71,7 @@ def _training(one: Training) -> list[str]:
 
 
 def sparks(values: Sequence[float]) -> str:
-    """Values as blocks of eight heights, each the mean of as many as it takes to fit."""
+    """Draw values as blocks of eight heights, each the mean of as many as are needed to fit."""
     each = -(-len(values) // _COLUMNS)
     means = [sum(group) / len(group) for group in (values[at : at + each] for at in range(0, len(values), each))]
     low, high = min(means), max(means)

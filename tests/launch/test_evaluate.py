@@ -18,7 +18,7 @@ from programs_world import ended
 from rollout_world import make_environment
 
 from astra_jax.evaluation.saved import load_evaluation
-from launch.viewer.evaluated import Evaluated, Name, turns_of
+from launch.viewer.conversation import turns_of
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import ToolEnvironment
 
@@ -107,11 +107,9 @@ async def test_a_run_that_was_killed_and_one_that_failed_go_on_and_end_with_the_
         *(("japan", trial, 0.667) for trial in range(2)),
     ]
     # And its conversations can be read.
-    talk = Evaluated(tmp_path / "results").get(Name.of(evaluation.results[0]))
-    assert talk is not None
-    calls = [one for turn in turns_of(talk.messages) for one in turn.calls]
-    assert [one.call.arguments for one in calls] == ['{"country": "France"}', '{"city": "Paris"}']
-    assert calls[0].result is not None and "Paris" in calls[0].result.text.text
+    calls = [one for turn in turns_of(evaluation.results[0].messages) for one in turn.calls]
+    assert [one.arguments for one in calls] == ['{"country": "France"}', '{"city": "Paris"}']
+    assert calls[0].result is not None and "Paris" in calls[0].result.text
 
 
 SHELVES = """

@@ -189,20 +189,20 @@ def test_an_environment_that_cannot_be_scored_still_runs(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        (b"", 400, 'the body is no call (Input data was truncated); send {"environment": ID'),
-        (b"{", 400, "the body is no call"),
-        (b"\xff", 400, "the body is no call"),
-        (b"[" * 100_000, 400, "the body is no call"),
+        (b"", 400, 'the body is not a call (Input data was truncated); send {"environment": ID'),
+        (b"{", 400, "the body is not a call"),
+        (b"\xff", 400, "the body is not a call"),
+        (b"[" * 100_000, 400, "the body is not a call"),
         ([], 400, "Expected `object`, got `array`"),
         ({"environment": "norway", "tool": "ratio"}, 400, "missing required field `arguments`"),
         (wanted() | {"seed": 1}, 400, "unknown field `seed`"),
         (wanted() | {"environment": 3}, 400, "Expected `str`, got `int` - at `$.environment`"),
         (wanted(arguments=[1]), 400, "Expected `str | object`, got `array` - at `$.arguments`"),
         (wanted(arguments="{'a': 1}"), 400, "which is not JSON (Expecting property name enclosed in double quotes"),
-        (wanted(arguments='{"first": NaN}'), 400, "NaN is no JSON number"),
+        (wanted(arguments='{"first": NaN}'), 400, "NaN is not a JSON number"),
         (wanted(arguments="[1]"), 400, "arguments is '[1]'; write an object"),
         (wanted(arguments="[" * 100_000), 400, "is not JSON"),
-        (wanted("nowhere"), 404, "environment 'nowhere' is not in this dataset; give an id of the list"),
+        (wanted("nowhere"), 404, "none of the environments has the id 'nowhere'; choose one of the list"),
         (wanted(tool="nothing"), 404, "its tools are capital_of_country, fact_of_city, ratio, spin"),
         (b" " * (1 << 20) + b"{}", 413, "the body is larger than 1048576 bytes; send less"),
     ],
@@ -297,7 +297,7 @@ def test_texts_of_environments_are_never_markup(port, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/environment/nowhere", 404, "there is no environment &#39;nowhere&#39;"),
+        ("/environment/nowhere", 404, "none of the environments has the id &#39;nowhere&#39;"),
         ("/environment/", 404, "Not Found"),
         ("/?page=two", 400, "page is &#39;two&#39;; give a whole number from 1"),
         ("/?page=-1", 400, "give a whole number"),
@@ -371,7 +371,7 @@ def test_a_person_finds_an_environment_and_runs_its_tools(port, browser) -> None
     text = text_of(browser)
     for words in ("15270.4 people (within 0.1)", "0.75", "0.31", "parallel multi hop", "capital>fact|fact>ratio"):
         assert words in text
-    check_graph(browser, NORWAY)
+    check_questions(browser, NORWAY)
 
     answer = run(browser, "capital_of_country")
     assert (
@@ -399,7 +399,7 @@ def test_chinese_texts_and_hostile_ones_in_a_browser(port, browser) -> None:
         follow(browser, "td.question a")
         assert browser.title == environment.id
         assert browser.find_element("tag name", "h1").text == environment.question
-        check_graph(browser, environment)
+        check_questions(browser, environment)
     assert "solves sub-question 1 (string)" in run(browser, "echo")
     assert INJECTION in browser.find_element("css selector", "#tool-echo pre.value").text.replace('\\"', '"')
     assert browser.find_elements("css selector", "body script, body img") == []
@@ -427,24 +427,15 @@ def run(browser, tool: str, arguments: str | None = None) -> str:
     return form.find_element("css selector", ".result").text
 
 
-def check_graph(browser, environment: ToolEnvironment) -> None:
-    """A box a sub-question, an arrow a dependency; texts lie in their boxes, boxes apart; the page is not too wide."""
-    ids = {sub.id for sub in environment.sub_questions}
-    boxes = browser.find_elements("css selector", ".graph .box")
-    assert [int(box.get_attribute("data-sub-question")) for box in boxes] == [
-        sub.id for sub in environment.sub_questions
-    ]
-    arrows = browser.find_elements("css selector", ".graph .arrow")
-    drawn = {(int(one.get_attribute("data-from")), int(one.get_attribute("data-to"))) for one in arrows}
-    assert drawn == {(dep, sub.id) for sub in environment.sub_questions for dep in sub.depends_on if dep in ids}
-    assert len(arrows) == len(drawn)
-    script = """return [...document.querySelectorAll('.graph .box')].map(box => [box.querySelector('rect'),
-        ...box.querySelectorAll('text')].map(one => {const b = one.getBBox(); return [b.x, b.y, b.x + b.width,
-        b.y + b.height]}))"""
-    places = browser.execute_script(script)
-    for (left, top, right, bottom), *texts in places:
-        assert texts and all(left < x and top < y and right > u and bottom > v for x, y, u, v in texts)
-    for index, (first, *_) in enumerate(places):
-        for second, *_ in places[:index]:
-            assert first[2] < second[0] or second[2] < first[0] or first[3] < second[1] or second[3] < first[1]
+def check_questions(browser, environment: ToolEnvironment) -> None:
+    """All sub-questions by hop, each with what it waits for; and the page is not too wide."""
+    hops = sorted({sub.hop for sub in environment.sub_questions})
+    headings = [one.text for one in browser.find_elements("css selector", "h3")]
+    assert headings[: len(hops)] == [f"Hop {hop}" for hop in hops]
+    shown = browser.find_elements("css selector", ".questions li")
+    expected = sorted(environment.sub_questions, key=lambda sub: sub.hop)
+    assert [int(one.get_attribute("data-sub-question")) for one in shown] == [sub.id for sub in expected]
+    for one, sub in zip(shown, expected, strict=True):
+        assert one.text.startswith(sub.question)
+        assert (f"after {', '.join(map(str, sub.depends_on))}" in one.text) == bool(sub.depends_on)
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")

@@ -14,10 +14,9 @@ from pages_world import QUESTION, batches, served
 from viewing import INJECTION, send, serving
 
 from astra_jax.grpo.dump import FOLDER, shard_folder
-from launch.viewer.batch_pages import BatchPages
-from launch.viewer.dumped import stretches
-from launch.viewer.page_service import ViewerConfig
-from launch.viewer.service import ViewerService
+from launch.viewer.batches import BatchPages, stretches
+from launch.viewer.cards import ViewerService
+from launch.viewer.service import ViewerConfig
 
 EPISODE = "/update/2/group/1/episode/3"
 
@@ -64,11 +63,12 @@ def test_an_episode_shows_tokens_with_logprobs_and_versions(port: int, folder: P
     tokens = text[text.index('<div class="tokens">') : text.index("<details><summary>Sampled tokens")]
     assert f'<span class="given">{QUESTION[:20]}' in tokens.replace("user: ", "").replace("&#39;", "'")
     assert tokens.count("<b>[1]</b>") == 2 and tokens.count("<b>[2]</b>") == 1 and 'title="79: -' in tokens
-    rows = re.findall(r'data-label="place">(\d+)<.*?data-label="logprob">(-?[\d.]+)<.*?data-label="version">(\d)', text)
+    row = r'data-label="position">(\d+)<.*?data-label="logprob">(-?[\d.]+)<.*?data-label="version">(\d)'
+    rows = re.findall(row, text)
     assert [float(logprob) for _, logprob, _ in rows] == [pytest.approx(-0.02 * (int(at) % 200)) for at, _, _ in rows]
     assert {version for place, _, version in rows if int(place) >= 700} == {"2"}
     second = shown(port, f"{EPISODE}?page=2")
-    assert f'href="{EPISODE}?page=1#tokens"' in second and 'data-label="place">1000<' in second
+    assert f'href="{EPISODE}?page=1#tokens"' in second and 'data-label="position">1000<' in second
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_strangers_wrote_is_text_and_what_is_damaged_is_said(tmp_path: Path
 def test_stretches_are_of_one_version(tmp_path: Path) -> None:
     group, pieces = batches(tmp_path / FOLDER).group(2, 0)
     episode = group.episodes[0]
-    found = stretches(episode, pieces, 0, len(episode.token_ids))
+    found = stretches(episode, pieces, range(len(episode.token_ids)))
     assert "".join(one.text for one in found) == "".join(map(chr, episode.token_ids))
     assert [one.version for one in found] == [None, 1, None, 1, 2]
     assert sum(len(one.tokens) for one in found) == sum(episode.loss_mask)

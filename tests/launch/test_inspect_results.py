@@ -11,7 +11,7 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode
 
 import pytest
 from result_world import BFCL, CATEGORIES, evaluation, result
@@ -19,11 +19,10 @@ from viewing import INJECTION, fits, follow, rows, send, serving, text_of
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.saved import FOLDER, Evaluation, save_evaluation
-from launch.viewer.cards import shown_card
-from launch.viewer.evaluated import Evaluated, Name, turns_of
-from launch.viewer.page_service import ViewerConfig
-from launch.viewer.result_pages import ResultPages
-from launch.viewer.service import ViewerService
+from launch.viewer.cards import ViewerService, shown_card
+from launch.viewer.conversation import turns_of
+from launch.viewer.results import ResultPages
+from launch.viewer.service import ViewerConfig
 from synthesis.core.datasets import DatasetError, read_card, write_dataset
 
 
@@ -91,7 +90,7 @@ def port(dataset) -> Iterator[int]:
 @asynccontextmanager
 async def shown(dataset: Path) -> AsyncIterator[int]:
     """The port of a server in this process."""
-    service = ViewerService(ResultPages(Evaluated(dataset)), read_card(dataset), ViewerConfig(port=0))
+    service = ViewerService(ResultPages(dataset), read_card(dataset), ViewerConfig(port=0))
     await service.start()
     try:
         yield service.port
@@ -100,17 +99,15 @@ async def shown(dataset: Path) -> AsyncIterator[int]:
 
 
 def address(one: ItemResult) -> str:
-    query = {"suite": one.suite, "category": one.category, "item": one.item, "trial": one.trial}
-    return f"/result?{urlencode(query)}"
+    return f"/result/{quote(f'{one.suite}/{one.category}/{one.item}/{one.trial}')}"
 
 
 def listed(port: int, **wanted: str) -> list[str]:
     """`item:trial` of a list's first page."""
     status, _, text = send(port, "GET", f"/?{urlencode(wanted)}")
     assert status == 200
-    links = [unescape(one) for one in re.findall(r'<td class="question"><a href="([^"]+)"', text)]
-    queries = [parse_qs(urlsplit(link).query) for link in links]
-    return [f"{one['item'][0]}:{one['trial'][0]}" for one in queries]
+    links = [unescape(one) for one in re.findall(r'<td class="question"><a href="/result/([^"?]+)', text)]
+    return [":".join(unquote(link).split("/", 2)[2].rsplit("/", 1)) for link in links]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -119,15 +116,15 @@ def listed(port: int, **wanted: str) -> list[str]:
 
 def test_openais_messages_become_turns() -> None:
     turns = turns_of(TALK)
-    assert [turn.message.role for turn in turns] == ["system", "user", *["assistant"] * 3]
-    assert [turn.message.reasoning for turn in turns] == ["", "", "Both folders first.", "Now the copy, as text.", ""]
+    assert [turn.role for turn in turns] == ["system", "user", *["assistant"] * 3]
+    assert [turn.reasoning for turn in turns] == ["", "", "Both folders first.", "Now the copy, as text.", ""]
     first, second = turns[2].calls
-    assert (first.call.name, first.call.arguments, first.call.unreadable) == ("ls", '{"path": "档案"}', False)
-    assert first.result and not first.result.failure and first.result.text.characters == len(LISTED)
+    assert (first.name, first.arguments, first.unreadable) == ("ls", '{"path": "档案"}', False)
+    assert first.result and not first.result.failure and first.result.characters == len(LISTED)
     # What the model wrote where no object could be read is not replaced by one.
-    assert (second.call.name, second.call.arguments, second.call.unreadable) == ("cd", '{"path": archive}', True)
+    assert (second.name, second.arguments, second.unreadable) == ("cd", '{"path": archive}', True)
     assert second.result and second.result.failure == "error"
-    assert [one.text.text for _, one in turns[3].stray] == ["copied"]
+    assert [one.result.text for one in turns[3].stray if one.result] == ["copied"]
 
 
 def test_messages_of_any_endpoint_are_shown() -> None:
@@ -142,14 +139,14 @@ def test_messages_of_any_endpoint_are_shown() -> None:
         {"role": "assistant", "tool_calls": [call("", "f", text) for text in (deep, lone, "[1]", "")]},
     ]
     nobody, four, said, last = turns_of(odd)
-    assert (nobody.message.role, nobody.message.content) == ("(no role)", "")
-    assert [one.call.name for one in four.calls] == ["", "", "f", "g"]
-    assert [one.call.arguments for one in four.calls] == ["{}", "{}", "{}", '{"a": 1.0}']
-    assert [one.result and one.result.text.text for one in four.calls] == ["of the first", None, None, None]
-    assert (said.message.content, said.message.reasoning) == ('{"text": 1}', "a\nb\n3")
-    assert [message.content for message, _ in said.stray] == ["of what was called in the text"]
-    assert [one.call.arguments for one in last.calls[1:]] == [lone, "[1]", "{}"]
-    assert [one.call.unreadable for one in last.calls[1:]] == [True, True, False]
+    assert (nobody.role, nobody.content) == ("(no role)", "")
+    assert [one.name for one in four.calls] == ["", "", "f", "g"]
+    assert [one.arguments for one in four.calls] == ["{}", "{}", "{}", '{"a": 1.0}']
+    assert [one.result and one.result.text for one in four.calls] == ["of the first", None, None, None]
+    assert (said.content, said.reasoning) == ('{"text": 1}', "a\nb\n3")
+    assert [one.result.text for one in said.stray if one.result] == ["of what was called in the text"]
+    assert [one.arguments for one in last.calls[1:]] == [lone, "[1]", "{}"]
+    assert [one.unreadable for one in last.calls[1:]] == [True, True, False]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -192,9 +189,12 @@ def test_texts_of_models_are_never_markup(port, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/result", 404, "choose one of the list"),
-        (address(AGAIN).replace("trial=1", "trial=2"), 404, "there is no trial &#39;2&#39; of the item"),
-        ("/result/1", 404, "Not Found"),
+        ("/result", 404, "Not Found"),
+        (
+            f"{address(AGAIN)[:-1]}2",
+            404,
+            "none of the results has the id &#39;bfcl_v3_mt/base/copy/files?&amp;1/2&#39;",
+        ),
         ("/?score=0.5", 400, "give one of 0, between, 1"),
         ("/?text=zzz", 200, "None of them matches"),
     ],
@@ -215,14 +215,13 @@ async def test_results_that_change_meanwhile_are_not_mixed_up(tmp_path) -> None:
 
 def test_two_results_of_one_trial_are_refused(tmp_path) -> None:
     write_dataset(tmp_path / FOLDER, ItemResult, [AGAIN, FINISHED, AGAIN], card={})
-    with pytest.raises(ValueError, match=re.escape("two results are trial 1 of bfcl_v3_mt, base, 'copy/files?&1'")):
-        Evaluated(tmp_path / FOLDER)
+    with pytest.raises(ValueError, match=re.escape("two results have the id 'bfcl_v3_mt/base/copy/files?&1/1'")):
+        ResultPages(tmp_path / FOLDER)
     write_dataset(tmp_path / FOLDER, ItemResult, [AGAIN], card={})
-    found = Evaluated(tmp_path / FOLDER)
-    assert found.model == "" and found.get(Name(BFCL.name, "base", AGAIN.item, "0")) is None
+    assert len(ResultPages(tmp_path / FOLDER)) == 1
     (tmp_path / FOLDER / "records.array_record").unlink()
     with pytest.raises(DatasetError):
-        found.get(Name.of(AGAIN))
+        ResultPages(tmp_path / FOLDER)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from programs_world import ended
 from viewing import INJECTION, command, fits, follow, rows, send, serving, text_of
 
 from launch.viewer.cards import shown_card
-from launch.viewer.conversations import scores, shown_text, turns
-from synthesis.core.charts import chart_rows as bars
-from synthesis.core.charts import columns
+from launch.viewer.charts import bars, columns
+from launch.viewer.conversation import Turn, result_of, turns_of
+from launch.viewer.trajectories import failures_of, scores_of
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import (
     Answer,
@@ -143,6 +143,10 @@ def port(dataset) -> Iterator[int]:
         yield port
 
 
+def turns(one: Trajectory) -> list[Turn]:
+    return turns_of(one.messages, failures_of(one))
+
+
 def listed(port: int, **wanted: str) -> list[str]:
     """The ids of a list's first page."""
     status, _, text = send(port, "GET", f"/?{urlencode(wanted)}")
@@ -156,16 +160,16 @@ def listed(port: int, **wanted: str) -> list[str]:
 
 def test_a_result_stands_at_its_call() -> None:
     shown = turns(NORDIC)
-    assert [turn.message.role for turn in shown] == ["system", "user", *["assistant"] * 4]
+    assert [turn.role for turn in shown] == ["system", "user", *["assistant"] * 4]
     both, again, cities = shown[2:5]
-    assert [(one.call.id, one.result.failure, one.result.kind) for one in both.calls if one.result] == [
+    assert [(one.id, one.result.failure, one.result.kind) for one in both.calls if one.result] == [
         ("1", "injected", "rate_limit"),
         ("2", "", ""),
     ]
     assert again.calls[0].result and again.calls[0].result.failure == "error"
     long = cities.calls[0].result
-    assert long and long.text.preview.startswith('{"cities": [{"name": "city 0"') and len(long.text.preview) < 120
-    assert long.text.characters == len(LONG) and '"people": 1000.0' in long.text.text
+    assert long and long.preview.startswith('{"cities": [{"name": "city 0"') and len(long.preview) < 120
+    assert long.characters == len(LONG) and '"people": 1000.0' in long.text
     assert not any(turn.stray for turn in shown)
 
 
@@ -179,11 +183,11 @@ def test_records_of_elsewhere_are_shown_as_they_are() -> None:
         Message("assistant", "", "", [capital("1", "Finland")]),
     ]
     shown = turns(replace(NORDIC, messages=messages))
-    assert [[message.content for message, _ in turn.stray] for turn in shown] == [["early"], ["of nothing"], []]
-    texts = [[one.result and one.result.text.text for one in turn.calls] for turn in shown]
+    assert [[one.result.text for one in turn.stray if one.result] for turn in shown] == [["early"], ["of nothing"], []]
+    texts = [[one.result and one.result.text for one in turn.calls] for turn in shown]
     assert texts == [[], ["first", None], [None]]
     assert turns(replace(NORDIC, messages=[])) == []
-    found = scores(replace(NORDIC, scores={"wit": AxisScore(0.2, "dull"), "conciseness": AxisScore(1.0, "")}))
+    found = scores_of(replace(NORDIC, scores={"wit": AxisScore(0.2, "dull"), "conciseness": AxisScore(1.0, "")}))
     assert [name for name, _, _ in found] == [*AXES, "wit"]
     assert [score for _, score, _ in found] == [None] * 5 + [1.0, None, 0.2]
 
@@ -215,9 +219,9 @@ def test_a_record_that_names_its_failures_is_believed() -> None:
 
 def test_long_texts_are_folded() -> None:
     for text in ("", "short", "{not json", "[" * 5_000, '{"a": 1}'):
-        assert shown_text(text).text == text and bool(shown_text(text).preview) == (len(text) > 1000)
-    assert shown_text("line\n" * 20).preview == f"{' '.join(['line'] * 20)} …"
-    assert shown_text('{"text": "' + "重庆" * 60 + '"}').text == '{\n  "text": "' + "重庆" * 60 + '"\n}'
+        assert result_of(text).text == text and bool(result_of(text).preview) == (len(text) > 1000)
+    assert result_of("line\n" * 20).preview == f"{' '.join(['line'] * 20)} …"
+    assert result_of('{"text": "' + "重庆" * 60 + '"}').text == '{\n  "text": "' + "重庆" * 60 + '"\n}'
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -252,7 +256,7 @@ def test_texts_of_trajectories_are_never_markup(port, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/trajectory/nowhere", 404, "there is no trajectory &#39;nowhere&#39;"),
+        ("/trajectory/nowhere", 404, "none of the trajectories has the id &#39;nowhere&#39;"),
         ("/?reward=much", 400, "reward is &#39;much&#39;; give the least one, a number from 0 to 1"),
         ("/?reward=nan", 400, "give the least one"),
         ("/?page=two", 400, "give a whole number from 1"),
@@ -305,9 +309,9 @@ def test_the_card_has_the_papers_table_and_rejections_in_order() -> None:
     assert shown.table["conversations"] == "62" and "of the calls" in shown.table["injected failures"]
     assert shown.table["runs before judging"] == "80; failures were injected into 20.0% of their calls"
     assert shown.table["runs without a valid judgement"].startswith("2; 2.5% ")
-    titles = ["Conversations", "What they are about", "Failed calls", "Scores"]
-    assert [title for title, _ in shown.groups] == titles
-    assert len(shown.groups[3][1]) == 8 and shown.groups[0][1][1].title == "Tool calls"
+    assert list(shown.groups) == ["Distributions", "Axes"]
+    assert len(shown.groups["Axes"]) == 7 and shown.groups["Distributions"][0].title == "Messages per conversation"
+    assert "Reward" in [chart.title for chart in shown.groups["Distributions"]]
     assert shown.rejections is not None
     assert [(one.stage, one.reason, one.count) for one in shown.rejections] == [
         ("collect", "mcp_server_unavailable", 1),
@@ -341,17 +345,16 @@ def test_a_card_of_another_writer_is_shown_as_far_as_it_goes(card: dict[str, Any
 
 
 def test_columns_show_gaps_and_stay_few() -> None:
-    assert [bar.name for bar in columns({"10": 1, "2": 3, "4": 2}).bars] == [
-        "2: 3", "3: 0", "4: 2", "5: 0", "6: 0", "7: 0", "8: 0", "9: 0", "10: 1",
-    ]  # fmt: skip
-    wide = columns({str(n): 1 for n in range(100)}).bars
-    assert len(wide) == 34 and wide[0].name == "0 to 2: 3" and sum(int(bar.name.split(": ")[1]) for bar in wide) == 100
-    tenths = columns({"0.3": 2, "1.0": 70}, bins=(0.0, 1.0, 0.1)).bars
-    assert [bar.label for bar in tenths] == ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1"]
-    assert [bar.height > 0 for bar in tenths] == [index in (3, 10) for index in range(11)]
-    assert columns({}).bars == []
+    found = columns({"10": 1, "2": 3, "4": 2})
+    assert found == [(str(n), {2: 3, 4: 2, 10: 1}.get(n, 0)) for n in range(2, 11)]
+    wide = columns({str(n): 1 for n in range(100)})
+    assert len(wide) == 34 and wide[0] == ("0 to 2", 3) and sum(count for _, count in wide) == 100
+    tenths = columns({"0.3": 2, "1.0": 70})
+    assert [name for name, _ in tenths] == ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1"]
+    assert [count for _, count in tenths if count] == [2, 70] and tenths[3][1] == 2
+    assert columns({}) == [] and columns({"0.5": 1, "20000": 2}) == [("0.5", 1), ("20000", 2)]
     many = bars({f"domain {n}": n for n in range(41)})
-    assert len(many) == 20 and many[0].text == "40" and many[-1].name == "22 others" and many[-1].text == "231"
+    assert len(many) == 20 and many[0].count == "40" and many[-1].name == "22 others" and many[-1].count == "231"
 
 
 def test_a_card_page_over_http(port, tmp_path) -> None:

@@ -21,7 +21,7 @@ LAYOUTS = Path(__file__).parents[1] / "data" / "pages.json"
 WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
 LANDMARKS = (
     "header", "header nav", "main", "h1", "h2", "form.filter", "table.rows", "dl.facts", ".charts > figure", ".card",
-    ".columns > div", "ol.conversation", ".turn", "pre", "summary", ".graph", ".tiles > div",
+    ".columns > div", "ol.conversation", ".turn", "pre", "summary", "ol.questions", ".tiles > div",
 )  # fmt: skip
 KINDS = (
     *(f"{name}{more}" for name in ("environment", "trajectory", "result", "batch") for more in (" list", "", " card")),
@@ -108,7 +108,7 @@ def test_lists_are_sorted_and_lead_to_neighbours_and_back(pages: dict[str, str],
     browser.get(pages["result list"])
     assert rows(browser)[0].text.startswith("How many people live in Norway's capital")
     browser.get(f"{pages['result list']}?sort=price")
-    assert "sort is 'price'; give one of question, item, category, score" in text_of(browser)
+    assert "sort is 'price'; give one of question, item, suite, category, trial, score" in text_of(browser)
 
 
 def test_lists_that_are_whole_are_sorted_where_they_are(pages: dict[str, str], browser) -> None:

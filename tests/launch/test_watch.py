@@ -91,18 +91,18 @@ def test_a_run_goes_on_and_is_killed(running) -> None:
     assert seen.state == "running" and seen.holder.startswith(f"process {process.pid} of ")
     (training,) = seen.trainings
     assert (training.kind, training.step, training.total) == ("GRPO", 2, 5)
-    assert dict(training.curves) == {
+    assert training.curves == {
         "Loss": {"loss": [(1.0, 1.0), (2.0, 0.5)]},
         "Rollouts": {"rollout/reward": [(1.0, 0.25), (2.0, 0.5)]},
     }
     assert training.batch and (training.batch.update, training.batch.episodes, training.batch.open_turns) == (3, 0, 4)
-    assert seen.waits == "GRPO samples update 3 of 5: 0 episodes are finished, 4 turns of open ones."
+    assert seen.waits == "GRPO samples update 3 of 5: 0 episodes are finished, 4 turns of unfinished ones."
     (stage,) = seen.stages
     assert (stage.name, stage.passed, stage.rejected) == ("verify", 1, {"too_short": 1})
     process.kill()
     process.wait()
     seen = watcher.look()
-    assert seen.state == "stopped" and seen.waits.startswith("Nobody works on it; the last write was ")
+    assert seen.state == "stopped" and seen.waits.startswith("No process works on it; the last write was ")
     assert seen.stages == [stage] and seen.unread == []
     # It has written nothing; what SQLite keeps beside a file that is open is the run's own.
     after = {path: path.stat().st_mtime_ns for path in workdir.rglob("*") if path.is_file()}

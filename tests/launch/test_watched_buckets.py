@@ -124,7 +124,7 @@ def test_what_is_large_is_left_where_it_is_and_named(
     (workdir / "checkpoints" / "40").mkdir(parents=True)
     (workdir / "checkpoints" / "40" / "run.json").write_text("{}")
     (workdir / "journal.sqlite").write_bytes(bytes(2 << 20))
-    monkeypatch.setattr(workdirs, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(workdirs, "MAX_BYTES", 1 << 20)
     watcher = watcher_of(sent(workdir, bucket, "large"))
     assert watcher.look().unread == ["journal.sqlite: has 2 MiB; of a file in a bucket 1 are read"]
     assert watcher.look().trainings[0].step == 40
@@ -162,7 +162,7 @@ def test_names_that_lead_elsewhere_are_left_where_they_are(monkeypatch: pytest.M
     run = workdirs.InBucket(location("gs://bucket/run"))
     assert [path.relative_to(run.files) for path in tmp_path.rglob("*") if path.is_file()] == [Path("run.json")]
     assert run.look() == [
-        f"'bucket/run/{name}' is no name of a file; it is left there"
+        f"'bucket/run/{name}' is not the name of a file; it is left there"
         for name in ("..", "sft/.", "sft\\\\..\\\\run.json")
     ]
 

@@ -29,17 +29,15 @@ from astra_jax.run.metrics import MetricWriter
 from launch.quickstart import report
 from launch.quickstart.ledger import write_json
 from launch.quickstart.summary import MODELS
-from launch.viewer.batch_pages import BatchPages
-from launch.viewer.catalogue import Catalogue
-from launch.viewer.conversations import Conversations
-from launch.viewer.environment_pages import EnvironmentPages
-from launch.viewer.evaluated import Evaluated
-from launch.viewer.evaluation_page import write_comparison, write_evaluation
-from launch.viewer.page_service import PageService, ViewerConfig
+from launch.viewer.batches import BatchPages
+from launch.viewer.cards import ViewerService
+from launch.viewer.environments import EnvironmentPages, stored_environments
+from launch.viewer.evaluation_page import write_evaluation
+from launch.viewer.lists import Pages
 from launch.viewer.preview_page import rendered
-from launch.viewer.result_pages import ResultPages
-from launch.viewer.service import Pages, ViewerService
-from launch.viewer.trajectory_pages import TrajectoryPages
+from launch.viewer.results import ResultPages
+from launch.viewer.service import PageService, ViewerConfig
+from launch.viewer.trajectories import TrajectoryPages
 from launch.viewer.watch_pages import WatchService
 from launch.viewer.watched import Watcher
 from sandbox.interface import Sandbox
@@ -223,6 +221,7 @@ def every_page(folder: Path) -> Iterator[dict[str, str]]:
     environments = [environment(n) for n in range(53)] + [environment(99, CHINESE, "zh")]
     trajectories, items = [trajectory(n) for n in range(60)], [item(n) for n in range(55)]
     rejected = {"verify": {"too_short_for_a_chain": 40, "unparsable": 3}, "judge": {"judge_failed": 4}}
+    write_dataset(folder / "environments", ToolEnvironment, environments, card={})
     write_dataset(folder / "trajectories", Trajectory, trajectories, card={})
     write_dataset(folder / "items", ItemResult, items, card={"model": "tiny"})
     of_environments = statistics_of(environments)
@@ -241,21 +240,22 @@ def every_page(folder: Path) -> Iterator[dict[str, str]]:
         "batch": (run := batches(folder / "batches")).card,
     }
     of: dict[str, Pages] = {
-        "environment": EnvironmentPages(Catalogue(environments), cast(Sandbox, None)),  # nothing here runs a tool
-        "trajectory": TrajectoryPages(Conversations(folder / "trajectories")),
-        "result": ResultPages(Evaluated(folder / "items")),
+        # Nothing here runs a tool.
+        "environment": EnvironmentPages(stored_environments(folder / "environments"), cast(Sandbox, None)),
+        "trajectory": TrajectoryPages(folder / "trajectories"),
+        "result": ResultPages(folder / "items"),
         "batch": BatchPages(run),
     }
     own = items[1]
     ones = {
         "environment": f"/environment/{quote(environments[1].id)}?sort=id",
         "trajectory": f"/trajectory/{quote(trajectories[1].id)}",
-        "result": f"/result?suite={own.suite}&category={own.category}&item={own.item}&trial=0",
+        "result": f"/result/{own.suite}/{own.category}/{own.item}/0",
         "batch": "/update/1",
     }
     found = {name: (folder / f"{name}.html").as_uri() for name in ("evaluation", "comparison", "preview", "episodes")}
     write_evaluation(folder / "evaluation.html", tabulate(_stage(0.8, "tiny")))
-    write_comparison(folder / "comparison.html", compare({name: _stage(s, name) for name, s in STAGES.items()}))
+    write_evaluation(folder / "comparison.html", compare({name: _stage(s, name) for name, s in STAGES.items()}))
     (folder / "preview.html").write_text(_preview(), encoding="utf-8")
     _episodes(folder / "episodes.html")
     found["report"] = quickstart_report(folder / "quickstart").as_uri()

@@ -33,8 +33,8 @@ HEAVY = (
     "launch.quickstart.stages",
     "launch.quickstart.report",
     "astra_jax.planner.search",
-    "launch.viewer.catalogue",
-    "launch.viewer.environment_pages",
+    "launch.viewer.cards",
+    "launch.viewer.environments",
     "launch.viewer.service",
 )
 """What the programs import, most of what a start costs that is refused; and the relations that some build first."""

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from result_world import BFCL, CATEGORIES, evaluation
 from scipy import stats
 
+from astra_jax.evaluation import grids
 from astra_jax.evaluation.comparison import Change, compare
-from astra_jax.evaluation.grids import comparison_json, comparison_markdown
+from astra_jax.evaluation.grids import markdown
 from astra_jax.evaluation.saved import Evaluation
 from astra_jax.evaluation.suite import EvaluationError
 
@@ -88,10 +89,10 @@ def test_a_fall_of_the_watched_category_is_a_warning() -> None:
     assert "the paper's SFT loses 14.0 points (14B) and 12.5 points (32B) there" in warning
     pairs = [(one.before, one.after, one.verdict) for one in found.suites[0].changes if one.category == "miss_func"]
     assert pairs == [("base", "sft", "fell"), ("sft", "rl", "rose"), ("base", "rl", "")]
-    text = comparison_markdown(found)
+    text = markdown(found)
     assert f"**WARNING: {warning}**" in text.split("## ")[0]
     assert "FELL, watched" in text and "| Qwen3-14B, SFT (Table 2) | 67.5 | 25.5 | – |" in text
-    as_json = json.loads(comparison_json(found))
+    as_json = json.loads(grids.as_json(found))
     assert as_json["warnings"] == [warning] and as_json["runs"] == ["base", "sft", "rl"]
     assert set(as_json["comparison"]["tables"]) == set(runs)
 
@@ -180,7 +181,7 @@ def test_another_decoding_and_settings_are_shown() -> None:
         "bfcl_v3_mt/miss_func: after was sampled otherwise than before: temperature 0.0 instead of 0.6",
         "setting seed: after has 1, before has 0",
     ]
-    head = comparison_markdown(found).split("## ")[0]
+    head = markdown(found).split("## ")[0]
     assert all(one in head for one in found.differences)
 
 
@@ -199,7 +200,7 @@ def test_partial_runs_are_compared_on_the_same_items_and_marked() -> None:
     found = change(missing(0.7, total=200), missing(0.2, total=200))
     assert found.partial and found.verdict == "fell"
     compared = compare({"a": missing(0.7, total=200), "b": missing(0.2, total=200)})
-    text = comparison_markdown(compared)
+    text = markdown(compared)
     assert "points below a on a part of the items (95 %" in compared.warnings[0]
     ours = [line for line in text.splitlines() if line.startswith(("| **a**", "| **b**", "| a", "| b"))]
     assert len(ours) == 2 + 3 + 2 and all("partial" in line for line in ours)
