@@ -240,7 +240,7 @@ class InBucket:
 
     def _see_lock(self, there: _Object | None) -> None:
         if there is None or self._lock.stamp == there.stamp:
-            self._lock.seen(there and there.stamp)
+            self._lock.seen(None if there is None else there.stamp)
             return
         with contextlib.suppress(FileNotFoundError):
             text = self._client.cat_file(there.address).decode(errors="replace")
