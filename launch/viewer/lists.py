@@ -98,7 +98,7 @@ class ListChoice:
         name: in the address; of a column, where `value` is not given.
         everything: text of the choice that filters nothing.
         value: of a row.
-        values: all that can be asked for; by default those that occur, and another one finds nothing.
+        values: all that can be asked for; by default all that occur, and another one finds nothing.
         text: of a value, which stands for {}.
     """
 

@@ -269,7 +269,7 @@ class _Renewals:
         return "running" if self._times > 1 else "elsewhere"
 
     def seen(self, stamp: tuple[Any, ...] | None, holder: str = "") -> None:
-        """Note a look: None, the lock is gone; the stamp of before, it was not renewed."""
+        """Note a look: None, the lock is gone; an equal stamp, it was not renewed."""
         if stamp is None:
             self.stamp, self._times = None, 0
         elif stamp == self.stamp:
