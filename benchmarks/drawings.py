@@ -14,7 +14,7 @@ _ROW, _GAP = 20, 6
 
 
 def ratios(title: str, rows: Sequence[tuple[str, float, float | None]], *, about: str, width: int = 720) -> Markup:
-    """Draw bars from 1 on a logarithmic axis, so that left is behind and right ahead; a goal is a mark.
+    """Plot bars from 1 on a logarithmic axis, so that left is behind and right ahead; a goal is a mark.
 
     Args:
         rows: name, ratio (more than 0) and goal of each.

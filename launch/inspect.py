@@ -6,8 +6,8 @@ whose tools it runs.
     python -m launch.inspect WORKDIR/batches
     python -m launch.inspect --data=DIR --host=0.0.0.0 --key_file=FILE --sandbox_url=http://sandbox:8700
 
-The dataset's card says which records it holds; /card shows the card. Whoever opens the page of environments can run the
-tools that the dataset holds, in the sandbox, with arguments of their own. So it is there for this machine alone; beyond
+The dataset's card says which records it holds; /card shows the card. A visitor of the page of environments can run the
+tools of the dataset in the sandbox, with arguments of their own. So the page is for this machine alone; beyond
 loopback it asks for a key, which the browser takes as the password (any user name will do). On SIGTERM (and Ctrl-C)
 it lets requests in flight end, and exits with 0; with 3 when some had to be cut off.
 """

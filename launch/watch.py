@@ -3,8 +3,8 @@
     python -m launch.watch WORKDIR                 a page on this machine, which looks again by itself
     python -m launch.watch WORKDIR --terminal      the same in this terminal, for instance over SSH
 
-WORKDIR is that of SFT, GRPO, a synthesis or the quickstart, whether it runs, has finished or was killed; also
-gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, of which the small files are copied here. Nothing there is written or locked.
+WORKDIR is the workdir of SFT, GRPO, a synthesis or the quickstart, running, finished or killed. It may be
+gs://BUCKET/FOLDER or s3://BUCKET/FOLDER; the small files are copied here. Nothing there is written or locked.
 The page is for this machine alone; beyond loopback it asks for a key, which the browser takes as
 the password (any user name will do). With --terminal and no terminal, as in a pipe, it is said once.
 """

@@ -59,7 +59,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tables: by name, in the order of training.
-        suites: those that all runs have.
+        suites: common to all runs.
         differences: in words, what differs between the runs besides the model.
     """
 
@@ -85,7 +85,7 @@ def compare(runs: Mapping[str, Evaluation]) -> Comparison:
 
     Another harness, other data, other models that play the user or judge, or other items are refused: the difference
     of two runs would be the model's and the instrument's together. Another decoding, seed or setting is shown: it
-    belongs to the model as it was run, and is sometimes what is compared.
+    belongs to the evaluated model, and is sometimes what is compared.
 
     Raises:
         EvaluationError: fewer than two runs, no suite that all have, runs that may not be compared, or results that are

@@ -39,7 +39,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Report:
+class EvaluationReport:
     """An evaluation, or a comparison of several.
 
     Attributes:
@@ -51,7 +51,7 @@ class Report:
     comparison: Comparison | None = None
 
     @classmethod
-    def of(cls, one: Table | Comparison) -> Report:
+    def of(cls, one: Table | Comparison) -> EvaluationReport:
         """Return the report of an evaluation or a comparison."""
         return cls(one.tables, one) if isinstance(one, Comparison) else cls({one.model: one})
 
@@ -243,7 +243,7 @@ def changes(suite: SuiteComparison) -> Grid:
 
 def markdown(one: Table | Comparison) -> str:
     """Write an evaluation or a comparison for the terminal and for documents; warnings come first."""
-    report = Report.of(one)
+    report = EvaluationReport.of(one)
     lines = [f"# {_inline(report.title)}", ""]
     for warning in report.warnings:
         lines += [f"**WARNING: {_inline(warning)}**", ""]

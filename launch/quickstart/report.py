@@ -70,7 +70,7 @@ def _longest(trajectories: Sequence[Trajectory]) -> Trajectory:
 
 
 def tool_graphs(paths: Sequence[Path], servers: Sequence[ToolServer]) -> list[tuple[str, Markup]]:
-    """Of each server its title and its tools, with an arc for each step that chains take."""
+    """Return each server's title and its tools, with an arc for each step that chains take."""
     titles = {server.id: printable(server.title, lines=False) for server in servers}
     drawn = []
     for path in paths:

@@ -1,1 +1,1 @@
-"""The pages of `launch.inspect`. `service.py` serves them; each kind of record has its routes, all have `cards.py`."""
+"""Pages of `launch.inspect` and `launch.watch`: `service.py` serves them, and each kind of record is a module."""

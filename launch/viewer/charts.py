@@ -77,7 +77,7 @@ def curves(
     width: int = 360,
     height: int = 200,
 ) -> Markup:
-    """Draw lines over one axis. None and values that are not finite are gaps; many points are averaged in groups.
+    """Plot lines over one axis. None and values that are not finite are gaps; many points are averaged in groups.
 
     Args:
         series: (place, value) pairs in the order of places, by the name that the legend gives them.
@@ -187,7 +187,7 @@ def _mark(value: float) -> str:
 
 
 def arcs(title: str, names: Sequence[str], weights: Mapping[tuple[str, str], float], *, width: int = 340) -> Markup:
-    """Draw names below each other and an arc for each pair, as wide as its weight; arcs upwards in another colour.
+    """Plot names below each other and an arc for each pair, as wide as its weight; arcs upwards in another colour.
 
     Args:
         weights: by (from, to); pairs of names that are not there are left out.

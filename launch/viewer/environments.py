@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from launch.viewer.lists import Choice, RecordList, Row, StoredRecords
+from launch.viewer.lists import ListChoice, RecordList, Row, StoredRecords
 from launch.viewer.schemas import least_value, parameters_of
 from launch.viewer.service import CALL, page, short
 from sandbox import SandboxError
@@ -67,7 +67,7 @@ class EnvironmentPages:
 
     def __init__(self, records: StoredRecords[ToolEnvironment], sandbox: Sandbox) -> None:
         self._records, self._sandbox = records, sandbox
-        choices = (Choice("structure", "all structures"), Choice("language", "all languages"))
+        choices = (ListChoice("structure", "all structures"), ListChoice("language", "all languages"))
         self._list = RecordList(
             "Environments", self.noun, _COLUMNS, records.rows, "/environment/{}",
             text="text in question, id or domain", choices=choices,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from astra_jax.evaluation.comparison import Comparison
-from astra_jax.evaluation.grids import Grid, Report, decoding_text, score_text
+from astra_jax.evaluation.grids import EvaluationReport, Grid, decoding_text, score_text
 from astra_jax.evaluation.table import SuiteTable, Table
 from launch.viewer import charts
 from launch.viewer.service import rendered
@@ -29,7 +29,7 @@ class _Failure:
 
 def write_evaluation(path: Path, one: Table | Comparison) -> None:
     """Write the page of an evaluation or a comparison, atomically."""
-    report = Report.of(one)
+    report = EvaluationReport.of(one)
     html = rendered(
         "evaluation.html.jinja",
         report=report,

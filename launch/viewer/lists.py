@@ -34,7 +34,7 @@ class Pages(Protocol):
 
 
 @dataclass(frozen=True)
-class Part(Generic[T]):
+class ListPart(Generic[T]):
     """Part of a sequence; `number` and `last` start at 1, `total` counts all parts."""
 
     shown: Sequence[T]
@@ -43,14 +43,14 @@ class Part(Generic[T]):
     total: int
 
 
-def part(whole: Sequence[T], request: web.Request, size: int = 50) -> Part[T]:
+def part(whole: Sequence[T], request: web.Request, size: int = 50) -> ListPart[T]:
     """Return the part that `?page` asks for, or the last one. Raises `HttpRefusal`: it is not a whole number."""
     asked = request.query.get("page", "1")
     if not asked.isascii() or not asked.isdigit() or len(asked) > 9:
         raise HttpRefusal(400, f"page is {asked[:40]!r}; give a whole number from 1")
     last = max(1, math.ceil(len(whole) / size))
     number = min(max(1, int(asked)), last)
-    return Part(whole[(number - 1) * size : number * size], number, last, len(whole))
+    return ListPart(whole[(number - 1) * size : number * size], number, last, len(whole))
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,14 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ListChoice:
     """Filter by one of several values.
 
     Attributes:
         name: in the address; of a column, where `value` is not given.
         everything: text of the choice that filters nothing.
         value: of a row.
-        values: all that can be asked for; by default those that occur, and another one finds nothing.
+        values: all that can be asked for; by default all that occur, and another one finds nothing.
         text: of a value, which stands for {}.
     """
 
@@ -137,7 +137,7 @@ class RecordList:
         *,
         address: str = "/",
         text: str = "",
-        choices: Sequence[Choice] = (),
+        choices: Sequence[ListChoice] = (),
         least: str = "",
     ) -> None:
         self.title, self.noun, self.rows, self.address, self.text, self.least = title, noun, rows, address, text, least

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from astra_jax.evaluation.results import ItemResult
 from launch.viewer.conversation import question_of, turns_of
-from launch.viewer.lists import Choice, RecordList, Row, StoredRecords
+from launch.viewer.lists import ListChoice, RecordList, Row, StoredRecords
 from launch.viewer.service import page
 from synthesis.core.datasets import read_card
 
@@ -29,17 +29,17 @@ _COLUMNS = {
     "tokens": "number",
 }
 _CHOICES = (
-    Choice("suite", "all suites"),
-    Choice("category", "all categories"),
-    Choice(
+    ListChoice("suite", "all suites"),
+    ListChoice("category", "all categories"),
+    ListChoice(
         "score",
         "all scores",
         lambda row: {0: "0", 1: "1"}.get(row.values["score"], "between"),
         ("0", "between", "1"),
         "score {}",
     ),
-    Choice("finish", "all endings"),
-    Choice("trial", "all trials", text="trial {}"),
+    ListChoice("finish", "all endings"),
+    ListChoice("trial", "all trials", text="trial {}"),
 )
 _MAX_CHARACTERS = 300
 

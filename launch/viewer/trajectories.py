@@ -11,7 +11,7 @@ import os
 from aiohttp import web
 
 from launch.viewer.conversation import question_of, turns_of
-from launch.viewer.lists import Choice, RecordList, Row, StoredRecords
+from launch.viewer.lists import ListChoice, RecordList, Row, StoredRecords
 from launch.viewer.schemas import parameters_of
 from launch.viewer.service import page
 from synthesis.core.records import Trajectory
@@ -30,9 +30,9 @@ _COLUMNS = {
     "reward": "number",
 }
 _CHOICES = (
-    Choice("domain", "all domains"),
-    Choice("language", "all languages"),
-    Choice(
+    ListChoice("domain", "all domains"),
+    ListChoice("language", "all languages"),
+    ListChoice(
         "failures",
         "with or without injected failures",
         lambda row: "with" if row.values["failures"] else "without",

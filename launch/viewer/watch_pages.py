@@ -60,7 +60,7 @@ def _place(training: Training, name: str) -> str:
 
 
 def curves_of(training: Training) -> dict[str, Markup]:
-    """Draw the curves of a training, by title."""
+    """Plot the curves of a training, by title."""
     drawn = {}
     for title, lines in training.curves.items():
         named = {name.rpartition("/")[2].replace("_", " "): points for name, points in lines.items()}

@@ -15,7 +15,7 @@ _COLUMNS, _NAME, _SAMPLE_LINES = 40, 26, 8
 
 
 def watch(watcher: Watcher, seconds: float) -> None:
-    """Draw the run every so many seconds until Ctrl-C; where standard output is not a terminal, print it once."""
+    """Show the run every so many seconds until Ctrl-C; where standard output is not a terminal, print it once."""
     if not sys.stdout.isatty():
         say(text(watcher.look()))
         return
@@ -71,7 +71,7 @@ def _training(one: Training) -> list[str]:
 
 
 def sparks(values: Sequence[float]) -> str:
-    """Draw values as blocks of eight heights, each the mean of as many as are needed to fit."""
+    """Write values as blocks of eight heights, each the mean of as many as are needed to fit."""
     each = -(-len(values) // _COLUMNS)
     means = [sum(group) / len(group) for group in (values[at : at + each] for at in range(0, len(values), each))]
     low, high = min(means), max(means)

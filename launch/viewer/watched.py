@@ -221,7 +221,8 @@ class Watcher:
         self._unread = list(self._place.look())
         trainings = [self._training(folder) for folder in self._training_folders()]
         journals = sorted([*self.workdir.glob("*.sqlite"), *self.workdir.glob("journals/*.sqlite")])
-        counts = [self._fresh(path, _journal_counts, ([], [])) for path in journals]
+        nothing: _Counts = ([], [])
+        counts = [self._fresh(path, _journal_counts, nothing) for path in journals]
         stages = [stage for one, _ in counts for stage in one]
         cards = sorted([*self.workdir.glob(f"*/{CARD_FILE}"), *self.workdir.glob(f"*/*/{CARD_FILE}")])
         datasets = {str(card.parent.relative_to(self.workdir)): self._json(card).get("count") for card in cards}
@@ -270,7 +271,7 @@ class Watcher:
         return next((name.upper() for name in ("sft", "grpo") if isinstance(config.get(name), Mapping)), "")
 
     def _training(self, folder: Path) -> Training:
-        every = self._fresh(folder / "metrics" / METRICS, lambda path: read_metrics(path.parent), [])
+        every: list[dict[str, Any]] = self._fresh(folder / "metrics" / METRICS, _metrics, [])
         rows = [row for row in every if not is_exhausted(row)]
         last = every[-1] if every and is_exhausted(every[-1]) else {}
         kind = self._kind(folder)
@@ -305,7 +306,7 @@ class Watcher:
         return None
 
     def _json(self, path: Path) -> Mapping[str, Any]:
-        found = self._fresh(path, lambda one: json.loads(one.read_bytes()), {})
+        found: Any = self._fresh(path, lambda one: json.loads(one.read_bytes()), {})
         return found if isinstance(found, Mapping) else {}
 
     def _fresh(self, path: Path, read: Callable[[Path], T], otherwise: T) -> T:
@@ -336,7 +337,10 @@ class _Read:
     again: float
 
 
-def _journal_counts(path: Path) -> tuple[list[Stage], list[Spending]]:
+_Counts = tuple[list[Stage], list[Spending]]
+
+
+def _journal_counts(path: Path) -> _Counts:
     """Count what a synthesis journal has. Without a log beside it, which a reader would create, it cannot change."""
     logged = path.with_name(f"{path.name}-wal").exists()
     address = f"file:{quote(str(path.absolute()))}?mode=ro{'' if logged else '&immutable=1'}"
@@ -355,6 +359,10 @@ def _journal_counts(path: Path) -> tuple[list[Stage], list[Spending]]:
             spent = "SELECT model, stage, requests, prompt_tokens + completion_tokens, money FROM spent_by_stage"
             spending = [Spending(*row) for row in database.execute(spent)]
     return [Stage(name, count, rejected.get(name, {})) for name, count in passed.items()], spending
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    return read_metrics(path.parent)
 
 
 def _text(path: Path) -> str:

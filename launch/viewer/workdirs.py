@@ -37,13 +37,19 @@ MAX_EPISODES = 30
 MAX_BYTES = 256 << 20
 """Size limit of a file that is copied from a bucket."""
 _EPISODE_PAGE = re.compile(r"(?P<kind>update|exhausted)_(?P<update>[0-9]{1,12})\.html")
-_COPIED = re.compile(
-    rf"(?:[^/]+/){{0,2}}(?:run\.json|summary\.json|{re.escape(CARD_FILE)}|metrics/{re.escape(METRICS)}|samples/[^/]+\.txt"
-    r"|episodes/[^/]+\.html)|(?:journals/)?[^/]+\.sqlite"
-)
 _DEEP = ("metrics", "samples", "episodes", ROLLOUTS)
 """Folders of a training, which is at most two levels below the workdir."""
 _SKIPPED = {"checkpoints", "compiled", "params", "states", "tokenizer", "traces", "weights"}
+
+
+def _is_copied(path: PurePosixPath) -> bool:
+    """Tell whether the pages show a file of a run."""
+    name, folder = path.name, path.parent.name
+    if folder in _DEEP:
+        return name == METRICS or (folder == "samples" and path.suffix == ".txt") or folder == "episodes"
+    if path.suffix == ".sqlite":
+        return str(path.parent) in (".", "journals")
+    return name in ("run.json", "summary.json", CARD_FILE)
 
 
 def newest_pages(names: Iterable[str]) -> list[str]:
@@ -213,7 +219,7 @@ class InBucket:
         for path, there in found.items():
             if path.parent.name == ROLLOUTS:  # an empty file as old as the newest shows that something was written
                 self._note(path.parent / "newest", there.modified)
-        wanted = {path: there for path, there in found.items() if _COPIED.fullmatch(str(path))}
+        wanted = {path: there for path, there in found.items() if _is_copied(path)}
         names: dict[PurePosixPath, list[str]] = {}
         for path in wanted:
             names.setdefault(path.parent, []).append(path.name)
@@ -240,7 +246,7 @@ class InBucket:
 
     def _see_lock(self, there: _Object | None) -> None:
         if there is None or self._lock.stamp == there.stamp:
-            self._lock.seen(there and there.stamp)
+            self._lock.seen(None if there is None else there.stamp)
             return
         with contextlib.suppress(FileNotFoundError):
             text = self._client.cat_file(there.address).decode(errors="replace")
@@ -269,7 +275,7 @@ class _Renewals:
         return "running" if self._times > 1 else "elsewhere"
 
     def seen(self, stamp: tuple[Any, ...] | None, holder: str = "") -> None:
-        """Note a look: None, the lock is gone; the stamp of before, it was not renewed."""
+        """Note a look: None, the lock is gone; an equal stamp, it was not renewed."""
         if stamp is None:
             self.stamp, self._times = None, 0
         elif stamp == self.stamp:

@@ -11,7 +11,7 @@ from aiohttp.test_utils import make_mocked_request
 from msgspec.structs import replace
 
 from launch.viewer.environments import stored_environments
-from launch.viewer.lists import Choice, RecordList, Row
+from launch.viewer.lists import ListChoice, RecordList, Row
 from launch.viewer.schemas import least_value
 from sandbox.http_service import HttpRefusal
 from synthesis.core.datasets import write_dataset
@@ -46,10 +46,10 @@ CITIES = [
 def cities() -> RecordList:
     columns = {"name": "question", "country": "small", "people": "number", "score": "number"}
     sizes = ("large", "small")
-    size = Choice("size", "all sizes", lambda row: sizes[row.values["people"] < 500_000], sizes)
+    size = ListChoice("size", "all sizes", lambda row: sizes[row.values["people"] < 500_000], sizes)
     return RecordList(
         "Cities", "cities", columns, CITIES, "/city/{}",
-        text="a name", choices=(Choice("country", "all"), size), least="score",
+        text="a name", choices=(ListChoice("country", "all"), size), least="score",
     )  # fmt: skip
 
 
