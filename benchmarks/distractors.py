@@ -27,8 +27,8 @@ from synthesis.core.records import CodeTool
 from synthesis.environments.config import BANDS
 from synthesis.environments.distract import Candidate, Index
 from synthesis.environments.drafts import NeededTool
-from synthesis.facts.relations import all_relations
-from synthesis.facts.servers import tool_spec
+from synthesis.offline.facts.relations import all_relations
+from synthesis.offline.facts.servers import tool_spec
 from synthesis.pipeline.embedding import SentenceEmbedder
 
 _TOOLS = number_flag("tools", 20_000, Annotated[int, Bound(least=100, most=2**31 - 1)], "Documents in the index.")

@@ -36,7 +36,7 @@ absl.app:
 
 def test_links_of_a_page_lead_to_what_the_site_has() -> None:
     text = """[a](../README.md#what-works) [b](sft.md) [c](../synthesis/core/reward.py) [d](#here)
-[e](../benchmarks/results/decode.jsonl) [f](https://example.org/a.py) [g](../synthesis/facts/) [i](notebooks/a.ipynb)
+[e](../benchmarks/results/decode.jsonl) [f](https://example.org/a.py) [g](../synthesis/offline/) [i](notebooks/a.ipynb)
 ```bash
 cat [h](../README.md)
 ```

@@ -42,12 +42,13 @@ COMMON = {
         "run",
         "rollout",
     ),
-    "synthesis": ("core", "facts", "pipeline"),
+    "synthesis": ("core", "pipeline"),
 }
 """Rooms that every room of their floor may use; of each other, those that stand before them."""
 ALSO = {
     "astra_jax/grpo": ("evaluation",),  # held-out environments are evaluated as everywhere
     "astra_jax/planner": ("sft", "grpo"),  # the plan is the program: it compiles their steps
+    "synthesis/pipeline": ("offline",),  # its module `demo` alone: see `test_the_demo_is_loaded_on_demand`
     "synthesis/trajectories": ("servers",),  # its agents call them
     "synthesis/astra_format": ("environments",),  # an original's record is proven as one of ours is
     "synthesis/offline": ("trajectories", "environments"),  # it answers what both ask
@@ -175,6 +176,24 @@ def test_training_knows_the_common_room_of_synthesis_alone(imports_of) -> None:
         if module.startswith("astra_jax"):
             beside = {one for one in others if one.startswith("synthesis") and room_of(one) != "synthesis/core"}
             assert beside == FROM_SYNTHESIS.get(module, set()), module
+
+
+DEMO = "synthesis.offline"
+LOADS_DEMO = {"synthesis/pipeline/demo.py", "launch/flags/executors.py", "launch/quickstart/stages.py"}
+"""Files outside the demo that import it, in functions."""
+
+
+def test_the_demo_is_loaded_on_demand(imports_of) -> None:
+    """Facts and the offline teacher's rules are loaded where somebody asks for them."""
+    outside = {module: others for module, others in imports_of.items() if not module.startswith(DEMO)}
+    loading = {MODULES[one].as_posix() for one, others in outside.items() if any(o.startswith(DEMO) for o in others)}
+    assert loading == LOADS_DEMO
+    code = (
+        "import sys, synthesis.trajectories.pipeline, synthesis.environments.pipeline, launch.trajectories\n"
+        f"print(*(name for name in sys.modules if name.startswith({DEMO!r})))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert ended.stdout.split() == []
 
 
 def test_the_top_of_launch_is_programs() -> None:

@@ -32,7 +32,7 @@ _OF_MODELS = "model."
 """What begins the names of settings in which presets differ by their model's sizes alone."""
 _FLAG = re.compile(r"^  (--\S+): (.*)$")
 _SECTION = re.compile(r"^(\S+):$")
-_NOT_API = re.compile(r"/(?:workers|plugin|offline|facts|cpu)/|__(?:init|main)__\.py$")
+_NOT_API = re.compile(r"/(?:workers|plugin|offline|cpu)/|__(?:init|main)__\.py$")
 """Programs of other environments, rules and tricks that nobody calls, and files that say no more than their folder."""
 
 

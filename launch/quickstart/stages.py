@@ -50,7 +50,6 @@ from synthesis.core.datasets import read_card, read_dataset, write_dataset
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
 from synthesis.core.stages import Journal, Stopped
-from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.partition import Split
 from synthesis.pipeline.track import Summary
@@ -64,6 +63,8 @@ class Quickstart:
     """One run of the main job in one workdir."""
 
     def __init__(self, config: QuickstartConfig, workdir: Path, ledger: Ledger) -> None:
+        from synthesis.offline.teacher import OfflineTeacher
+
         self.config, self.workdir, self.ledger = config, workdir, ledger
         self.teacher = OfflineTeacher()
         start: dict[str, Callable[[], Awaitable[Result]]] = {"tokenizer": self.train_tokenizer}

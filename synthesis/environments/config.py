@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 
 from sandbox.settings import Amount, Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share
 from synthesis.core.records import Language, Structure
-from synthesis.facts.catalog import RELATIONS
+from synthesis.pipeline.demo import relation_ids
 from synthesis.pipeline.partition import Partition, SplitBy
 
 Band = Literal["high", "medium", "low"]
@@ -95,7 +95,7 @@ class EnvironmentsConfig(Settings):
     min_branches: _Parts = 2
     max_branches: _Parts = 3
     domains: tuple[str, ...] = ()
-    relations: tuple[Annotated[str, OneOf(RELATIONS)], ...] = ()
+    relations: tuple[Annotated[str, OneOf(relation_ids)], ...] = ()
     informative_joins: bool = False
     hardened_share: Share = 0.3
     table_rows: Annotated[int, Bound(least=2, most=100_000)] = 24

@@ -28,12 +28,11 @@ from synthesis.core.typed import json_decoder
 from synthesis.environments.config import BANDS, Band, EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool
-from synthesis.environments.fact_tools import fact_tool, table_subjects
 from synthesis.environments.leaks import answers_of, leaked
 from synthesis.environments.proof import translations
-from synthesis.facts.catalog import LANGUAGES
-from synthesis.facts.relations import all_relations
+from synthesis.pipeline.demo import fact_tools
 from synthesis.pipeline.embedding import Embedder, document_text
+from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.pipeline.partition import Split
 
 
@@ -271,13 +270,10 @@ async def build_indices(
         # A world's tools are nothing without it.
         for tool in (tool for one in own for tool in one.tools if tool.tool.code):
             candidates.setdefault(tool.tool.spec.name, Candidate(tool.intent, tool.domain, tool.tool))
-        if config.fact_distractors and language in LANGUAGES:
-            for relation in all_relations().values():
-                if relation.id not in candidates:
-                    first = rng_for(seed, "distractor", relation.id).choice(list(relation.rows))
-                    subjects = table_subjects(relation, first, config.table_rows, seed)
-                    code_tool = fact_tool(relation, subjects, language)
-                    candidates[relation.id] = Candidate(relation.id, relation.domain, code_tool)
+        if config.fact_distractors and language in PACKAGED_LANGUAGES:
+            for domain, fact_tool in fact_tools(language, config.table_rows, seed, but={*candidates}):
+                id = fact_tool.spec.name
+                candidates[id] = Candidate(id, domain, fact_tool)
         partition = config.partition
         indices[language, split] = await Index.build(
             [one for one in candidates.values() if partition.split_of_intent(one.intent) in (split, None)],

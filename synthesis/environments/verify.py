@@ -24,7 +24,7 @@ from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built
 from synthesis.environments.proof import Case, check_arguments, perturbed, short, shown, translated
 from synthesis.environments.world_proof import verify_world
-from synthesis.facts.relations import LICENCE
+from synthesis.pipeline.demo import licence_of_facts
 from synthesis.pipeline.teacher import description
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironm
     async with context.proofs:
         await (verify if environment.world is msgspec.UNSET else verify_world)(environment, others, context.sandbox)
     # Without a model every answer is computed from the tables.
-    licence = context.config.licence or (LICENCE if "model" not in description(context.teacher) else "")
+    licence = context.config.licence or ("" if "model" in description(context.teacher) else licence_of_facts())
     return [
         msgspec.structs.replace(
             environment, provenance=context.provenance(licence, environment.id, ("author", "judge"))

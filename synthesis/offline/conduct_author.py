@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from synthesis.core.records import Conduct, Dialogue, Language, Message, Task, ToolServer
-from synthesis.facts.relations import all_relations, joinable
-from synthesis.offline import grammar, sampling
+from synthesis.offline import grammar, plans, sampling
 from synthesis.offline.conduct_words import ENTRIES, LISTS, QUESTIONS, THAT, say
+from synthesis.offline.facts.relations import all_relations, joinable
 from synthesis.offline.situations import Path, next_words, open_subject, plain_phrase, replies, situation
 from synthesis.offline.trajectory_author import TRIES, Keep, Variables, chain_plan, chain_question, keep_of, paths
 from synthesis.offline.wording import FRAMES, PERSONAS
@@ -61,7 +61,7 @@ def _asked(path: Path, keep: Keep, rng: random.Random) -> tuple[str, Path]:
     """
     if not path or not set(path) <= set(all_relations()):
         raise ValueError(f"{'>'.join(path)}: no facts are known about these tools")
-    return grammar.chains(chain_plan(path, keep, rng))[0]
+    return plans.chains(chain_plan(path, keep, rng))[0]
 
 
 def _open_question(path: Path, rng: random.Random, language: Language) -> str:
@@ -131,13 +131,13 @@ def dialogue_plan(variables: Variables, language: Language, rng: random.Random) 
 def _next(
     own: Path, subject: str, path: Path, done: set[tuple[str, Path]], keep: Keep, rng: random.Random, language: Language
 ) -> tuple[str, str, Path]:
-    """What the user says next, and the chain that it means.
+    """Return the next words of the user, and the chain that they mean.
 
     Raises:
         ValueError: nothing is left to ask.
     """
     table = all_relations()
-    value = str(grammar.evaluate(grammar.from_chains([(subject, path)]))[-1])
+    value = str(plans.evaluate(plans.from_chains([(subject, path)]))[-1])
     further = [
         (one,) for one in own
         if one not in path and joinable(table[path[-1]], table[one]) and value in sampling.subjects((one,))
@@ -154,7 +154,7 @@ def _next(
             other = rng.choice(paths(own))
             new = (rng.choice(sampling.subjects(other)), other)
             says = _plain(*new, rng, language)
-        if new not in done and keep.plan(grammar.from_chains([new])):
+        if new not in done and keep.plan(plans.from_chains([new])):
             return says, *new
     raise ValueError(f"nothing is left to ask after {plain_phrase(subject, path, language)}")
 

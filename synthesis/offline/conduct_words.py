@@ -1,4 +1,4 @@
-"""What is said in conversations that are more than a request and its answer: by their user, their agent, their policy.
+"""Sentences of conversations that are more than a request and its answer: of their user, their agent, their policy.
 
 They are data, as `wording` is: each is written by `say` and read back by `heard`, and none may be taken for another.
 """
@@ -20,7 +20,7 @@ Said = Literal[
     # by the policy
     "forbids", "confirms",
 ]  # fmt: skip
-"""What a sentence does."""
+"""The act of a sentence."""
 
 SENTENCES: Mapping[Language, Mapping[Said, tuple[str, ...]]] = {
     "en": {
@@ -81,7 +81,7 @@ SENTENCES: Mapping[Language, Mapping[Said, tuple[str, ...]]] = {
 THAT: Mapping[Language, str] = {"en": "that", "zh": "它"}
 """The answer before, in a follow-up."""
 SOME: Mapping[Language, str] = {"en": "a certain {}", "zh": "某个{}"}
-"""What a request leaves open; a kind of thing stands in the gap."""
+"""The words for a value that a request leaves open; a kind of thing stands in the gap."""
 QUESTIONS = ("?", "？")
 LISTS: Mapping[Language, tuple[str, ...]] = {
     "en": ("home", "office", "errands", "garden", "travel", "weekend", "school", "workshop"),
@@ -107,7 +107,7 @@ ACTS: Mapping[Language, Mapping[str, str]] = {
         "add_entry": "把“{}”加到清单“{}”", "remove_entry": "把“{}”从清单“{}”删除", "move_entry": "把“{}”移到清单“{}”",
     },
 }  # fmt: skip
-"""What a write does, in words."""
+"""A write in words."""
 
 
 def say(what: Said, rng: random.Random, language: Language, *gaps: str) -> str:
@@ -121,7 +121,7 @@ def ways(what: Said, language: Language, *gaps: str) -> tuple[str, ...]:
 
 
 def heard(what: Said, text: str, language: Language) -> tuple[str, ...] | None:
-    """What stands in the gaps of a text that does this, else None: the inverse of `say`."""
+    """Return the contents of the gaps of a text that does this, else None: the inverse of `say`."""
     for sentence in SENTENCES[language][what]:
         parts = sentence.split("{}")
         if (found := _between(text.strip(), parts)) is not None:

@@ -14,7 +14,6 @@ import msgspec
 
 from synthesis.core.matching import contains, same
 from synthesis.core.records import Answer, Decomposition, Language, SubQuestion, ToolEnvironment, ToolSpec
-from synthesis.environments import fact_tools
 from synthesis.environments.teacher_answers import (
     Atomicity,
     AtomicityAnswer,
@@ -38,15 +37,16 @@ from synthesis.environments.teacher_answers import (
     argument_list,
     to_parameters,
 )
-from synthesis.facts.relations import Relation, all_relations, joinable
-from synthesis.facts.servers import tool_spec
-from synthesis.offline import grammar, sampling
+from synthesis.offline import grammar, plans, sampling
+from synthesis.offline.facts import tools as fact_tools
+from synthesis.offline.facts.relations import Relation, all_relations, joinable
+from synthesis.offline.facts.servers import tool_spec
 from synthesis.pipeline.partition import Partition, Split
 
 Variables = Mapping[str, Any]
 
 _DRAWS = 400
-"""How often a plan is drawn before a split of the partition counts as too small for what was asked."""
+"""Plans that are sampled before a split of the partition counts as too small for the request."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -62,8 +62,8 @@ def _decomposition(variables: Variables, language: Language, rng: random.Random)
     return DecompositionAnswer(given or grammar.question(plan, rng, language), final, domain, steps)
 
 
-def _steps(plan: grammar.Plan, language: Language, rng: random.Random) -> list[SubQuestionAnswer]:
-    values = grammar.evaluate(plan)
+def _steps(plan: plans.Plan, language: Language, rng: random.Random) -> list[SubQuestionAnswer]:
+    values = plans.evaluate(plan)
     steps: list[SubQuestionAnswer] = []
     for index, step in enumerate(plan):
         relation = all_relations()[step.relation]
@@ -84,14 +84,14 @@ def _steps(plan: grammar.Plan, language: Language, rng: random.Random) -> list[S
     return steps
 
 
-def _final(plan: grammar.Plan, steps: Sequence[SubQuestionAnswer]) -> tuple[Answer, str]:
+def _final(plan: plans.Plan, steps: Sequence[SubQuestionAnswer]) -> tuple[Answer, str]:
     """The final answer, and the domain of the question."""
-    ends = [steps[index] for index in grammar.terminals(plan)]
+    ends = [steps[index] for index in plans.terminals(plan)]
     final = ends[0].answer if len(ends) == 1 else Answer([str(end.answer.value) for end in ends])
     return final, ends[0].domain
 
 
-def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
+def _plan_on_side(variables: Variables, rng: random.Random) -> plans.Plan:
     """A plan whose entities and signature all lie in the wanted split."""
     partition: Partition = variables["partition"]
     split, structure = variables["split"], variables["structure"]
@@ -105,7 +105,7 @@ def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
         and (structure != "single_hop" or partition.split_of_signature(relation.id) == split)
     ]
     for _ in range(_DRAWS):
-        plan = grammar.random_plan(
+        plan = sampling.random_plan(
             rng,
             structure,
             relations,
@@ -113,11 +113,11 @@ def _plan_on_side(variables: Variables, rng: random.Random) -> grammar.Plan:
             branches=(variables["min_branches"], variables["max_branches"]),
             keep=lambda entity: partition.split_of_entity(entity) == split,
         )
-        longest = max(len(relations) for _, relations in grammar.chains(plan))
+        longest = max(len(relations) for _, relations in plans.chains(plan))
         deep_enough = longest >= variables["min_hops"] or not structure.endswith("multi_hop")
         if variables.get("informative_joins") and not sampling.informative(plan):
             continue
-        if deep_enough and partition.split_of_signature(grammar.signature(plan)) == split:
+        if deep_enough and partition.split_of_signature(plans.signature(plan)) == split:
             return plan
     raise ValueError(f"no {structure} plan in the split {split} in {_DRAWS} draws; allow more relations")
 
@@ -140,13 +140,13 @@ def _augmented_question(variables: Variables, language: Language, rng: random.Ra
     for _ in range(_DRAWS if chains else 0):
         parallel = variables["structure"].startswith("parallel")
         count = rng.randint(variables["min_branches"], variables["max_branches"]) if parallel else 1
-        plan = grammar.from_chains(rng.sample(chains, min(count, len(chains))))
-        ends = [str(grammar.evaluate(plan)[index]).casefold() for index in grammar.terminals(plan)]
-        fits = grammar.structure(plan) == variables["structure"] and len(set(ends)) == len(ends) >= count
-        new = (grammar.signature(plan), set(_arguments(plan))) != asked
+        plan = plans.from_chains(rng.sample(chains, min(count, len(chains))))
+        ends = [str(plans.evaluate(plan)[index]).casefold() for index in plans.terminals(plan)]
+        fits = plans.structure(plan) == variables["structure"] and len(set(ends)) == len(ends) >= count
+        new = (plans.signature(plan), set(_arguments(plan))) != asked
         if variables.get("informative_joins") and not sampling.informative(plan):
             continue
-        if fits and new and partition.split_of_signature(grammar.signature(plan)) == variables["split"]:
+        if fits and new and partition.split_of_signature(plans.signature(plan)) == variables["split"]:
             break
     else:
         raise ValueError(f"no new {variables['structure']} question over the tools {sorted(tables)}; ask for another")
@@ -168,14 +168,14 @@ def _augmented_question(variables: Variables, language: Language, rng: random.Ra
     return AugmentedQuestionAnswer(grammar.question(plan, rng, language), final, domain, called)
 
 
-def _arguments(plan: grammar.Plan) -> list[str]:
-    values = grammar.evaluate(plan)
+def _arguments(plan: plans.Plan) -> list[str]:
+    values = plans.evaluate(plan)
     return [step.argument if isinstance(step.argument, str) else str(values[step.argument]) for step in plan]
 
 
 def _chains_within(
     tables: Mapping[str, set[str]], max_hops: int, partition: Partition, split: Split, rng: random.Random
-) -> list[grammar.Chain]:
+) -> list[plans.Chain]:
     """Chains of which every step is a row of the tables and every entity in the split; a random part where they are
     many."""
     relations = all_relations()
@@ -183,7 +183,7 @@ def _chains_within(
         name: {subject for subject in rows if partition.split_of_entity(subject) == split}
         for name, rows in tables.items()
     }
-    found: list[grammar.Chain] = [(subject, (name,)) for name in kept for subject in sorted(kept[name])]
+    found: list[plans.Chain] = [(subject, (name,)) for name in kept for subject in sorted(kept[name])]
     longest = found
     for _ in range(max_hops - 1):
         longest = [
@@ -290,7 +290,7 @@ def _completeness(variables: Variables, language: Language, rng: random.Random) 
     """The main question's plan, evaluated, must ask for exactly the sub-questions and come to the stated answers."""
     decomposition: Decomposition = variables["decomposition"]
     plan = grammar.parse(decomposition.question, language)
-    values = grammar.evaluate(plan)
+    values = plans.evaluate(plan)
     required: dict[tuple[str, str], Answer] = {}
     for step in plan:
         subject = str(values[step.argument]) if isinstance(step.argument, int) else step.argument
@@ -307,7 +307,7 @@ def _completeness(variables: Variables, language: Language, rng: random.Random) 
             missing.remove(name)
         else:
             missing.append(f"a right answer instead of {sub.answer.value!r} for {name}")
-    ends = [values[index] for index in grammar.terminals(plan)]
+    ends = [values[index] for index in plans.terminals(plan)]
     final = Answer([str(value) for value in ends]) if len(ends) > 1 else Answer(ends[0])
     final = msgspec.structs.replace(final, tolerance=decomposition.answer.tolerance)
     if not contains(decomposition.answer.value, final):

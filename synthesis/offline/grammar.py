@@ -5,7 +5,7 @@
 
 Every terminal of the plan is one noun phrase, nested as deep as its chain. English phrases are prefixes and Chinese
 phrases are suffixes, none the prefix (suffix) of another, so `parse` needs no search. For every style, wording and
-language, `parse(question(plan, …), language)` is `normal(plan)`.
+language, `parse(question(plan, …), language)` is the plan with equal steps merged.
 """
 
 from __future__ import annotations
@@ -17,22 +17,8 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from synthesis.core.records import Language
-from synthesis.facts.relations import all_relations, joinable
-from synthesis.offline.plans import (
-    Chain,
-    Plan,
-    Step,
-    Value,
-    chains,
-    entities,
-    evaluate,
-    from_chains,
-    normal,
-    signature,
-    structure,
-    terminals,
-)  # fmt: skip
-from synthesis.offline.sampling import random_plan
+from synthesis.offline.facts.relations import all_relations, joinable
+from synthesis.offline.plans import Chain, Plan, chains, evaluate, from_chains
 from synthesis.offline.wording import (
     COMPLICATIONS,
     FRAMES,
@@ -42,12 +28,6 @@ from synthesis.offline.wording import (
     without_complication,
     without_persona,
 )
-
-__all__ = [
-    "STYLES", "Chain", "Plan", "Step", "Style", "Value", "chains", "entities", "evaluate", "framed", "from_chains",
-    "normal", "parse", "phrase", "question", "random_plan", "signature", "structure", "sub_question", "terminals",
-    "unravel",
-]  # fmt: skip
 
 Style = Literal["plain", "diverse", "persona", "complicate"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -72,7 +52,11 @@ def question(plan: Plan, rng: random.Random, language: Language, style: Style = 
         raise ValueError("plan: empty; it needs at least one step")
     phrases = [phrase(relations, entity, rng, language) for entity, relations in chains(plan)]
     frames = FRAMES[language]["diverse" if style == "diverse" else "plain"]
-    text = framed(phrases, frames, rng, language)
+    return styled(framed(phrases, frames, rng, language), style, rng, language)
+
+
+def styled(text: str, style: Style, rng: random.Random, language: Language) -> str:
+    """A request with the sentence of its style before it (`persona`) or behind it (`complicate`)."""
     space = " " if language == "en" else ""
     if style == "persona":
         return f"{rng.choice(PERSONAS[language])}{space}{text}"
@@ -110,7 +94,7 @@ _SEPARATOR = {"en": re.compile(r"(?:, and |, | and )(?=the )"), "zh": re.compile
 
 
 def parse(question: str, language: Language) -> Plan:
-    """The normal plan that the question asks for: the inverse of `question` and of `sub_question`.
+    """The plan that the question asks for, with equal steps merged: the inverse of `question` and of `sub_question`.
 
     Raises:
         ValueError: the text is not a question of this grammar; the message holds the part that was not understood.
@@ -155,7 +139,7 @@ def _heads(language: Language) -> tuple[re.Pattern[str], dict[str, str]]:
 
 
 def unravel(phrase: str, language: Language) -> Chain:
-    """What stands innermost in a phrase, whatever it is, and the relations around it in order of evaluation.
+    """Return the innermost words of a phrase, and the relations around them in order of evaluation.
 
     Raises:
         ValueError: there is no relation in it.

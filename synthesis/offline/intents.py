@@ -1,4 +1,4 @@
-"""What a request asks for, as calls: the offline agent follows an intent, the offline judges hold a run against it."""
+"""Intents: a request as calls. The offline agent follows one, and the offline judges compare a run with it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from synthesis.core.records import Language, Message, ToolCall
-from synthesis.facts.relations import all_relations
-from synthesis.offline import grammar, templates
+from synthesis.offline import grammar, plans, templates
+from synthesis.offline.facts.relations import all_relations
 from synthesis.offline.plans import Plan, Value
 from synthesis.offline.wording import BESIDES, without_complication, without_persona
 
 ATTEMPTS = 3
-"""How often the agent tries a call before it reports the failure."""
+"""Tries of a call before the agent reports the failure."""
 
 
 class Intent(Protocol):
@@ -44,7 +44,7 @@ class Intent(Protocol):
         ...
 
     def phrase(self, step: int, values: Mapping[int, Value], language: Language) -> str:
-        """What a step looks up, in words."""
+        """The look-up of a step in words."""
         ...
 
 
@@ -72,10 +72,10 @@ class FactIntent:
         return result.get(key) if isinstance(result, dict) else None
 
     def terminals(self) -> list[int]:
-        return grammar.terminals(self.plan)
+        return plans.terminals(self.plan)
 
     def truth(self) -> dict[int, Value]:
-        return dict(enumerate(grammar.evaluate(self.plan)))
+        return dict(enumerate(plans.evaluate(self.plan)))
 
     def phrase(self, step: int, values: Mapping[int, Value], language: Language) -> str:
         relation = all_relations()[self.plan[step].relation]
@@ -139,7 +139,7 @@ class JointIntent:
         return [*self.first.tools, *self.second.tools]
 
     def part(self, step: int) -> tuple[FactIntent | TemplateIntent, int]:
-        """Which of the two a step is of, and its number there."""
+        """The part that a step belongs to, and its number there."""
         own = len(self.first.tools)
         return (self.first, step) if step < own else (self.second, step - own)
 
@@ -207,7 +207,7 @@ class JudgedCall:
 
 @dataclass
 class ConversationProgress:
-    """What the messages show: values found, failures by step, every call, and the calls of the last assistant turn."""
+    """State of a conversation: values found, failures by step, every call, and the calls of the last assistant turn."""
 
     values: dict[int, Value] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)

@@ -20,11 +20,11 @@ SORRY: Mapping[Language, str] = {
     "en": "I could not find the answer, the tool failed.",
     "zh": "工具失败，没有查到答案。",
 }
-"""How the offline agent reports a failure."""
+"""The words with which the offline agent reports a failure."""
 
 
 def _last(variables: Variables, language: Language) -> Situation:
-    """Where the conversation stands since the user spoke last."""
+    """The situation since the user spoke last."""
     return situation(variables["messages"], variables["tools"], language)
 
 

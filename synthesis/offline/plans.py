@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from synthesis.core.records import Structure
-from synthesis.facts.catalog import KINDS
-from synthesis.facts.relations import all_relations
+from synthesis.offline.facts.catalog import KINDS
+from synthesis.offline.facts.relations import all_relations
 
 Value = str | int | float
 
@@ -79,18 +79,13 @@ def from_chains(every: Sequence[Chain]) -> Plan:
     return tuple(steps)
 
 
-def normal(plan: Plan) -> Plan:
-    """The plan with equal steps merged, in the order in which its question names them; equivalent plans are equal."""
-    return from_chains(chains(plan))
-
-
 def signature(plan: Plan) -> str:
     """The plan's structure without its entities, parallel chains sorted: `a_of_b>c_of_a|d_of_b`."""
     return "|".join(sorted(">".join(relations) for _, relations in chains(plan)))
 
 
 def structure(plan: Plan) -> Structure:
-    """Which of the paper's four structures the plan has."""
+    """The plan's structure, one of the paper's four."""
     every = chains(plan)
     if max(len(relations) for _, relations in every) == 1:
         return "single_hop" if len(every) == 1 else "parallel_single_hop"

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from synthesis.core.records import Structure
-from synthesis.facts.catalog import KINDS
-from synthesis.facts.relations import Relation, all_relations, joinable
 from synthesis.offline import plans
+from synthesis.offline.facts.catalog import KINDS
+from synthesis.offline.facts.relations import Relation, all_relations, joinable
 from synthesis.offline.plans import Plan
 
 Path = tuple[str, ...]
@@ -123,7 +123,7 @@ def _paths(ids: Path, hops: int) -> list[Path]:
 
 @functools.cache
 def _undoes(first: str, second: str) -> bool:
-    """Whether `second` mostly leads back to where `first` came from."""
+    """Return whether `second` mostly leads back to where `first` came from."""
     one, two = all_relations()[first], all_relations()[second]
     if one.subject != two.object:
         return False
@@ -157,15 +157,15 @@ _CONSTANT = 0.9
 
 @functools.lru_cache(maxsize=8192)
 def tells_nothing(first: str, second: str) -> bool:
-    """Whether nearly all values of the second relation, of what the first one leads to, are the same."""
+    """Return whether nearly all values of the second relation, of what the first one leads to, are the same."""
     one, two = all_relations()[first].rows, all_relations()[second].rows
     values = Counter(str(two[str(one[subject])]) for subject in subjects((first, second)))
     return values.total() > 0 and max(values.values()) > _CONSTANT * values.total()
 
 
 def can_skip(subject: str, path: Path) -> bool:
-    """Whether a step of the chain gives its value of an earlier subject too, so that a hop need not be made: the
-    continent of a neighbour is the country's own."""
+    """Return whether a hop is needless, since an earlier subject has the same value: a neighbour's continent is the
+    country's own."""
     trail = [subject]
     for number, relation in enumerate(path):
         rows = all_relations()[relation].rows
@@ -177,7 +177,7 @@ def can_skip(subject: str, path: Path) -> bool:
 
 
 def informative(plan: Plan) -> bool:
-    """Whether each hop of its chains must be made, and tells something."""
+    """Return whether each hop of its chains must be made, and tells something."""
     return not any(
         can_skip(subject, path) or any(map(tells_nothing, path, path[1:])) for subject, path in plans.chains(plan)
     )

@@ -1,4 +1,4 @@
-"""Where a conversation of several turns stands: what its agent shall do next, and what its user says next.
+"""Situations of conversations of several turns: the next action of the agent, and the next words of the user.
 
 The offline agent does what a situation says, the offline judges hold it against one: so both read the same words, which
 are those of `conduct_words`, the grammar and the templates.
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from synthesis.core.records import Dialogue, Language, Message, ToolSpec
-from synthesis.facts.catalog import KINDS
-from synthesis.facts.relations import all_relations
 from synthesis.offline import conduct_words as words
-from synthesis.offline import grammar
+from synthesis.offline import grammar, plans
+from synthesis.offline.facts.catalog import KINDS
+from synthesis.offline.facts.relations import all_relations
 from synthesis.offline.intents import FactIntent, Intent, JointIntent, TemplateIntent, replay, understand
 from synthesis.offline.plans import Value
 from synthesis.offline.wording import FRAMES, without_persona
@@ -61,7 +61,7 @@ class WriteIntent:
 
 @dataclass(frozen=True)
 class Situation:
-    """What the last message of the user wants, as far as the agent can know.
+    """The wish in the last message of the user, as far as the agent can know.
 
     Attributes:
         messages: from that message on.
@@ -76,13 +76,13 @@ class Situation:
     standing: Standing = "servable"
 
     def is_said(self, message: Message) -> bool:
-        """Whether an agent that may call nothing said what it should, and called nothing."""
+        """Return whether an agent that may call nothing said what it should, and called nothing."""
         return not message.tool_calls and message.content in self.says
 
 
 @dataclass(frozen=True)
 class _Past:
-    """What a message may refer to: what was asked and found before, what was left open, what was proposed, and the last
+    """Context that a message may refer to: the earlier question and answer, an open value, a proposal, the last
     request."""
 
     path: Path = ()
@@ -143,14 +143,14 @@ class _Reader:
             if found := words.heard(tool, text, language):  # type: ignore[arg-type]
                 return self._proposes(WriteIntent(tool, *found), past)
         intent = understand(text, language)
-        if isinstance(intent, FactIntent) and len(grammar.chains(intent.plan)) == 1:
-            return self._looks_up(*grammar.chains(intent.plan)[0])
+        if isinstance(intent, FactIntent) and len(plans.chains(intent.plan)) == 1:
+            return self._looks_up(*plans.chains(intent.plan)[0])
         return self._works(intent), _Past(asked=intent)
 
     def _looks_up(self, subject: str, path: Path) -> tuple[Situation, _Past]:
         if subject not in all_relations()[path[0]].rows:
             raise ValueError(f"{path[0]} has no row for {subject!r}")
-        intent = FactIntent(grammar.from_chains([(subject, path)]))
+        intent = FactIntent(plans.from_chains([(subject, path)]))
         return self._works(intent), _Past(path, asked=intent)
 
     def _proposes(self, write: WriteIntent, past: _Past) -> tuple[Situation, _Past]:
@@ -202,7 +202,7 @@ def situation(messages: Sequence[Message], tools: Sequence[ToolSpec], language: 
 
 
 def whole_phrase(intent: Intent, step: int, language: Language) -> str:
-    """What a step looks up, said without the values of the steps before it."""
+    """The look-up of a step in words, without the values of the steps before it."""
     if isinstance(intent, JointIntent):
         return whole_phrase(*intent.part(step), language)
     if not isinstance(intent, FactIntent):
@@ -223,7 +223,7 @@ def plain_phrase(subject: str, path: Path, language: Language) -> str:
 
 
 def open_subject(path: Path, language: Language) -> str:
-    """What stands for the subject of a chain in a request that leaves it open."""
+    """The words for the subject of a chain in a request that leaves it open."""
     return words.SOME[language].format(_noun(path, language))
 
 
@@ -254,7 +254,7 @@ def _open_path(text: str, language: Language) -> Path:
 
 
 def replies(messages: Sequence[Message]) -> list[str]:
-    """What the agent said last before each further message of the user, and at the end."""
+    """The last words of the agent before each further message of the user, and at the end."""
     found = [
         before.content
         for before, after in zip(messages, messages[1:], strict=False)
@@ -264,7 +264,7 @@ def replies(messages: Sequence[Message]) -> list[str]:
 
 
 def next_words(dialogue: Dialogue, said: Sequence[str], language: Language) -> tuple[tuple[str, ...], bool]:
-    """What a user who wants this may say after these replies, any of it, and whether it wants nothing more."""
+    """Return the possible next messages of a user after these replies, and whether it wants nothing more."""
     goal = asked = 0
     message: tuple[str, ...] = (dialogue.goals[0].says,)
     finished = False

@@ -60,7 +60,7 @@ class Template:
 
     @property
     def dependent(self) -> bool:
-        """Whether the steps form a chain, as opposed to independent calls."""
+        """True: the steps form a chain, as opposed to independent calls."""
         return all(step.needs() for step in self.steps[1:])
 
     @property

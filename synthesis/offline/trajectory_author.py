@@ -18,12 +18,12 @@ import msgspec
 
 from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.records import Language, Message, Task, ToolCall, ToolServer, ToolSpec
-from synthesis.facts.relations import all_relations, joinable
-from synthesis.offline import conduct_words, grammar, judges, sampling, templates
+from synthesis.offline import conduct_words, grammar, judges, plans, sampling, templates
+from synthesis.offline.facts.relations import all_relations, joinable
 from synthesis.offline.intents import FactIntent, JointIntent, TemplateIntent, ready, replay, understand
 from synthesis.offline.plans import Plan, Value
 from synthesis.offline.situations import Situation, WriteIntent, situation
-from synthesis.offline.wording import BESIDES, COMPLICATIONS, PERSONAS, introduction, listed
+from synthesis.offline.wording import BESIDES, introduction, listed
 from synthesis.pipeline.partition import Partition
 from synthesis.trajectories import teacher_answers as a
 from synthesis.trajectories.groups import crosses, is_group
@@ -78,7 +78,7 @@ def propose(variables: Variables, language: Language, rng: random.Random) -> a.T
     for _ in range(variables["count"]):
         if chains:
             path = rng.choice(chains)
-            plan = grammar.from_chains([(rng.choice(sampling.subjects(path)), path)])
+            plan = plans.from_chains([(rng.choice(sampling.subjects(path)), path)])
             pairs.append(a.ProposedTask(grammar.question(plan, rng, language), list(path)))
         else:
             template = rng.choice(fixed)
@@ -150,15 +150,15 @@ def chain_plan(path: Path, keep: Keep, rng: random.Random) -> Plan:
     if not keep.signature(">".join(path)):
         raise ValueError(f"{'>'.join(path)} is held out for evaluation")
     for _ in range(TRIES):
-        plan = grammar.from_chains([(rng.choice(every), path)])
+        plan = plans.from_chains([(rng.choice(every), path)])
         if keep.plan(plan):
             return plan
     raise ValueError(f"{'>'.join(path)}: every subject tried is held out for evaluation, or can skip a hop")
 
 
 class Keep:
-    """Which entities and structures may be used: all, or those that are not held out for evaluation; and whether only
-    joins that tell something."""
+    """A filter of entities and structures: all, or those that are not held out for evaluation; or informative joins
+    alone."""
 
     def __init__(self, partition: Partition | None, informative: bool = False) -> None:
         self._partition, self._informative = partition, informative
@@ -177,11 +177,11 @@ class Keep:
             return False
         if self._partition is None:
             return True
-        return self.signature(grammar.signature(plan)) and all(map(self.entity, grammar.entities(plan)))
+        return self.signature(plans.signature(plan)) and all(map(self.entity, plans.entities(plan)))
 
 
 def keep_of(variables: Variables) -> Keep:
-    """What a request says may be used."""
+    """The filter that a request asks for."""
     return Keep(variables.get("partition"), variables.get("informative_joins", False))
 
 
@@ -254,8 +254,8 @@ def _parallel_plan(
         for path in chosen[1:]:
             shared = path != chosen[0] and rng.random() < 0.7 and first in sampling.subjects(path)
             chains.append((first if shared else rng.choice(sampling.subjects(path)), path))
-        plan = grammar.from_chains(chains)
-        ends = [str(grammar.evaluate(plan)[step]).casefold() for step in grammar.terminals(plan)]
+        plan = plans.from_chains(chains)
+        ends = [str(plans.evaluate(plan)[step]).casefold() for step in plans.terminals(plan)]
         if len(set(ends)) == branches and keep.plan(plan):
             return plan
     raise ValueError(f"no parallel request over {count} tools was found in {TRIES} tries")
@@ -275,21 +275,13 @@ def variation(variables: Variables, language: Language, rng: random.Random) -> a
         parts = [
             _other_subject(part, keep, rng) if mode == "diverse" else part for part in (intent.first, intent.second)
         ]
-        return a.TaskVariation("", _styled(_plain(JointIntent(*parts), language, rng), mode, language, rng))
+        return a.TaskVariation("", grammar.styled(_plain(JointIntent(*parts), language, rng), mode, rng, language))
     if isinstance(intent, FactIntent):
         plan = _other_subjects(intent.plan, keep, rng) if mode == "diverse" else intent.plan
         return a.TaskVariation("", grammar.question(plan, rng, language, mode))
     slots = templates.draw_slots(intent.template, rng, keep.entity) if mode == "diverse" else dict(intent.slots)
-    return a.TaskVariation("", _styled(templates.fill(intent.template, slots, rng, language), mode, language, rng))
-
-
-def _styled(text: str, mode: grammar.Style, language: Language, rng: random.Random) -> str:
-    space = " " if language == "en" else ""
-    if mode == "persona":
-        return f"{rng.choice(PERSONAS[language])}{space}{text}"
-    if mode == "complicate":
-        return f"{text}{space}{rng.choice(COMPLICATIONS[language])}"
-    return text
+    text = templates.fill(intent.template, slots, rng, language)
+    return a.TaskVariation("", grammar.styled(text, mode, rng, language))
 
 
 def _other_subject(intent: FactIntent | TemplateIntent, keep: Keep, rng: random.Random) -> FactIntent | TemplateIntent:
@@ -308,7 +300,7 @@ def _plain(intent: FactIntent | TemplateIntent | JointIntent, language: Language
 
 def _other_subjects(plan: Plan, keep: Keep, rng: random.Random) -> Plan:
     """The same structure for other subjects; chains that share a subject go on sharing one where they can."""
-    chains = grammar.chains(plan)
+    chains = plans.chains(plan)
     for _ in range(TRIES):
         renamed: dict[str, str] = {}
         fresh = []
@@ -317,8 +309,8 @@ def _other_subjects(plan: Plan, keep: Keep, rng: random.Random) -> Plan:
             if renamed.get(subject) not in every:
                 renamed[subject] = rng.choice(every)
             fresh.append((renamed[subject], path))
-        candidate = grammar.from_chains(fresh)
-        if grammar.signature(candidate) == grammar.signature(plan) and keep.plan(candidate):
+        candidate = plans.from_chains(fresh)
+        if plans.signature(candidate) == plans.signature(plan) and keep.plan(candidate):
             return candidate
     raise ValueError("no other subjects were found for this request")
 
@@ -378,7 +370,7 @@ _RESTRAINED: Mapping[Language, Mapping[a.Standing, str]] = {
         "impossible": "这些工具只能查询。", "forbidden": "规定不允许我这样做。", "unconfirmed": "必须先得到确认。",
     },
 }  # fmt: skip
-"""What the agent thinks where it may call nothing."""
+"""The agent's reasoning where it may call nothing."""
 
 
 def agent(

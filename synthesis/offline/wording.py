@@ -130,7 +130,7 @@ COMPLICATIONS: Mapping[Language, tuple[str, ...]] = {
         "我自己找了一会儿没找到。",
     ),
 }
-"""What people say behind a request, and which changes nothing of what is asked for."""
+"""Sentences behind a request that change nothing of what is asked for."""
 _FORMER: Mapping[Language, tuple[str, ...]] = {
     "en": (
         "Give the result exactly as the tool reports it.", "Use the tools and do not guess.",
@@ -142,7 +142,7 @@ _FORMER: Mapping[Language, tuple[str, ...]] = {
         "如果查询失败，请再试一次。", "每一步都要用工具核实。",
     ),
 }  # fmt: skip
-"""What stood there before, in data and journals that are still read."""
+"""Sentences of the same kind in data and journals of 0.1.0, which are still read."""
 
 
 def without_complication(text: str, language: Language) -> str:

@@ -21,8 +21,8 @@ from synthesis.core.rate_limits import Spent
 from synthesis.core.records import Language
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import StageResult, run_stage
-from synthesis.facts.catalog import LANGUAGES
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
+from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.teacher import OpenAITeacher, Teacher, description
 
@@ -140,11 +140,11 @@ def check_spoken(languages: Mapping[Language, float], *, by_rules: bool) -> None
     Raises:
         InputError: rules know no such language.
     """
-    foreign = [one for one, weight in languages.items() if weight and one not in LANGUAGES]
+    foreign = [one for one, weight in languages.items() if weight and one not in PACKAGED_LANGUAGES]
     if by_rules and foreign:
         raise InputError(
-            f"languages: the offline teacher writes {' and '.join(LANGUAGES)}, not {', '.join(foreign)}; leave it out, "
-            "or give --teacher_url"
+            f"languages: the offline teacher writes {' and '.join(PACKAGED_LANGUAGES)}, not {', '.join(foreign)}; "
+            "leave it out, or give --teacher_url"
         )
 
 

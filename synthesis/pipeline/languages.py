@@ -39,6 +39,8 @@ NAMES: Final[Mapping[Language, str]] = {
     "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
 """By ISO 639-1 code, all that can be asked for."""
+PACKAGED_LANGUAGES: Final[tuple[Language, ...]] = ("en", "zh")
+"""Languages that packaged tools are documented in and that the offline teacher writes."""
 
 Script = str
 _RANGES: Final[Mapping[Script, str]] = {

@@ -6,12 +6,8 @@ Servers that do not run, of which a registry holds the document, are read in `sy
 from __future__ import annotations
 
 import logging
-import os
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -28,8 +24,8 @@ from synthesis.core.records import (
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_schemas import brief
-from synthesis.facts.catalog import LANGUAGES, SERVERS
-from synthesis.facts.servers import fact_servers
+from synthesis.pipeline import demo
+from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.servers.mcp_answers import Listing
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable, find_command
 
@@ -221,7 +217,7 @@ async def connected(execution: McpExecution, connections: McpConnections) -> Mcp
         ServerUnavailable: it does not start, or cannot be reached.
     """
     if isinstance(execution, StdioExecution) and PROJECT in execution.command:
-        make_project(connections.cwd / PROJECT)
+        demo.make_repository(connections.cwd / PROJECT)
     return await connections.get(execution)
 
 
@@ -239,11 +235,11 @@ def fact_documents(
         ValueError: an id that no fact server has.
     """
     for field, ids in (("only", only or ()), ("emulated", emulated)):
-        if unknown := [one for one in ids if one not in SERVERS]:
-            raise InputError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(SERVERS)}")
+        if unknown := [one for one in ids if one not in demo.fact_server_ids()]:
+            raise InputError(f"{field}: no fact server {unknown[0]!r}; there are {', '.join(demo.fact_server_ids())}")
     documents: list[ServerDocument] = []
-    for language in (one for one in languages if one in LANGUAGES):
-        for server in fact_servers(language, only):
+    for language in (one for one in languages if one in PACKAGED_LANGUAGES):
+        for server in demo.fact_servers(language, only):
             name = server.id.removesuffix(f"_{language}")
             execution: Execution = server.execution
             if name in emulated:
@@ -262,84 +258,3 @@ def fact_documents(
                 )  # fmt: skip
             )
     return documents
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The git server's repository: small, real, and the same bytes everywhere
-
-_COMMITS = (
-    ("Ada Lindgren", "Start the project", {"README.md": "# Weather\n", "weather/station.py": "STATIONS = []\n"}),
-    ("Bo Chen", "Read station files", {"weather/reader.py": "def read(path):\n    return open(path).read()\n"}),
-    ("Ada Lindgren", "Add the list of stations", {"weather/station.py": 'STATIONS = ["Oslo", "Lima"]\n'}),
-    ("Carla Diaz", "Add unit tests", {"tests/test_reader.py": "def test_read():\n    assert True\n"}),
-    ("Bo Chen", "Document the file format", {"docs/format.md": "# File format\n\nOne line a day.\n"}),
-    ("Dev Patel", "Write daily averages", {"weather/average.py": "def average(x):\n    return sum(x) / len(x)\n"}),
-)
-_BRANCHES = (
-    ("feature/charts", "Carla Diaz", "Draw a chart", {"weather/chart.py": "def chart(x):\n    return x\n"}),
-    ("feature/export", "Dev Patel", "Export to CSV", {"weather/export.py": "def export(x):\n    return x\n"}),
-    ("fix/encoding", "Ada Lindgren", "Read files as UTF-8", {"docs/encoding.md": "# Encoding\n\nUTF-8.\n"}),
-    ("docs/install", "Bo Chen", "Explain the installation", {"docs/install.md": "# Installation\n"}),
-)
-_TAGS = {"v0.1": 1, "v0.2": 3, "v1.0": 5}
-"""Tag → index of its commit on main."""
-
-
-def make_project(path: Path) -> None:
-    """Make the repository at `path` unless it is there: fixed authors and dates, so fixed hashes.
-
-    Raises:
-        Rejected: `mcp_server_unavailable`: git is not installed, or fails.
-    """
-    if (path / ".git").is_dir():
-        return
-    git = shutil.which("git")
-    if git is None:
-        raise Rejected("mcp_server_unavailable", "the git server needs the command `git`; install git")
-    partial = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        _fill(git, partial)
-    except subprocess.CalledProcessError as error:
-        raise Rejected(
-            "mcp_server_unavailable", f"`{' '.join(error.cmd[1:4])}` failed: {error.stderr.strip()}"
-        ) from None
-    partial.rename(path)
-
-
-def _fill(git: str, path: Path) -> None:
-    clock = 1_767_600_000  # 5 January 2026, then one commit a day
-
-    def run(*arguments: str, author: str = "Ada Lindgren") -> None:
-        mail = f"{author.split()[0].lower()}@example.org"
-        people = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER")
-                  for what, value in (("NAME", author), ("EMAIL", mail), ("DATE", f"{clock} +0000"))}  # fmt: skip
-        settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", **people}
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | settings
-        subprocess.run([git, *arguments], cwd=path, env=environment, check=True, capture_output=True, text=True)
-
-    def write(files: dict[str, str]) -> None:
-        for name, text in files.items():
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            (path / name).write_bytes(text.encode())
-
-    run("init", "--quiet", "--object-format=sha1", "--initial-branch=main")
-    run("config", "core.autocrlf", "false")
-    for author, message, files in _COMMITS:
-        write(files)
-        run("add", "--all", author=author)
-        run("commit", "--quiet", "--message", message, author=author)
-        clock += 86_400
-    for tag, index in _TAGS.items():
-        run("tag", tag, f"HEAD~{len(_COMMITS) - 1 - index}")
-    for branch, author, message, files in _BRANCHES:
-        run("checkout", "--quiet", "-b", branch, "main")
-        write(files)
-        run("add", "--all", author=author)
-        run("commit", "--quiet", "--message", message, author=author)
-        clock += 86_400
-    run("checkout", "--quiet", "main")
-    write({"docs/roadmap.md": "# Roadmap\n"})
-    run("add", "--all")
-    write({"README.md": "# Weather\n\nDaily averages of many stations.\n"})

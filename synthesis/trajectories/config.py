@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from sandbox.settings import Amount, Bound, Count, OneOf, Seconds, SettingError, Settings, Share
 from synthesis.core.records import Conduct, Language, TaskScores
-from synthesis.facts.catalog import SERVERS
+from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.partition import Partition
 from synthesis.servers.collect import ServerSource, default_sources
 from synthesis.trajectories.execution import Failures
@@ -110,8 +110,8 @@ class TrajectoriesConfig(Settings):
     sources: tuple[ServerSource, ...] | None = None
     mcp_share: Share | None = None
     server_weights: Mapping[str, Annotated[float, Bound(above=0, most=1e12)]] = field(default_factory=dict)
-    fact_servers: tuple[Annotated[str, OneOf(SERVERS)], ...] | None = None
-    emulated_servers: tuple[Annotated[str, OneOf(SERVERS)], ...] = ("http",)
+    fact_servers: tuple[Annotated[str, OneOf(fact_server_ids)], ...] | None = None
+    emulated_servers: tuple[Annotated[str, OneOf(fact_server_ids)], ...] = ("http",)
     partition: Partition | None = None
     min_tools: Count = 3
     max_tools: Count = 128

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from synthesis.core.records import CodeExecution, Language
-from synthesis.facts.catalog import LANGUAGES
+from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.servers.collect import ServerDocument
 
 WRITES = ("add_entry", "remove_entry", "move_entry")
@@ -58,7 +58,7 @@ _SAYS: Mapping[Language, Mapping[str, str]] = {
 
 
 def desk_id(language: Language) -> str:
-    """Of the desk that users of a language have: in their own, else in English."""
+    """Id of the desk that users of a language have: in their own, else in English."""
     return "desk" if language == "en" or language not in _SAYS else f"desk_{language}"
 
 
@@ -69,7 +69,7 @@ def is_desk(server_id: str) -> bool:
 def desk_documents(languages: Iterable[Language]) -> list[ServerDocument]:
     """The desk, in each of the languages that it is documented in."""
     documents = []
-    for language in (one for one in LANGUAGES if one in languages):
+    for language in (one for one in PACKAGED_LANGUAGES if one in languages):
         says = _SAYS[language]
         properties = {name: {"type": "string", "description": says[name]} for name in ("list", "entry")}
         schema = {

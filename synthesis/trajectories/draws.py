@@ -18,7 +18,7 @@ from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Conduct, Language, McpExecution, ToolChain, ToolServer
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
-from synthesis.facts.catalog import LANGUAGES
+from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.desk import desk_id, is_desk
 from synthesis.trajectories.groups import is_group
@@ -61,7 +61,7 @@ class Draws:
                 f"there are {', '.join(sorted(one.id for one in servers if not is_group(one))):.1000}"
             )
         for language in config.languages:
-            if language not in LANGUAGES and not self._pools.keys() & {(language, False), (language, True)}:
+            if language not in PACKAGED_LANGUAGES and not self._pools.keys() & {(language, False), (language, True)}:
                 # Few servers are documented in it; its people use those that are in English.
                 for mcp in (False, True):
                     if ("en", mcp) in self._pools:

@@ -22,8 +22,9 @@ from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajec
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, rng_for
 from synthesis.core.stored import Joined, Records
-from synthesis.facts.catalog import LANGUAGES, SERVERS
+from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.executors import Executor, Workers, check_spoken
+from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.track import Summary, Track, digest_of, digests_of_files
 from synthesis.servers.collect import ServerDocument, collect, default_sources, fact_documents, source_key
@@ -70,7 +71,7 @@ def _settings_of_card(then: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         **then,
         "tools": tools,
-        "fact_servers": facts or (list(SERVERS) if has_own else None),
+        "fact_servers": facts or (list(fact_server_ids()) if has_own else None),
         "mcp_share": None if share == PACKAGED_MCP_SHARE and not has_own else share,
         **({"sources": "the packaged ones"} if tools and then.get("sources") is None else {}),
     }
@@ -171,7 +172,7 @@ class _Run:
     async def collect(self) -> list[ServerDocument]:
         config = self.config
         languages = [language for language, weight in config.languages.items() if weight]
-        if any(language not in LANGUAGES for language in languages) and "en" not in languages:
+        if any(language not in PACKAGED_LANGUAGES for language in languages) and "en" not in languages:
             languages.append("en")  # see `task_seeds`
         installed = [] if config.has_own_tools else default_sources(languages)
         sources = installed if config.sources is None else list(config.sources)
@@ -193,7 +194,7 @@ class _Run:
         if wanted is None and config.has_own_tools:
             _log.warning(
                 "left out %d packaged fact servers, since you name tools; --config.fact_servers=[…] adds some of %s",
-                len(SERVERS), ", ".join(SERVERS),
+                len(fact_server_ids()), ", ".join(fact_server_ids()),
             )  # fmt: skip
             wanted = ()
         facts = fact_documents(languages, only=wanted, emulated=config.emulated_servers)

@@ -31,8 +31,8 @@ from launch.quickstart.ledger import read_json
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import ToolEnvironment, Trajectory
 from synthesis.core.refusals import Refusal
-from synthesis.facts.catalog import RELATIONS
-from synthesis.facts.servers import fact_servers
+from synthesis.offline.facts.catalog import RELATIONS
+from synthesis.offline.facts.servers import fact_servers
 
 ordinary_chat = program("benchmarks.ordinary_chat")
 STAGES = (

@@ -27,7 +27,8 @@ DEMO = {
     "webcolors",
 }
 """By the names under which they are imported."""
-WHERE = ("synthesis/facts/tables/", "synthesis/facts/entities.py")
+WHERE = ("synthesis/offline/facts/tables/", "synthesis/offline/facts/entities.py")
+LOADED_LATE = ("synthesis.offline.facts.tables", "synthesis.offline.facts.entities")
 
 
 def imported(path: Path) -> set[str]:
@@ -51,9 +52,7 @@ def test_only_the_facts_and_the_quickstart_s_report_import_them() -> None:
                 needed |= of_demo
             else:
                 assert not of_demo, place
-                tables = {
-                    name for name in names if name.startswith(("synthesis.facts.tables", "synthesis.facts.entities"))
-                }
+                tables = {name for name in names if name.startswith(LOADED_LATE)}
                 assert not tables, f"{place} imports facts before it is known that they are wanted"
     assert needed == DEMO - {"mcp_server_git", "mcp_server_time", "tzdata"}  # started, and read as a resource
 

@@ -29,7 +29,7 @@ HEAVY = (
     "configs.training",
     "synthesis.environments.pipeline",
     "synthesis.trajectories.pipeline",
-    "synthesis.facts.relations:all_relations",
+    "synthesis.offline.facts.relations:all_relations",
     "launch.quickstart.stages",
     "launch.quickstart.report",
     "astra_jax.planner.search",

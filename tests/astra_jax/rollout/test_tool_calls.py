@@ -9,8 +9,8 @@ from astra_jax.rollout.sessions import CodeSession
 from astra_jax.rollout.tool_calls import EpisodeTools, outputs_of
 from synthesis.core.chatml import QWEN3
 from synthesis.core.records import CodeExecution, CodeTool, Message, Task, TaskScores, ToolCall, ToolServer
-from synthesis.facts.relations import all_relations
-from synthesis.facts.servers import fact_servers
+from synthesis.offline.facts.relations import all_relations
+from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.trajectories.execution import Failures, ToolExecutor

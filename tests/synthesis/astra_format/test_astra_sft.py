@@ -36,7 +36,7 @@ from synthesis.core.records import (
     Trajectory,
 )
 from synthesis.core.stages import Rejected
-from synthesis.facts.servers import fact_servers
+from synthesis.offline.facts.servers import fact_servers
 from synthesis.trajectories.judge import AXES
 
 COUNTRIES = fact_servers("en")[0]

@@ -23,8 +23,8 @@ from synthesis.environments import distract
 from synthesis.environments.config import BANDS
 from synthesis.environments.distract import Candidate, Index
 from synthesis.environments.drafts import NeededTool
-from synthesis.facts.relations import all_relations
-from synthesis.facts.servers import tool_spec
+from synthesis.offline.facts.relations import all_relations
+from synthesis.offline.facts.servers import tool_spec
 from synthesis.pipeline.embedding import (
     EmbeddingError,
     EndpointConfig,

@@ -27,14 +27,14 @@ from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.drafts import Draft
-from synthesis.environments.fact_tools import answer_of, fact_tool, table_subjects
 from synthesis.environments.leaks import leaked
 from synthesis.environments.proof import check_arguments
 from synthesis.environments.teacher_answers import ANSWERS, DecompositionAnswer
 from synthesis.environments.validate import validate_draft
-from synthesis.facts.relations import all_relations
-from synthesis.offline import grammar, world_author
+from synthesis.offline import grammar, plans, world_author
 from synthesis.offline.environment_author import HANDLERS
+from synthesis.offline.facts.relations import all_relations
+from synthesis.offline.facts.tools import answer_of, fact_tool, table_subjects
 from synthesis.pipeline.partition import Partition
 from synthesis.pipeline.teacher import TeacherError, prompt_name, render_prompt
 
@@ -168,8 +168,8 @@ def test_decompositions_are_true_and_on_their_side(language: Any) -> None:
     for draft in found:
         one = draft.decomposition
         plan = grammar.parse(one.question, language)
-        values = grammar.evaluate(plan)
-        assert one.signature == grammar.signature(plan)
+        values = plans.evaluate(plan)
+        assert one.signature == plans.signature(plan)
         assert Counter(str(s.answer.value) for s in one.sub_questions) == Counter(map(str, values))
         assert len(draft.domains) == len(one.sub_questions)
         assert partition.split(one.entities, one.signature) is not None
@@ -255,9 +255,9 @@ def test_true_decompositions_get_full_marks(language: Any) -> None:
 
 @pytest.fixture(scope="module")
 def chain() -> Draft:
-    plan = (grammar.Step("capital_of_country", "Japan"), grammar.Step("population_of_city", 0))
+    plan = (plans.Step("capital_of_country", "Japan"), plans.Step("population_of_city", 0))
     rng = rng_for(0)
-    values = grammar.evaluate(plan)
+    values = plans.evaluate(plan)
     texts = [grammar.sub_question(plan, i, rng, "en") for i in range(2)]
     steps = [
         SubQuestion(i + 1, texts[i], Answer(values[i]), [1] if i else [], i + 1, True, plan[i].relation)

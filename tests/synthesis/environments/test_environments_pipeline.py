@@ -37,7 +37,6 @@ from synthesis.environments.config import BANDS, EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.distract import twins_of
 from synthesis.environments.drafts import Built, Draft, NeededTool
-from synthesis.environments.fact_tools import fact_tool
 from synthesis.environments.implement import implement, read_source
 from synthesis.environments.merge import merge
 from synthesis.environments.pipeline import synthesize
@@ -53,9 +52,10 @@ from synthesis.environments.teacher_answers import (
     argument_list,
 )
 from synthesis.environments.verify import finish, solve
-from synthesis.facts.relations import all_relations
-from synthesis.offline import grammar
+from synthesis.offline import grammar, plans
 from synthesis.offline.environment_author import HANDLERS
+from synthesis.offline.facts.relations import all_relations
+from synthesis.offline.facts.tools import fact_tool
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.track import Summary
 
@@ -136,7 +136,7 @@ async def test_final_answers_follow_from_the_outputs(environments: list[ToolEnvi
         outputs = {call.sub_question: call.output for call in one.reference_calls}
         consumed = {dependency for step in one.sub_questions for dependency in step.depends_on}
         assert contains([outputs[s.id] for s in one.sub_questions if s.id not in consumed], one.answer)
-        values = grammar.evaluate(grammar.parse(one.question, one.language))
+        values = plans.evaluate(grammar.parse(one.question, one.language))
         assert {str(step.answer.value) for step in one.sub_questions} == set(map(str, values))
 
 
@@ -187,11 +187,11 @@ async def test_nothing_leaks_between_the_splits(environments: list[ToolEnvironme
     # The entities are all there are: computed anew from the question's own text.
     for one in environments:
         plan = grammar.parse(one.question, one.language)
-        values = grammar.evaluate(plan)
+        values = plans.evaluate(plan)
         assert {str(values[s.argument]) if isinstance(s.argument, int) else s.argument for s in plan} == set(
             one.entities
         )
-        assert grammar.signature(plan) == one.signature
+        assert plans.signature(plan) == one.signature
 
 
 async def test_statistics_add_up(environments: list[ToolEnvironment]) -> None:
@@ -277,8 +277,8 @@ async def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(pool: SandboxPo
 # Stages
 
 
-def draft(*plan: grammar.Step, language: Any = "en") -> Draft:
-    values = grammar.evaluate(plan)
+def draft(*plan: plans.Step, language: Any = "en") -> Draft:
+    values = plans.evaluate(plan)
     rng = rng_for(0)
     steps = [
         SubQuestion(
@@ -292,11 +292,11 @@ def draft(*plan: grammar.Step, language: Any = "en") -> Draft:
         )
         for i, step in enumerate(plan)
     ]
-    one = Decomposition("d", language, "g", "multi_hop", "?", Answer(values[-1]), steps, [], grammar.signature(plan))
+    one = Decomposition("d", language, "g", "multi_hop", "?", Answer(values[-1]), steps, [], plans.signature(plan))
     return Draft(one, [all_relations()[step.relation].domain for step in plan])
 
 
-STEP = grammar.Step
+STEP = plans.Step
 CAPITAL = draft(STEP("capital_of_country", "Japan"))
 
 

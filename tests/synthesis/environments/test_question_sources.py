@@ -29,7 +29,7 @@ from synthesis.environments.pipeline import synthesize
 from synthesis.environments.sources import SourceError, sources_of
 from synthesis.environments.teacher_answers import Argument, AugmentedQuestionAnswer, AugmentedStep
 from synthesis.environments.verify import solve
-from synthesis.offline import grammar
+from synthesis.offline import grammar, plans
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.languages import language_of
@@ -206,7 +206,7 @@ async def test_new_questions_over_existing_tools(pool: SandboxPool, tmp_path: Pa
         assert {tool.code for tool in one.tools} <= codes  # no tool was written
         assert (one.signature, frozenset(one.entities)) not in asked
         assert len(await solve(one, pool)) == len(one.sub_questions)
-        values = grammar.evaluate(grammar.parse(one.question, one.language))
+        values = plans.evaluate(grammar.parse(one.question, one.language))
         assert {str(step.answer.value) for step in one.sub_questions} == set(map(str, values))
     assert len(second) + sum(n for counts in summary.rejected.values() for n in counts.values()) == 24
     assert read_card(tmp_path / "second" / "train")["statistics"]["modes"] == {"augmented": 1.0}

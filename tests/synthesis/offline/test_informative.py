@@ -11,8 +11,8 @@ from synthesis.core.records import ToolEnvironment
 from synthesis.core.stages import Journal, rng_for
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.pipeline import synthesize
-from synthesis.facts.relations import all_relations, joinable
-from synthesis.offline import grammar, sampling
+from synthesis.offline import grammar, plans, sampling
+from synthesis.offline.facts.relations import all_relations, joinable
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.offline.trajectory_author import Keep, chain_plan
 from synthesis.pipeline.executors import LocalExecutor
@@ -38,14 +38,14 @@ def test_a_hop_can_be_skipped_where_the_value_is_that_of_an_earlier_subject():
     assert not sampling.can_skip("Egypt", ("largest_neighbor_of_country", "capital_of_country"))
     assert not sampling.can_skip("Peru", ("capital_of_country",))
     crossing = next(one for one in sampling.subjects(NEIGHBOR) if not sampling.can_skip(one, NEIGHBOR))
-    assert sampling.informative(grammar.from_chains([(crossing, NEIGHBOR)]))
-    assert not sampling.informative(grammar.from_chains([(crossing, NEIGHBOR), ("2026", EASTER)]))
+    assert sampling.informative(plans.from_chains([(crossing, NEIGHBOR)]))
+    assert not sampling.informative(plans.from_chains([(crossing, NEIGHBOR), ("2026", EASTER)]))
 
 
 def test_chains_of_tasks_are_of_those_alone():
     keep, rng = Keep(None, informative=True), rng_for(0, "chains")
     for _ in range(20):
-        [(subject, path)] = grammar.chains(chain_plan(NEIGHBOR, keep, rng))
+        [(subject, path)] = plans.chains(chain_plan(NEIGHBOR, keep, rng))
         assert path == NEIGHBOR and not sampling.can_skip(subject, path)
     with pytest.raises(ValueError, match="nearly all that it finds is the same"):
         chain_plan(EASTER, keep, rng)

@@ -18,6 +18,7 @@ from sandbox.settings import SettingError
 from synthesis.core.records import CodeExecution, StdioExecution, ToolCall
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected, Transient
+from synthesis.offline.facts.repository import make_repository
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.servers.collect import (
     CLOCK,
@@ -26,7 +27,6 @@ from synthesis.servers.collect import (
     collect,
     default_sources,
     fact_documents,
-    make_project,
     source_key,
 )
 from synthesis.servers.duplicates import check_allowed, normalize_all
@@ -177,8 +177,8 @@ def test_a_missing_server_is_tried_again_once_it_is_there():
 def test_the_git_project_is_the_same_everywhere(tmp_path):
     heads = set()
     for name in ("a", "b"):
-        make_project(tmp_path / name)
-        make_project(tmp_path / name)  # is left as it is
+        make_repository(tmp_path / name)
+        make_repository(tmp_path / name)  # is left as it is
         log = subprocess.run(
             ["git", "log", "--all", "--format=%H"], cwd=tmp_path / name, capture_output=True, text=True
         )

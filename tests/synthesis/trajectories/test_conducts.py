@@ -14,8 +14,8 @@ from sandbox.settings import SettingError
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Conduct, Dialogue, Goal, Message, Task, TaskScores, ToolCall, ToolServer, Trajectory
 from synthesis.core.stages import Journal, Rejected, rng_for
-from synthesis.facts.servers import fact_servers
 from synthesis.offline.conduct_words import SENTENCES, heard, say
+from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.situations import situation
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor

@@ -29,7 +29,7 @@ from synthesis.core.records import (
 )
 from synthesis.core.stages import Journal, Rejected, run_stage
 from synthesis.core.tool_results import MAX_CHARACTERS
-from synthesis.facts.servers import fact_servers
+from synthesis.offline.facts.servers import fact_servers
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import FAILURES, Failures, ToolExecutor

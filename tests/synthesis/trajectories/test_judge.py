@@ -12,7 +12,7 @@ from trajectories_world import context
 from synthesis.core.endpoint_settings import Role
 from synthesis.core.records import Dialogue, Goal, Message, Task, TaskScores, ToolCall
 from synthesis.core.stages import Rejected
-from synthesis.facts.servers import fact_servers
+from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.offline.trajectory_author import final_text
 from synthesis.pipeline.teacher import TeacherError, render_prompt

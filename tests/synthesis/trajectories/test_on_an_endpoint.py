@@ -18,7 +18,7 @@ from synthesis.core.records import Provenance, Task, ToolChain, Trajectory
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, NothingAccepted
 from synthesis.core.versions import code_version
-from synthesis.facts.relations import LICENCE
+from synthesis.offline.facts.catalog import LICENCE
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.prompts import prompts_digest
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig

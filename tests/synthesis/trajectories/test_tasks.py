@@ -13,7 +13,7 @@ from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Task, TaskScores, Trajectory
 from synthesis.core.stages import Journal, Rejected
-from synthesis.facts.servers import fact_servers
+from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.intents import understand
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.offline.wording import introduction

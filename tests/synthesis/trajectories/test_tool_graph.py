@@ -13,7 +13,7 @@ from trajectories_world import context
 
 from synthesis.core.records import ToolChain, Verdict
 from synthesis.core.stages import Rejected
-from synthesis.facts.servers import fact_servers
+from synthesis.offline.facts.servers import fact_servers
 from synthesis.trajectories.config import OPERATORS as NAMES
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.teacher_answers import BackTranslatedChain, BackTranslatedQuery, ChainVote

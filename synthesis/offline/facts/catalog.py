@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from synthesis.core.records import Language
 
-LANGUAGES: tuple[Language, ...] = ("en", "zh")
-"""That facts are documented and asked about in."""
+LICENCE = "MIT AND Apache-2.0 AND BSD-3-Clause AND CC-BY-4.0 AND LicenseRef-public-domain"
+"""Licences of the packages that the tables are read from, and of GeoNames' data in one of them."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class FactServer:
-    """What a tool server says about itself."""
+    """A tool server's description of itself."""
 
     domain: str
     title: Mapping[Language, str]
@@ -194,7 +194,7 @@ SERVERS: Mapping[str, FactServer] = {
         "查询整数的罗马数字、二进制形式、素数和约数。",
     ),
 }  # fmt: skip
-"""Tool servers by id; `synthesis.facts.servers` makes `ToolServer` records of them."""
+"""Tool servers by id; `synthesis.offline.facts.servers` makes `ToolServer` records of them."""
 
 RELATIONS: tuple[str, ...] = (
     "capital_of_country", "area_of_country", "population_of_country", "continent_of_country", "currency_of_country",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from synthesis.facts.catalog import KINDS, SERVERS
-from synthesis.facts.relations import Relation
+from synthesis.offline.facts.catalog import KINDS, SERVERS
+from synthesis.offline.facts.relations import Relation
 
 __all__ = ["relation"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from synthesis.core.records import CodeExecution, Language, ToolServer, ToolSpec
-from synthesis.facts.catalog import KINDS, SERVERS
-from synthesis.facts.code import module_source
-from synthesis.facts.relations import LICENCE, Relation, all_relations
+from synthesis.offline.facts.catalog import KINDS, LICENCE, SERVERS
+from synthesis.offline.facts.code import module_source
+from synthesis.offline.facts.relations import Relation, all_relations
 
 
 def tool_spec(relation: Relation, language: Language = "en", *, name: str | None = None) -> ToolSpec:

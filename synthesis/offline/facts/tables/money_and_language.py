@@ -6,10 +6,10 @@ from babel import Locale
 from babel.core import get_global
 from babel.numbers import get_currency_precision, get_territory_currencies
 
-from synthesis.facts.entities import country_names, country_rows, language_names
-from synthesis.facts.names import canonical, functional, inverse
-from synthesis.facts.relations import Relation
-from synthesis.facts.tables import relation
+from synthesis.offline.facts.entities import country_names, country_rows, language_names
+from synthesis.offline.facts.names import canonical, functional, inverse
+from synthesis.offline.facts.relations import Relation
+from synthesis.offline.facts.tables import relation
 
 
 def build() -> list[Relation]:

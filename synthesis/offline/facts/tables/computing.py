@@ -8,9 +8,9 @@ from http import HTTPStatus
 
 import webcolors
 
-from synthesis.facts.names import canonical, functional, inverse
-from synthesis.facts.relations import Relation
-from synthesis.facts.tables import relation
+from synthesis.offline.facts.names import canonical, functional, inverse
+from synthesis.offline.facts.relations import Relation
+from synthesis.offline.facts.tables import relation
 
 _BLOCKS = (range(0x21, 0x7F), range(0xA1, 0x180), range(0x370, 0x530), range(0x531, 0x5F3), range(0x2190, 0x2300))
 _CATEGORIES = {

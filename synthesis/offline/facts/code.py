@@ -11,7 +11,7 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 
-from synthesis.facts.relations import Relation
+from synthesis.offline.facts.relations import Relation
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}", re.IGNORECASE)
 _WIDTH = 120

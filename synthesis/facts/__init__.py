@@ -1,1 +1,0 @@
-"""Real relational facts (countries, cities, airports, elements, calendars …) as tables, tool code and tool servers."""
