@@ -138,7 +138,6 @@ QUICK: dict[str, tuple[str, ...]] = {
 """Files below `tests/`, and their tests by function or by function and parameters; () is all that are not `slow`."""
 
 SECONDS: dict[str, float] = {
-    "synthesis/pipeline/test_ray_executor.py": 241,
     "launch/test_sft_program.py": 162,
     "launch/test_quickstart.py": 159,
     "drill/test_drill.py": 138,
@@ -222,7 +221,6 @@ LONG = 20.0
 NIGHTLY: frozenset[str] = frozenset(
     {
         # Synthesis over machines, and over hours.
-        "synthesis/pipeline/test_ray_executor.py",
         "synthesis/pipeline/test_ray_machines.py",
         "synthesis/pipeline/test_chaos.py",
         "synthesis/pipeline/test_noise.py",
