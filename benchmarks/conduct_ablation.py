@@ -193,7 +193,7 @@ async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
     from sandbox import SandboxPool
     from synthesis.core.stages import Journal, Stopped
     from synthesis.offline.teacher import OfflineTeacher
-    from synthesis.pipeline.executors import LocalExecutor
+    from synthesis.pipeline.executors import Executor
     from synthesis.trajectories.config import TrajectoriesConfig
     from synthesis.trajectories.pipeline import synthesize
 
@@ -203,7 +203,7 @@ async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
     async with SandboxPool() as sandbox:
         with Journal(folder / "journals" / "trajectories.sqlite") as journal:
             made = await synthesize(
-                config, executor=LocalExecutor(OfflineTeacher(), sandbox), journal=journal, out_dir=folder,
+                config, executor=Executor(OfflineTeacher(), sandbox), journal=journal, out_dir=folder,
                 workdir=folder, seed=plan.seed,
             )  # fmt: skip
     model, tokenizer = _model(plan)

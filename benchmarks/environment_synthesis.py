@@ -31,14 +31,14 @@ async def measure(count: int, seed: int, folder: Path) -> dict[str, Any]:
     from synthesis.environments.config import EnvironmentsConfig
     from synthesis.environments.pipeline import synthesize
     from synthesis.offline.teacher import OfflineTeacher
-    from synthesis.pipeline.executors import LocalExecutor
+    from synthesis.pipeline.executors import Executor
 
     config = EnvironmentsConfig(count=count)
     async with SandboxPool(SandboxConfig()) as sandbox:
         with Journal(folder / "journal.sqlite") as journal:
             started = time.perf_counter()
             summary = await synthesize(
-                config, executor=LocalExecutor(OfflineTeacher(), sandbox), journal=journal, out_dir=folder, seed=seed
+                config, executor=Executor(OfflineTeacher(), sandbox), journal=journal, out_dir=folder, seed=seed
             )
             seconds = time.perf_counter() - started
     made = sum(summary.counts.values())

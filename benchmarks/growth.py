@@ -7,12 +7,10 @@ devices                      the same step over `fsdp` of fake devices: processo
                              are divided
 synthesis, sandbox           requests of a stage a second, calls a second, by how many are under way. Ideal: the
                              endpoint's latency; the first point for each core
-ray                          environments a minute in Ray's workers on this machine, their start counted. Ideal: as many
-                             as without Ray, whose sandboxes have all cores too
-cluster                      records a second of a stage that asks an endpoint which answers after a second, by Ray's
-                             workers: as many machines whose work is elsewhere. Ideal: the first point for each worker
-asking                       processor ms of such a record before a fast endpoint, asked by two of Ray's workers, with
-                             all that Ray does, by how many each works on. Ideal: this process, with as many in all
+ray                          environments a minute, proven on CPUs of Ray on this machine. Ideal: as many as without
+                             Ray, whose sandbox has all cores too
+cluster                      proofs a second that this process hands to Ray, by CPUs that each is busy for 0.05 s: a
+                             stand-in for other machines' cores. Ideal: the first point for each CPU
 records                      memory that a run's process holds, its processor ms and the journal's bytes, by the records
                              of two stages and a dataset. Ideal: an index of INDEX_BYTES a record; the first point
 restart                      seconds to the first step, of a run and of the one that goes on. Ideal: its imports
@@ -24,7 +22,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,13 +44,8 @@ SIZES: Mapping[str, tuple[str, str, Sequence[int]]] = {
 """By part: what is made larger, its name on an axis, and its values."""
 IN_FLIGHT = (1, 8, 64, 256)
 CALLERS = (1, 2, 4, 16, 64)
-WORKERS = (1, 2)
+CPUS = (1, 2)
 CLUSTER = (1, 4, 16)
-EACH, IN_WORK = 320, 32
-"""Records of each worker, and how many of them it works on at a time."""
-TURNS, ASKED, ASKERS = 3, 8_000, 2
-"""Measurements of a fast endpoint, of which the median is taken, records in each, and Ray's workers."""
-AT_A_TIME = (32, 256, 1_024)
 RECORDS = (1_000, 10_000, 100_000)
 INDEX_BYTES = 200
 LATENCY = 0.1
@@ -128,27 +120,15 @@ def sandbox() -> tuple[str, list[Any], Curves]:
 
 def ray() -> tuple[str, list[Any], Curves]:
     here, *found = [
-        told("benchmarks.growth_side", "environments", str(count))["environments_per_minute"] for count in (0, *WORKERS)
+        told("benchmarks.growth_side", "environments", str(count))["environments_per_minute"] for count in (0, *CPUS)
     ]
-    return "Ray's workers", list(WORKERS), {"environments a minute": curve(found, [here] * len(WORKERS))}
+    return "CPUs of Ray", list(CPUS), {"environments a minute": curve(found, [here] * len(CPUS))}
 
 
 def cluster() -> tuple[str, list[Any], Curves]:
-    of_each = [("benchmarks.ray_side", str(count), str(count * EACH), str(IN_WORK), "1.0") for count in CLUSTER]
-    found = [told(*command)["records_per_second"] for command in of_each]
+    found = [told("benchmarks.growth_side", "cluster", str(count))["proofs_per_second"] for count in CLUSTER]
     ideal = [found[0] * count for count in CLUSTER]
-    return "Ray's workers", list(CLUSTER), {"records a second": curve(found, ideal)}
-
-
-def asking() -> tuple[str, list[Any], Curves]:
-    found: dict[tuple[int, int], list[float]] = {(workers, each): [] for each in AT_A_TIME for workers in (0, ASKERS)}
-    for _ in range(TURNS):
-        for (workers, each), spent in found.items():
-            in_work = each if workers else each * ASKERS
-            given = told("benchmarks.ray_side", str(workers), str(ASKED), str(in_work), "0.0")
-            spent.append(given["processor_ms_a_record"])
-    here, there = ([statistics.median(found[workers, each]) for each in AT_A_TIME] for workers in (0, ASKERS))
-    return "records of a worker at a time", list(AT_A_TIME), {"processor ms a record": curve(there, here)}
+    return "CPUs of Ray", list(CLUSTER), {"proofs a second": curve(found, ideal)}
 
 
 def records() -> tuple[str, list[Any], Curves]:
@@ -193,7 +173,6 @@ PARTS: Mapping[str, Callable[[], tuple[str, list[Any], Curves]]] = {
     "sandbox": sandbox,
     "ray": ray,
     "cluster": cluster,
-    "asking": asking,
     "records": records,
     "restart": restart,
 }

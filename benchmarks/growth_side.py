@@ -2,7 +2,8 @@
 
 step SHAPE      an SFT step of a `Shape` with rows, tokens and devices (JSON): seconds, processor seconds, bytes
 sandbox N       calls a second with N callers
-environments N  environments a minute, here (0) or in N of Ray's workers
+environments N  environments a minute, proven here (0) or on N CPUs of Ray
+cluster N       proofs a second that keep N machines' cores busy for TASK seconds each
 start FOLDER T  seconds from T (of time.time) to the first step of a run that goes on there
 """
 
@@ -17,8 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ STEPS = 5
 SECONDS = 2.0
 """Of calls."""
 ENVIRONMENTS = 100
+TASK = 0.05
+"""Seconds that a proof takes of a core."""
 VOCABULARY = 1_024
 
 
@@ -88,37 +90,46 @@ async def sandboxed(callers: int) -> dict[str, float]:
         return {"calls_per_second": calls / (time.perf_counter() - began)}
 
 
-async def environments(workers: int) -> dict[str, float]:
+async def environments(cpus: int) -> dict[str, float]:
     """Environments a minute, Ray's start not counted."""
     from sandbox import SandboxConfig, SandboxPool
     from synthesis.core.stages import Journal
     from synthesis.environments.config import EnvironmentsConfig
     from synthesis.environments.pipeline import synthesize
     from synthesis.offline.teacher import OfflineTeacher
-    from synthesis.pipeline.executors import LocalExecutor
+    from synthesis.pipeline.executors import Executor
+    from synthesis.pipeline.ray_cluster import RayCluster
 
     config = EnvironmentsConfig(count=ENVIRONMENTS)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         journal = stack.enter_context(Journal(folder / "journal.sqlite"))
         run = partial(synthesize, config, journal=journal, out_dir=folder, seed=0)
-        if workers:
-            import ray
-
-            from synthesis.pipeline.ray_executor import RayExecutor
-
-            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-            options: dict[str, Any] = {"logging_level": "error", "log_to_driver": False, "include_dashboard": False}
-            ray.init(address="local", num_cpus=workers, **options)
-            stack.callback(ray.shutdown)
-            sandbox: Callable[[], SandboxPool] = partial(SandboxPool, SandboxConfig())
+        sandbox: Any = partial(SandboxPool, SandboxConfig())
+        async with RayCluster(sandbox=sandbox, count=cpus) if cpus else sandbox() as opened:
+            if cpus:
+                await asyncio.gather(*(opened.run(rest, 1.0) for _ in range(cpus)))  # all its sandboxes are open
             began = time.perf_counter()
-            made = await run(executor=RayExecutor(sandbox=sandbox, teacher=OfflineTeacher, count=workers))
-        else:
-            async with SandboxPool(SandboxConfig()) as pool:
-                began = time.perf_counter()
-                made = await run(executor=LocalExecutor(OfflineTeacher(), pool))
+            made = await run(executor=Executor(OfflineTeacher(), opened))
         return {"environments_per_minute": 60 * sum(made.counts.values()) / (time.perf_counter() - began)}
+
+
+async def rest(seconds: float, sandbox: object) -> None:
+    """Work that a core of another machine would do."""
+    await asyncio.sleep(seconds)
+
+
+async def cluster(cpus: int) -> dict[str, float]:
+    """Proofs a second that this process hands out, and what each costs it."""
+    from synthesis.pipeline.ray_cluster import RayCluster
+
+    async with RayCluster(sandbox=nullcontext, count=cpus) as opened:  # type: ignore[arg-type]
+        await asyncio.gather(*(opened.run(rest, 1.0) for _ in range(cpus)))
+        count = int(SECONDS / TASK * cpus)
+        began, processor = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(opened.run(rest, TASK) for _ in range(count)))
+        seconds, processor = time.perf_counter() - began, time.process_time() - processor
+    return {"proofs_per_second": count / seconds, "processor_ms_a_proof": 1000 * processor / count}
 
 
 def start(folder: str, since: str) -> dict[str, float]:
@@ -167,13 +178,17 @@ def start(folder: str, since: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    from benchmarks import growth_side  # under its own name, by which Ray's workers find it
+
     match sys.argv[1:]:
         case ["step", shape]:
             measured = step(shape)
         case ["sandbox", callers]:
             measured = asyncio.run(sandboxed(int(callers)))
-        case ["environments", workers]:
-            measured = asyncio.run(environments(int(workers)))
+        case ["environments", cpus]:
+            measured = asyncio.run(growth_side.environments(int(cpus)))
+        case ["cluster", cpus]:
+            measured = asyncio.run(growth_side.cluster(int(cpus)))
         case ["start", folder, since]:
             measured = start(folder, since)
         case _:

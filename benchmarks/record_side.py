@@ -16,8 +16,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ import msgspec
 from synthesis.core.records import EmulatedExecution, Message, ToolCall, ToolServer, ToolSpec, Trajectory
 from synthesis.core.stages import Journal, rng_for
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.executors import LocalExecutor, Resources
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.track import Track
 from synthesis.trajectories.statistics import trajectory_statistics
 
@@ -58,7 +57,7 @@ def server(number: int) -> ToolServer:
     return ToolServer(f"s{number}", "", text(12, number), "d", "en", tools, EmulatedExecution())
 
 
-async def converse(number: int, context: Resources, servers: Sequence[ToolServer]) -> list[Trajectory]:
+async def converse(number: int, context: None, servers: Sequence[ToolServer]) -> list[Trajectory]:
     """A request, two calls and an answer."""
     of = servers[number % len(servers)]
     messages = [Message("user", text(30, "user", number))]
@@ -71,13 +70,8 @@ async def converse(number: int, context: Resources, servers: Sequence[ToolServer
     return [Trajectory(name, name, of.id, of.domain, "en", of.tools, messages, 0, {}, None, needs=[])]
 
 
-async def rate(one: Trajectory, context: Resources) -> list[Trajectory]:
+async def rate(one: Trajectory, context: None) -> list[Trajectory]:
     return [msgspec.structs.replace(one, reward=rng_for(0, one.id).random())]
-
-
-@asynccontextmanager
-async def given(resources: Resources) -> AsyncIterator[Resources]:
-    yield resources
 
 
 async def measure(records: int) -> dict[str, float]:
@@ -85,16 +79,15 @@ async def measure(records: int) -> dict[str, float]:
     by_id = {one.id: one for one in servers}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        executor = LocalExecutor(OfflineTeacher(), None)  # type: ignore[arg-type]
-        async with executor.workers(given) as workers:
-            with Journal(folder / "journal.sqlite") as journal:
-                track = Track(workers, journal, folder, config=RecordsConfig(records), concurrency=16, seed=0)
-                await run(track, min(records, 100), servers, by_id, "warm")
-                before, processor = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-                await run(track, records, servers, by_id, "data")
-                processor = time.process_time() - processor
-                held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-            kept = os.path.getsize(folder / "journal.sqlite")
+        executor = Executor(OfflineTeacher(), None)  # type: ignore[arg-type]
+        with Journal(folder / "journal.sqlite") as journal:
+            track = Track(executor, None, journal, folder, config=RecordsConfig(records), concurrency=16, seed=0)
+            await run(track, min(records, 100), servers, by_id, "warm")
+            before, processor = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+            await run(track, records, servers, by_id, "data")
+            processor = time.process_time() - processor
+            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        kept = os.path.getsize(folder / "journal.sqlite")
         written = sum(one.stat().st_size for one in (folder / "data").iterdir())
     return {
         "held_kib": held,
@@ -105,7 +98,7 @@ async def measure(records: int) -> dict[str, float]:
 
 
 async def run(
-    track: Track[Resources], records: int, servers: Sequence[ToolServer], by_id: dict[str, ToolServer], name: str
+    track: Track[None], records: int, servers: Sequence[ToolServer], by_id: dict[str, ToolServer], name: str
 ) -> None:
     talk = partial(converse, servers=servers)
     runs = await track.stage(

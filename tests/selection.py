@@ -141,7 +141,6 @@ QUICK: dict[str, tuple[str, ...]] = {
 """Files below `tests/`, and their tests by function or by function and parameters; () is all that are not `slow`."""
 
 SECONDS: dict[str, float] = {
-    "synthesis/pipeline/test_ray_executor.py": 241,
     "drill/test_drill.py": 138,
     "launch/test_quickstart.py": 115,
     "astra_jax/rollout/test_vllm.py": 99,
@@ -224,7 +223,6 @@ which collecting takes one."""
 NIGHTLY: frozenset[str] = frozenset(
     {
         # Synthesis over machines, and over hours.
-        "synthesis/pipeline/test_ray_executor.py",
         "synthesis/pipeline/test_ray_machines.py",
         "synthesis/pipeline/test_chaos.py",
         "synthesis/pipeline/test_noise.py",

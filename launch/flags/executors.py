@@ -1,9 +1,9 @@
-"""The flags of every program that synthesises: where its stages run, with which teacher, embedder and sandbox."""
+"""The flags of every program that synthesises: its teacher, its embedder, and where its sandbox work runs."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,10 @@ from launch.flags.numbers import number_flag
 from sandbox.settings import Count
 
 if TYPE_CHECKING:  # --help does not wait for it
+    from sandbox import Sandbox
     from synthesis.pipeline.embedding import Embedder
     from synthesis.pipeline.executors import Executor
+    from synthesis.pipeline.ray_cluster import RayCluster
 
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(teachers)
@@ -24,7 +26,8 @@ _EXECUTOR = flags.DEFINE_enum(
     "executor",
     "local",
     ["local", "ray"],
-    "Where the stages run: in this process, or in Ray's workers (pip install '.[ray]'), which gives the same bytes.",
+    "Where tools are called and proven: on this machine, or on a Ray cluster (pip install '.[ray]'). Both give the "
+    "same bytes.",
 )
 ADDRESS = flags.DEFINE_string(
     "ray_address",
@@ -32,7 +35,7 @@ ADDRESS = flags.DEFINE_string(
     "Cluster of --executor=ray: HOST:PORT, or auto on one of its machines; by default this machine's CPUs.",
 )
 _WORKERS = number_flag(
-    "ray_workers", None, Count, "Workers of --executor=ray, a CPU each; by default as many as there are CPUs."
+    "ray_workers", None, Count, "CPUs that --executor=ray uses at most; by default all of the cluster."
 )
 
 
@@ -43,7 +46,7 @@ REPLACE = flags.DEFINE_bool(
 
 @asynccontextmanager
 async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
-    """The executor, with the teacher, the embedder and the sandbox of their flags.
+    """Yield the executor, with the teacher, the embedder and the sandbox of their flags.
 
     Args:
         workdir: of the run.
@@ -52,36 +55,31 @@ async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
         cli.UsageError: flags contradict each other or have bad values.
     """
     from synthesis.offline.teacher import OfflineTeacher
+    from synthesis.pipeline.executors import Executor
 
-    make_endpoint = teachers.endpoint_maker_from_flags(workdir)
-    make_embedder = teachers.embedder_maker_from_flags()
-    if _EXECUTOR.value == "ray":
-        from synthesis.pipeline.ray_executor import RayExecutor
+    sandbox = _cluster() if _EXECUTOR.value == "ray" else _here()
+    teacher = teachers.endpoint_from_flags(workdir) or OfflineTeacher()
+    with _kept(teachers.embedder_from_flags(), workdir) as embedder:
+        async with sandbox as opened:
+            yield Executor(teacher, opened, embedder)
 
-        if (ADDRESS.value or "").startswith("ray://"):
-            raise cli.UsageError(
-                f"--{ADDRESS.name}={ADDRESS.value} is of Ray's client: run this program on a machine of the cluster, "
-                f"with --{ADDRESS.name}=auto"
-            )
-        executor = RayExecutor(
-            sandbox=sandboxes.sandbox_maker_from_flags(one_a_cpu=True),
-            teacher=None if make_endpoint else OfflineTeacher,
-            endpoint=make_endpoint,
-            embedder=make_embedder,
-            address=ADDRESS.value,
-            count=_WORKERS.value,
-        )
-        with _kept(executor.embedder, workdir) as executor.embedder:
-            yield executor
-        return
-    from synthesis.pipeline.executors import LocalExecutor
 
+def _here() -> AbstractAsyncContextManager[Sandbox]:
     of_ray: tuple[flags.FlagHolder[Any], ...] = (ADDRESS, _WORKERS)
     cli.refuse_unused(of_ray, f"is for --{_EXECUTOR.name}=ray: give that too")
-    teacher = make_endpoint() if make_endpoint else OfflineTeacher()
-    async with sandboxes.sandbox_from_flags() as sandbox:
-        with _kept(make_embedder(), workdir) as embedder:
-            yield LocalExecutor(teacher, sandbox, embedder)
+    return sandboxes.sandbox_from_flags()
+
+
+def _cluster() -> RayCluster:
+    from synthesis.pipeline.ray_cluster import RayCluster
+
+    if (ADDRESS.value or "").startswith("ray://"):
+        raise cli.UsageError(
+            f"--{ADDRESS.name}={ADDRESS.value} is of Ray's client: run this program on a machine of the cluster, "
+            f"with --{ADDRESS.name}=auto"
+        )
+    maker = sandboxes.sandbox_maker_from_flags(one_a_cpu=True)
+    return RayCluster(sandbox=maker, address=ADDRESS.value, count=_WORKERS.value)
 
 
 @contextmanager

@@ -51,20 +51,17 @@ async def preview(
     from launch.viewer.preview_page import rendered
     from synthesis.core.refusals import Refusal
     from synthesis.core.stages import Journal
-    from synthesis.pipeline.executors import LocalExecutor
     from synthesis.pipeline.preview import Preview
 
     page = Path(_PAGE.value or "preview.html").absolute()
     if page.is_relative_to(workdir):
         raise cli.UsageError(f"--{_PAGE.name}={page} lies in --workdir, where a preview keeps nothing; name another")
-    vain = (teachers.RECORDING, executors.ADDRESS, executors.REPLACE, metrics.PORT)
-    cli.refuse_unused(vain, f"is not for --{PREVIEW.name}, which keeps nothing and runs here: leave it out")
+    vain = (teachers.RECORDING, executors.REPLACE, metrics.PORT)
+    cli.refuse_unused(vain, f"is not for --{PREVIEW.name}, which keeps nothing: leave it out")
     seen = Preview(PREVIEW.value or 1)
     with tempfile.TemporaryDirectory(prefix="preview-") as name:
         folder = Path(name)
         async with executors.executor_from_flags(folder) as executor:
-            if not isinstance(executor, LocalExecutor):
-                raise cli.UsageError(f"--{PREVIEW.name} runs in this process: leave --executor out")
             executor.watch(seen)
             with Journal(folder / "journal.sqlite") as journal:
                 try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,8 +25,7 @@ from sandbox.settings import (
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.endpoint_settings import AnswerForm, ApiName
     from synthesis.pipeline.embedding import Embedder
-    from synthesis.pipeline.prompts import Prompts
-    from synthesis.pipeline.teacher import Mode, OpenAITeacher, OpenAITeacherConfig
+    from synthesis.pipeline.teacher import Mode, OpenAITeacher
 
 flags.adopt_module_key_flags(roles)
 
@@ -110,8 +108,8 @@ _WRITTEN: Mapping[str, flags.FlagHolder[Any]] = {
 """Settings that messages about an endpoint name, by the flags that the user gave them with."""
 
 
-def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | None:
-    """What makes the teacher behind an endpoint, here or (it can be pickled) in another process; None: the offline one.
+def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:
+    """Return the teacher behind an endpoint; None for the offline one.
 
     Args:
         workdir: of the run: where it is noted what was spent, and answers where they are recorded.
@@ -120,9 +118,10 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
         cli.UsageError: flags contradict each other or have bad values.
         InputError: a model would judge its own text, or a prompt of the user's is none.
     """
+    from synthesis.core.recording import Recording
     from synthesis.pipeline.casting import Casting
     from synthesis.pipeline.prompts import read_prompts
-    from synthesis.pipeline.teacher import OpenAITeacherConfig
+    from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
 
     url, model, key = _endpoint()
     if not url:
@@ -160,7 +159,7 @@ def endpoint_maker_from_flags(workdir: Path) -> Callable[[], OpenAITeacher] | No
         raise cli.UsageError(str(error).replace("OpenAITeacherConfig.", "--teacher_")) from None
     Casting.of(config).check()
     prompts = read_prompts(Path(_PROMPTS.value)) if _PROMPTS.value is not None else None
-    return partial(_endpoint_teacher, config, path, cast("Mode", _MODE.value), prompts)
+    return OpenAITeacher(config, Recording(path), cast("Mode", _MODE.value), prompts)
 
 
 def _json_of(flag: flags.FlagHolder[str | None], kind: Any) -> Any:
@@ -177,21 +176,12 @@ def _json_of(flag: flags.FlagHolder[str | None], kind: Any) -> Any:
         raise cli.UsageError(f"--{flag.name}={flag.value}: {error}") from None
 
 
-def _endpoint_teacher(
-    config: OpenAITeacherConfig, recording: Path, mode: Mode, prompts: Prompts | None
-) -> OpenAITeacher:
-    from synthesis.core.recording import Recording
-    from synthesis.pipeline.teacher import OpenAITeacher
-
-    return OpenAITeacher(config, Recording(recording), mode, prompts)
-
-
-def embedder_maker_from_flags() -> Callable[[], Embedder]:
-    """What makes the embedder of tool documents, here or in another process. Raises `cli.UsageError`."""
+def embedder_from_flags() -> Embedder:
+    """Return the embedder of tool documents. Raises `cli.UsageError`."""
     from synthesis.pipeline.embedding import EndpointEmbedder, SentenceEmbedder
 
     config = roles.embedder_from_flags()
-    return SentenceEmbedder if config is None else partial(EndpointEmbedder, config)
+    return SentenceEmbedder() if config is None else EndpointEmbedder(config)
 
 
 def _endpoint() -> tuple[str, str, str]:

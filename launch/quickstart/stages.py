@@ -50,7 +50,7 @@ from synthesis.core.datasets import read_card, read_dataset, write_dataset
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
 from synthesis.core.stages import Journal, Stopped
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.partition import Split
 from synthesis.pipeline.track import Summary
 
@@ -126,7 +126,7 @@ class Quickstart:
         with Journal(self.workdir / "journals" / "trajectories.sqlite") as journal:
             summary = await synthesis.trajectories.pipeline.synthesize(
                 self.config.trajectories,
-                executor=LocalExecutor(self.teacher, self.sandbox),
+                executor=Executor(self.teacher, self.sandbox),
                 journal=journal,
                 out_dir=self.workdir / "trajectories",
                 workdir=self.workdir,
@@ -140,7 +140,7 @@ class Quickstart:
         with Journal(self.workdir / "journals" / "environments.sqlite") as journal:
             summary = await synthesis.environments.pipeline.synthesize(
                 self.config.environments,
-                executor=LocalExecutor(self.teacher, self.sandbox),
+                executor=Executor(self.teacher, self.sandbox),
                 journal=journal,
                 out_dir=self.workdir / "environments",
                 seed=self.config.seed,

@@ -21,7 +21,7 @@ import msgspec
 
 from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.endpoint_apis import Api, OpenAIApi
-from synthesis.core.endpoint_limits import AnswerLengths, EndpointLimits, OwnLimits, TokenEstimate
+from synthesis.core.endpoint_limits import AnswerLengths, EndpointLimits, TokenEstimate
 from synthesis.core.endpoint_replies import (
     BadStatus,
     EndpointReply,
@@ -91,7 +91,6 @@ class Endpoint:
     Args:
         recording: keeps what was spent; without it a restart counts from zero.
         budget: that other endpoints share; None: one of its own, as the settings say.
-        limits: that other processes share, in whose books requests are then; None: its own, as the settings say.
 
     Attributes:
         spent: in all, on this model.
@@ -119,9 +118,8 @@ class Endpoint:
     """Statuses that are mostly about the key, the model or the address; but services moderate prompts with 403."""
 
     def __init__(
-        self, config: OpenAITeacherConfig, recording: Recording | None = None, budget: Budget | None = None,
-        limits: EndpointLimits | None = None,
-    ) -> None:  # fmt: skip
+        self, config: OpenAITeacherConfig, recording: Recording | None = None, budget: Budget | None = None
+    ) -> None:
         self.config = config
         self.spent = recording.spent(config.model) if recording else Spent()
         self.spent_by_stage = recording.spent_by_stage(config.model) if recording else {}
@@ -132,7 +130,6 @@ class Endpoint:
         self._recording = recording
         self._api = api_class(config)
         self._opened: _Line | None = None
-        self._limits = limits
         self._lengths = AnswerLengths(config.max_tokens)
         self._densest = 0.0  # most prompt tokens a byte of an answered request
         self._answered = 0.0
@@ -307,10 +304,6 @@ class Endpoint:
         """Return what a reply's `message` says; see `Api.read_turn`."""
         return self._api.read_turn(message, tools)
 
-    def limits(self) -> EndpointLimits:
-        """Those of the event loop that runs."""
-        return self._line().limits
-
     async def close(self) -> None:
         """Close all connections. The next request opens them again."""
         if self._opened is not None:
@@ -321,7 +314,7 @@ class Endpoint:
         limits = self._line().limits
         async with limits.slot():
             self._check_verdict()
-            permit = await limits.reserve(TokenEstimate(kind, len(body), lambda: self._at_most(body), STAGE.get()))
+            permit = await limits.reserve(TokenEstimate(kind, len(body), STAGE.get()))
             used: Usage | None = None
             answered = False
             try:
@@ -468,8 +461,7 @@ class Endpoint:
             except ValueError as error:
                 problem = f"{config.written('base_url')} is not an address ({error})"
                 raise EndpointUnusable(problem, "write http://HOST:PORT/v1") from None
-            own = self._limits or OwnLimits(config, self._budget, self._lengths)
-            self._opened = _Line(loop, api, own)
+            self._opened = _Line(loop, api, EndpointLimits(config, self._budget, self._lengths))
         return self._opened
 
 

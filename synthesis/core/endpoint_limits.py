@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.rate_limits import Budget, Prices, TokenBucket, Usage
@@ -22,13 +20,11 @@ class TokenEstimate:
     Attributes:
         kind: of its answer; answers of a kind are about as long.
         size: of its body, bytes.
-        most: what it can cost, as far as that is known; asked for where it has to be told.
         stage: of the run for which it is made.
     """
 
     kind: str
     size: int
-    most: Callable[[], Usage]
     stage: str
 
 
@@ -39,34 +35,6 @@ class Permit:
     estimate: TokenEstimate
     reserved: Usage = Usage()
     tokens: float = 0.0
-
-
-class EndpointLimits(Protocol):
-    """Whoever says when the next request may be made: this process alone, or all that share an endpoint."""
-
-    def slot(self) -> AbstractAsyncContextManager[object]:
-        """A request's place among those that are in flight; waits for one."""
-        ...
-
-    async def reserve(self, estimate: TokenEstimate) -> Permit:
-        """Set aside what a request is expected to cost. Raises `BudgetSpent`."""
-        ...
-
-    async def take(self, permit: Permit) -> None:
-        """Wait until one more request, and its tokens, fit into this minute."""
-        ...
-
-    def settle(self, permit: Permit, used: Usage | None, *, answered: bool) -> None:
-        """The request is over, and what it used is booked; None: nothing."""
-        ...
-
-    def pause(self, seconds: float) -> None:
-        """Nobody asks for so long: the endpoint wants it so."""
-        ...
-
-    def paused(self) -> float:
-        """For how many more seconds nobody asks."""
-        ...
 
 
 class AnswerLengths:
@@ -87,8 +55,8 @@ class AnswerLengths:
         self._mean[kind] = seen + (written - seen) / 32
 
 
-class OwnLimits:
-    """Limits of an endpoint that this process alone asks, on the event loop that runs."""
+class EndpointLimits:
+    """Decides when the next request may be made, on the event loop that runs."""
 
     def __init__(self, config: OpenAITeacherConfig, budget: Budget, lengths: AnswerLengths) -> None:
         self._budget, self._lengths = budget, lengths
@@ -103,23 +71,26 @@ class OwnLimits:
         self._requests, self._tokens = bucket(config.requests_per_minute), bucket(config.tokens_per_minute)
 
     def slot(self) -> AbstractAsyncContextManager[object]:
-        """See `EndpointLimits.slot`."""
+        """A request's place among those that are in flight; waits for one."""
         return self._slots
 
     async def reserve(self, estimate: TokenEstimate) -> Permit:
-        """See `EndpointLimits.reserve`. The first answer of a kind tells, while others wait, how long they will be."""
+        """Set aside what a request is expected to cost. Raises `BudgetSpent`.
+
+        The first answer of a kind tells, while others wait, how long they will be.
+        """
         reserved = await self._budget.reserve(lambda: self._lengths.expected(estimate), self._prices)
         return Permit(estimate, reserved)
 
     async def take(self, permit: Permit) -> None:
-        """See `EndpointLimits.take`."""
+        """Wait until one more request, and its tokens, fit into this minute."""
         if self._requests is not None:
             await self._requests.take(lambda: 1)
         if self._tokens is not None:
             permit.tokens = await self._tokens.take(lambda: self._lengths.expected(permit.estimate).tokens)
 
     def settle(self, permit: Permit, used: Usage | None, *, answered: bool) -> None:
-        """See `EndpointLimits.settle`."""
+        """The request is over, and what it used is booked; None: nothing."""
         if self._tokens is not None and permit.tokens:
             self._tokens.give_back(permit.tokens - (used.tokens if used else 0))
         if used is not None and answered:
@@ -127,9 +98,9 @@ class OwnLimits:
         self._budget.settle(permit.reserved, self._prices)
 
     def pause(self, seconds: float) -> None:
-        """See `EndpointLimits.pause`."""
+        """Nobody asks for so long: the endpoint wants it so."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     def paused(self) -> float:
-        """See `EndpointLimits.paused`."""
+        """For how many more seconds nobody asks."""
         return max(0.0, self._paused_until - self._clock())

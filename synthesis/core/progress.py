@@ -62,12 +62,10 @@ class Traffic:
     Attributes:
         requests: that were sent, failed ones too.
         tokens: of prompts and completions, as the answers say.
-        workers: of those that work on other machines, how many do of how many; empty where nobody else works.
     """
 
     requests: int = 0
     tokens: int = 0
-    workers: str = ""
 
 
 TRAFFIC = Traffic()
@@ -114,7 +112,5 @@ class Progress:
             shown["requests"] = str(requests)
             shown["tokens/s"] = f"{(TRAFFIC.tokens - tokens) / max(now - then, 1e-9):.0f}"
             self._seen = (now, TRAFFIC.requests, TRAFFIC.tokens)
-        if TRAFFIC.workers:
-            shown["workers"] = TRAFFIC.workers
         if shown:
             self._bar.set_postfix(shown)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import astuple, fields, replace
 from pathlib import Path
-from typing import Protocol
 
 from synthesis.core.journal import Store
 from synthesis.core.rate_limits import Spent
@@ -15,21 +14,6 @@ _COUNTS = tuple(field.name for field in fields(Spent))
 
 class NotRecorded(Stopped):
     """A replayed run made a request that was never recorded."""
-
-
-class Answers(Protocol):
-    """Where a teacher finds what was answered before, and keeps what is."""
-
-    @property
-    def path(self) -> Path: ...
-
-    async def known(self, digest: bytes) -> tuple[str, str] | None:
-        """See `Recording.answer`."""
-        ...
-
-    def keep(self, digest: bytes, answer: str, problem: str = "") -> None:
-        """See `Recording.keep`."""
-        ...
 
 
 class Recording(Store):
@@ -68,10 +52,6 @@ class Recording(Store):
             return kept
         with self._naming("read"):
             return self._db.execute("SELECT answer, problem FROM answers WHERE digest = ?", (digest,)).fetchone()
-
-    async def known(self, digest: bytes) -> tuple[str, str] | None:
-        """`answer`, as others have to be asked for it."""
-        return self.answer(digest)
 
     def keep(self, digest: bytes, answer: str, problem: str = "") -> None:
         """Record an answer, or why there is none."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.pipeline.context import Context
-from synthesis.pipeline.executors import Resources
+from synthesis.pipeline.executors import Executor
 
 TOOLS_AT_ONCE = 16
 
@@ -19,8 +19,8 @@ class EnvironmentContext(Context[EnvironmentsConfig]):
     """What every stage of one run is given.
 
     Attributes:
-        proofs: held while one tool is called. The pool keeps an open slot for each tool in use; with more in use than
-            it has slots, every call would open one anew, which costs several times the call.
+        proofs: held while one tool is called. A pool keeps an open slot for each tool in use. With more tools than
+            slots every call would open one, which costs several times the call.
     """
 
     proofs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOOLS_AT_ONCE))
@@ -28,7 +28,9 @@ class EnvironmentContext(Context[EnvironmentsConfig]):
 
 @asynccontextmanager
 async def open_context(
-    resources: Resources, *, config: EnvironmentsConfig, seed: int
+    executor: Executor, *, config: EnvironmentsConfig, seed: int
 ) -> AsyncIterator[EnvironmentContext]:
-    """The context of one process."""
-    yield EnvironmentContext(config, resources.teacher, resources.sandbox, seed, resources.embedder)
+    """The context of a run's stages."""
+    proofs = asyncio.Semaphore(executor.records_at_once(TOOLS_AT_ONCE))
+    async with executor:
+        yield EnvironmentContext(config, executor.teacher, executor.sandbox, seed, executor.embedder, proofs)

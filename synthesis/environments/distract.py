@@ -338,7 +338,7 @@ async def twins_of(built: Built, candidates: Sequence[CodeTool], context: Enviro
                     asked.append((candidate.spec.name, arguments))
                     wanted.append(answers[reference.sub_question])
     async with context.proofs:
-        made = await play(candidates, asked, context.sandbox)
+        made = await context.in_sandbox(play, candidates, asked)
     language = built.draft.decomposition.language
     pairs = zip(made, wanted, strict=True)
     return {one.tool for one, answer in pairs if one.ok and contains(one.output, answer, language)}

@@ -5,7 +5,7 @@ Worlds with state (`stateful_share`) are made by a stage of their own, and join 
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(workdir / "journal.sqlite") as journal:
             config = EnvironmentsConfig(count=600)
-            executor = LocalExecutor(OfflineTeacher(), pool)
+            executor = Executor(OfflineTeacher(), pool)
             await synthesize(config, executor=executor, journal=journal, out_dir=workdir, seed=0)
 
 writes the datasets `train` and `held_out` of `ToolEnvironment` records.
@@ -39,7 +39,7 @@ from synthesis.environments.statistics import statistics_of
 from synthesis.environments.validate import validate_draft
 from synthesis.environments.verify import finish
 from synthesis.environments.worlds import make_world
-from synthesis.pipeline.executors import Executor, Workers, check_spoken
+from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.partition import Split
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.track import Summary, Track, digests_of_files, resolved
@@ -67,7 +67,7 @@ async def synthesize(
     The same configuration, seed and (repeatable) teacher give the same bytes. A killed run goes on from the journal.
 
     Args:
-        executor: where its stages are worked on, with which teacher, sandbox and embedder; where changes no byte.
+        executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
         replace: write the datasets anew where `out_dir` has those of another seed, setting or teacher.
         preview: see `Track`.
         journal: of this run; another configuration or seed in the same journal starts anew, under other stage names.
@@ -80,15 +80,14 @@ async def synthesize(
     """
     config = config.asked_of(by_rules=executor.by_rules)
     check_spoken(config.languages, by_rules=executor.by_rules)
-    make_context = partial(open_context, config=config, seed=seed)
-    async with executor.workers(make_context) as workers:
-        return await _synthesize(config, executor, workers, journal, Path(out_dir), seed, replace, preview)
+    async with open_context(executor, config=config, seed=seed) as context:
+        return await _synthesize(config, executor, context, journal, Path(out_dir), seed, replace, preview)
 
 
 async def _synthesize(
     config: EnvironmentsConfig,
     executor: Executor,
-    workers: Workers[EnvironmentContext],
+    context: EnvironmentContext,
     journal: Journal,
     out_dir: Path,
     seed: int,
@@ -113,7 +112,7 @@ async def _synthesize(
     run = hashlib.sha256(identity).hexdigest()[:8]
 
     track = Track(
-        workers, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
+        executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
         prefix=f"environments/{run}/",
         files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
         preview=preview,

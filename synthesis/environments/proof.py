@@ -53,7 +53,12 @@ async def prove(tool: CodeTool, cases: Sequence[Case], context: EnvironmentConte
         Transient: the sandbox itself failed.
     """
     async with context.proofs:
-        proven = [await prove_case(tool, case, context.sandbox) for case in cases]
+        return await context.in_sandbox(prove_cases, tool, cases)
+
+
+async def prove_cases(tool: CodeTool, cases: Sequence[Case], sandbox: Sandbox) -> list[ReferenceCall]:
+    """Return the reference calls, proven one after the other; see `prove`, whose errors it raises."""
+    proven = [await prove_case(tool, case, sandbox) for case in cases]
     for one in proven:
         _check_shape(tool, proven[0].output, one.arguments, one.output)
     return proven

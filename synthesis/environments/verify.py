@@ -43,7 +43,8 @@ async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironm
         call.sub_question: wrong for one in built.tools for call, wrong in zip(one.calls, one.others, strict=True)
     }
     async with context.proofs:
-        await (verify if environment.world is msgspec.UNSET else verify_world)(environment, others, context.sandbox)
+        proof = verify if environment.world is msgspec.UNSET else verify_world
+        await context.in_sandbox(proof, environment, others)
     # Without a model every answer is computed from the tables.
     licence = context.config.licence or ("" if "model" in description(context.teacher) else licence_of_facts())
     return [

@@ -47,7 +47,7 @@ async def make_world(seed: QuestionSeed, context: EnvironmentContext) -> list[Bu
         built = _unproven(given, draft)
         others = {step.id: arguments(step.other_arguments) for step in given.sub_questions}
         async with context.proofs:
-            proven = await prove_world(assembled(built), others, context.sandbox)
+            proven = await context.in_sandbox(prove_world, assembled(built), others)
         outputs = {made.sub_question: made for made in proven.calls}
         tools = [
             msgspec.structs.replace(tool, calls=[outputs[made.sub_question] for made in tool.calls])

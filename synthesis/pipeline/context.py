@@ -17,6 +17,7 @@ from synthesis.core.stages import Rejected, rng_for
 from synthesis.core.versions import code_version
 from synthesis.pipeline.casting import role_of
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
+from synthesis.pipeline.ray_cluster import RayCluster
 from synthesis.pipeline.teacher import Teacher, TeacherError, cast, description, models_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Context(Generic[S]):
 
     config: S
     teacher: Teacher
-    sandbox: Sandbox
+    sandbox: Sandbox | RayCluster
     seed: int
     embedder: Embedder = field(default_factory=SentenceEmbedder)
 
@@ -71,6 +72,10 @@ class Context(Generic[S]):
         drawn = models_of(self.teacher, record, roles[0])
         models: dict[str, str] = {role: drawn[role] for role in roles if role in drawn}
         return Provenance(found["name"], **of_model, licence=licence, code=code_version(), models=models)
+
+    async def in_sandbox(self, work: Callable[..., Awaitable[R]], *arguments: Any) -> R:
+        """Await `work(*arguments, sandbox)`; see `in_sandbox`."""
+        return await in_sandbox(self.sandbox, work, *arguments)
 
     async def ask(
         self,
@@ -102,6 +107,21 @@ class Context(Generic[S]):
     def request_seed(self, answer: type[msgspec.Struct], key: Key, attempt: int) -> int:
         """The seed of a request: of the run's seed, the answer's type, what it is about and the attempt."""
         return rng_for(self.seed, answer.__name__, key, attempt).getrandbits(31)
+
+
+async def in_sandbox(sandbox: Sandbox | RayCluster, work: Callable[..., Awaitable[R]], *arguments: Any) -> R:
+    """Await `work(*arguments, sandbox)` in this process, or in one of a cluster's.
+
+    Args:
+        work: a coroutine function that can be pickled, as its arguments, its result and its exceptions are.
+
+    Raises:
+        Rejected: `worker_died`; see `RayCluster.run`.
+        Exception: whatever `work` raises.
+    """
+    if isinstance(sandbox, RayCluster):
+        return await sandbox.run(work, *arguments)
+    return await work(*arguments, sandbox)
 
 
 async def ask_until(

@@ -41,7 +41,6 @@ from synthesis.pipeline.answer_forms import (
 )
 from synthesis.pipeline.casting import Casting, judged_by, role_of
 from synthesis.pipeline.prompts import Prompts, packaged, render_prompt
-from synthesis.pipeline.sharing import SharedEndpoint
 
 __all__ = ["OpenAITeacher", "OpenAITeacherConfig", "Teacher", "TeacherError", "prompt_name", "render_prompt"]
 
@@ -152,7 +151,6 @@ class OpenAITeacher:
         prompts: of its requests; None: the package's.
         mode: `off` asks the endpoint. `record` asks what is not recorded yet, and records it; a request that had no
             valid answer is asked again. `replay` asks nothing: what is not recorded is `NotRecorded`.
-        shared: with other processes, one of which has the recording.
 
     Raises:
         ValueError: `mode` wants a recording.
@@ -160,19 +158,17 @@ class OpenAITeacher:
 
     def __init__(
         self, config: OpenAITeacherConfig, recording: Recording | None = None, mode: Mode = "off",
-        prompts: Prompts | None = None, shared: SharedEndpoint | None = None,
+        prompts: Prompts | None = None,
     ) -> None:  # fmt: skip
-        answers = recording if shared is None else shared.answers
-        if mode not in get_args(Mode) or (mode != "off" and answers is None):
+        if mode not in get_args(Mode) or (mode != "off" and recording is None):
             raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}; all but off want a recording")
         self.config = config
         self.mode = mode
         self.recording = recording
-        self._answers, self._shared = answers, shared
         self.prompts = prompts or packaged()
         self.casting = Casting.of(config)
         self._about: str | None = None
-        self._jitter = random.Random()  # pauses change no answer, and processes should not pause alike
+        self._jitter = random.Random()  # pauses change no answer, and programs should not pause alike
         budget = config.budget()
         self._served: dict[str, _Served] = {}
         self._models: dict[Role, list[tuple[OpenAITeacherConfig, _Served]]] = {}
@@ -181,8 +177,7 @@ class OpenAITeacher:
             for one in config.models(role):
                 door = _door(one)
                 if door not in self._served:
-                    limits = None if shared is None else shared.limits(one)
-                    self._served[door] = _Served(Endpoint(one, recording, budget, limits))
+                    self._served[door] = _Served(Endpoint(one, recording, budget))
                 self._models[role].append((one, self._served[door]))
         self._budget = budget
 
@@ -190,10 +185,6 @@ class OpenAITeacher:
     def endpoints(self) -> list[Endpoint]:
         """All that may be asked."""
         return [served.endpoint for served in self._served.values()]
-
-    def endpoint_of(self, config: OpenAITeacherConfig) -> Endpoint:
-        """The one that is asked with these settings of a role."""
-        return self._served[_door(config)].endpoint
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -250,7 +241,7 @@ class OpenAITeacher:
         """`ask`, with a prompt that was rendered elsewhere; raises the same."""
         config, served = self._model(role_of(answer), judged_by(answer))
         digest = self._digest(lambda: _identity(config, answer, prompt, seed))
-        if (known := await self._recorded(digest, answer.__name__, seed, config)) is not None:
+        if (known := self._recorded(digest, answer.__name__, seed, config)) is not None:
             try:
                 return read_answer(known, answer)[0]
             except BadAnswer as error:  # the type may check more than it did when recorded
@@ -269,18 +260,18 @@ class OpenAITeacher:
 
     def _digest(self, request: Callable[[], bytes]) -> bytes:
         """What a recording knows a request by; nothing where there is none."""
-        return b"" if self.mode == "off" or self._answers is None else hashlib.sha256(request()).digest()
+        return b"" if self.mode == "off" or self.recording is None else hashlib.sha256(request()).digest()
 
-    async def _recorded(self, digest: bytes, what: str, seed: int, config: OpenAITeacherConfig) -> str | None:
+    def _recorded(self, digest: bytes, what: str, seed: int, config: OpenAITeacherConfig) -> str | None:
         """The recorded answer to a request; None where the endpoint is to be asked.
 
         Raises:
             TeacherError: replayed, and recorded is that there was no answer.
             NotRecorded: replayed, and not recorded.
         """
-        if not digest or self._answers is None:
+        if not digest or self.recording is None:
             return None
-        if (known := await self._answers.known(digest)) is not None:
+        if (known := self.recording.answer(digest)) is not None:
             text, problem = known
             if not problem:
                 return text
@@ -288,14 +279,14 @@ class OpenAITeacher:
                 raise TeacherError(problem)
         if self.mode == "replay":
             raise NotRecorded(
-                f"{self._answers.path} has no answer to a request for {what} (seed {seed}, model {config.model})",
+                f"{self.recording.path} has no answer to a request for {what} (seed {seed}, model {config.model})",
                 "another configuration, prompt or seed was recorded: run with these, or record with mode 'record'",
             )
         return None
 
     def _record(self, digest: bytes, text: str, problem: str = "") -> None:
-        if digest and self._answers is not None:
-            self._answers.keep(digest, text, problem)
+        if digest and self.recording is not None:
+            self.recording.keep(digest, text, problem)
 
     async def act(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int,
@@ -319,7 +310,7 @@ class OpenAITeacher:
         # A recording knows the conversation by what it says: ids and signatures of another run do not matter.
         api = {} if config.api == "openai" else {"api": config.api}
         digest = self._digest(lambda: msgspec.json.encode({**body, **api}))
-        if (known := await self._recorded(digest, "a turn of the agent", seed, config)) is not None:
+        if (known := self._recorded(digest, "a turn of the agent", seed, config)) is not None:
             message = decode_json(known, dict[str, Any])
         else:
             body["messages"] = replayed(messages, sent, endpoint.read_turn)
@@ -392,18 +383,12 @@ class OpenAITeacher:
             served.acceptance(answer.__name__).reject(problem, reply.text)
         raise TeacherError(f"{answer.__name__}: no valid answer in {config.tries} tries; {problem}")
 
-    async def form_of_answers(self, config: OpenAITeacherConfig) -> Form:
-        """How one of its endpoints is asked for an answer."""
-        return await self._form_of_answers(config, self._served[_door(config)])
-
     async def _form_of_answers(self, config: OpenAITeacherConfig, served: _Served) -> Form:
         """Found once, by one of all that share the endpoint."""
         if (form := served.form if config.answer_form == "auto" else config.answer_form) is not None:
             return form
         async with served.finding:
-            if served.form is None and self._shared is not None:
-                served.form = await self._shared.form(config)
-            elif served.form is None:
+            if served.form is None:
                 served.form, why = await self._found_form(config, served)
                 say_beside_bars(f"{config.base_url}, model {config.model}: {_SAYS[served.form]}{why}")
             return served.form

@@ -1,4 +1,4 @@
-"""One run of a track: its stages on workers, what they reject, and the datasets with their cards."""
+"""One run of a track: its stages, what they reject, and the datasets with their cards."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from synthesis.core.mirror import fetched
 from synthesis.core.rate_limits import STAGE, Spent, summed
 from synthesis.core.records import Provenance
 from synthesis.core.refusals import InputError
-from synthesis.core.stages import Journal
+from synthesis.core.stages import Journal, run_stage
 from synthesis.core.stored import Records
 from synthesis.core.versions import code_version
-from synthesis.pipeline.executors import Workers, run_on
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.preview import Preview
+from synthesis.pipeline.teacher import description
 
 C = TypeVar("C")
 In = TypeVar("In")
@@ -55,6 +56,7 @@ class Track(Generic[C]):
     """Runs stages and writes datasets.
 
     Args:
+        context: of every stage.
         config: of the track, a dataclass; resolved on the cards.
         concurrency: records in work at a time.
         prefix: of the stages' names in the journal.
@@ -63,13 +65,14 @@ class Track(Generic[C]):
     """
 
     def __init__(
-        self, workers: Workers[C], journal: Journal, out_dir: Path, *, config: Any, concurrency: int, seed: int,
-        prefix: str = "", files: Mapping[str, str] = {}, preview: Preview | None = None,
+        self, executor: Executor, context: C, journal: Journal, out_dir: Path, *, config: Any, concurrency: int,
+        seed: int, prefix: str = "", files: Mapping[str, str] = {}, preview: Preview | None = None,
     ) -> None:  # fmt: skip
         self.summary = Summary()
         self.licences: set[str] = set()
         """Of the sources; whoever reads them adds to it. An empty text: one does not say."""
-        self._workers, self._journal, self._out_dir, self._prefix = workers, journal, out_dir, prefix
+        self._executor, self._context, self._teacher = executor, context, description(executor.teacher)
+        self._journal, self._out_dir, self._prefix = journal, out_dir, prefix
         self._preview = preview
         self._concurrency, self._seed, self._files = concurrency, seed, dict(files)
         self._config, self._defaults = resolved(config), resolved(type(config)())
@@ -106,7 +109,7 @@ class Track(Generic[C]):
         if card.get("seed") != self._seed:
             found.append(("seed", card.get("seed"), self._seed))
         made_by = of_records(card.get("provenance", {}).get("teacher", {"name": card.get("teacher")}))
-        teacher = of_records(self._workers.teacher)
+        teacher = of_records(self._teacher)
         found += [
             (f"teacher's {key}", one, teacher.get(key)) for key, one in made_by.items() if one != teacher.get(key)
         ]
@@ -154,7 +157,7 @@ class Track(Generic[C]):
             judged: whether the run stops where the stage accepts next to nothing; see `run_stage`.
         """
         stage = self._prefix + name
-        teacher = of_records(self._workers.teacher)
+        teacher = of_records(self._teacher)
         if depends is not None:
             settings = {one: self._config[one] for one in depends}
             settings |= {one: self._config[one] for one, then in later.items() if self._config[one] != then}
@@ -168,16 +171,20 @@ class Track(Generic[C]):
             stage += f"/{digest_of(teacher)}"
         if self._preview is not None:
             function, inputs = self._preview.stage(name, function, inputs)
+
+        async def work(item: In) -> Sequence[Out]:
+            return await function(item, self._context)
+
         before = STAGE.set(name)
         try:
-            result = await run_on(
-                self._workers, stage, function, inputs, key=key, out=out, journal=self._journal,
-                concurrency=concurrency or self._concurrency, description=label, stored=True,
-                stop_after=self._config.get("stop_after", 0) if judged else 0,
+            result = await run_stage(
+                stage, work, inputs, key=key, out=out, journal=self._journal,
+                concurrency=concurrency or self._executor.records_at_once(self._concurrency), description=label,
+                stored=True, stop_after=self._config.get("stop_after", 0) if judged else 0,
             )  # fmt: skip
         finally:
             STAGE.reset(before)
-        self.summary.costs = dict(await self._workers.costs())
+        self.summary.costs = dict(self._executor.costs)
         self.reject(name, result.rejected, result.details)
         assert isinstance(result.outputs, Records), "as asked for"
         return result.outputs
@@ -204,9 +211,9 @@ class Track(Generic[C]):
         card = {
             "config": self._config,
             "seed": self._seed,
-            "teacher": self._workers.teacher["name"],
+            "teacher": self._teacher["name"],
             "provenance": {
-                "teacher": dict(self._workers.teacher),
+                "teacher": dict(self._teacher),
                 "code": code_version(),
                 "licences": sorted(self.licences),
             },

@@ -13,7 +13,7 @@ import msgspec
 from synthesis.core.records import ToolServer
 from synthesis.core.stages import rng_for
 from synthesis.pipeline.context import Context, Key
-from synthesis.pipeline.executors import Resources
+from synthesis.pipeline.executors import Executor
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import ToolExecutor
@@ -42,18 +42,16 @@ class TrajectoryContext(Context[TrajectoriesConfig]):
 
 @asynccontextmanager
 async def open_context(
-    resources: Resources, *, config: TrajectoriesConfig, workdir: Path, seed: int
+    executor: Executor, *, config: TrajectoriesConfig, workdir: Path, seed: int
 ) -> AsyncIterator[TrajectoryContext]:
-    """The context of one process.
+    """The context of a run's stages.
 
     Args:
-        workdir: MCP servers run in `mcp` below it; those of Ray's workers in a folder for each worker, so that no two
-            write to the same.
+        workdir: MCP servers run in `mcp` below it.
     """
-    cwd = workdir / ("mcp" if resources.worker is None else f"mcp-{resources.worker}")
-    teacher, sandbox = resources.teacher, resources.sandbox
-    async with McpConnections(cwd=cwd, timeout_seconds=config.mcp_timeout_seconds) as connections:
-        executor = ToolExecutor(sandbox=sandbox, connections=connections, teacher=teacher, seed=seed)
+    teacher, sandbox, seconds = executor.teacher, executor.sandbox, config.mcp_timeout_seconds
+    async with executor, McpConnections(cwd=workdir / "mcp", timeout_seconds=seconds) as connections:
+        tools = ToolExecutor(sandbox=sandbox, connections=connections, teacher=teacher, seed=seed)
         yield TrajectoryContext(
-            config, teacher, sandbox, seed, resources.embedder, connections=connections, executor=executor
+            config, teacher, sandbox, seed, executor.embedder, connections=connections, executor=tools
         )

@@ -19,8 +19,9 @@ from synthesis.core.chat_format import parse_json
 from synthesis.core.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import Rejected, Transient, rng_for
 from synthesis.core.tool_schemas import UncheckableSchema, with_integers
-from synthesis.pipeline.context import ask_until
+from synthesis.pipeline.context import ask_until, in_sandbox
 from synthesis.pipeline.languages import NAMES, stray_text
+from synthesis.pipeline.ray_cluster import RayCluster
 from synthesis.pipeline.teacher import Teacher, cast
 from synthesis.servers.collect import connected
 from synthesis.servers.made_once import Shared
@@ -29,7 +30,7 @@ from synthesis.servers.normalize import fix_names
 from synthesis.trajectories.teacher_answers import EmulatedResult
 
 if TYPE_CHECKING:
-    from sandbox import Sandbox
+    from sandbox import CallResult, Sandbox
 
 FAILURES: Mapping[str, str] = {
     "timeout": tool_results.error_text("timeout"),
@@ -85,7 +86,9 @@ class Failures(Settings):
 class ToolExecutor:
     """Executes the calls of all runs. Holds the sandbox pool and the MCP connections, no state of any run."""
 
-    def __init__(self, *, sandbox: Sandbox, connections: McpConnections, teacher: Teacher, seed: int) -> None:
+    def __init__(
+        self, *, sandbox: Sandbox | RayCluster, connections: McpConnections, teacher: Teacher, seed: int
+    ) -> None:
         self._sandbox = sandbox
         self._connections = connections
         self._teacher = teacher
@@ -108,7 +111,7 @@ class ToolExecutor:
         Raises:
             Transient: the sandbox itself failed.
         """
-        result = await self._sandbox.call(execution.code, call.name, call.arguments, seed=seed)
+        result = await in_sandbox(self._sandbox, _called, execution.code, call, seed)
         if result.is_infrastructure:
             raise Transient(f"sandbox: {result.kind}: {result.error}")
         return ToolResult(tool_results.outcome_text(result), result.ok, error="" if result.ok else result.kind.value)
@@ -218,6 +221,10 @@ class Session:
             return await self.executor.mcp(server, server.execution, own)
         # The emulator sees the session's other calls, and each tool by the name that it was offered under.
         return await self.executor.emulate(server, specs[call.name], self.task, call, history, number)
+
+
+async def _called(code: str, call: ToolCall, seed: int, sandbox: Sandbox) -> CallResult:
+    return await sandbox.call(code, call.name, call.arguments, seed=seed)
 
 
 async def _original_names(connection: McpConnection) -> dict[str, str]:

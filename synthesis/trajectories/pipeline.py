@@ -1,6 +1,6 @@
 """The trajectory pipeline: collect → normalise → graph → chains → tasks → interact → reward, into four datasets.
 
-summary = await synthesize(TrajectoriesConfig(), executor=LocalExecutor(teacher, pool), journal=journal,
+summary = await synthesize(TrajectoriesConfig(), executor=Executor(teacher, pool), journal=journal,
                            out_dir=out, workdir=work, seed=0)
 """
 
@@ -23,7 +23,7 @@ from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, rng_for
 from synthesis.core.stored import Joined, Records
 from synthesis.pipeline.demo import fact_server_ids
-from synthesis.pipeline.executors import Executor, Workers, check_spoken
+from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.track import Summary, Track, digest_of, digests_of_files
@@ -93,7 +93,7 @@ async def synthesize(
     A finished one goes on too where more trajectories are wanted: those that are there stay.
 
     Args:
-        executor: where its stages are worked on, with which teacher and sandbox; changes no byte.
+        executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
         journal: of any configuration and seed: what is in it is found by what it was made of.
         out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
         workdir: where MCP servers run.
@@ -105,9 +105,8 @@ async def synthesize(
             server or chain is left.
     """
     check_spoken(config.languages, by_rules=executor.by_rules)
-    make_context = partial(open_context, config=config, workdir=workdir, seed=seed)
-    async with executor.workers(make_context) as workers:
-        return await _Run(config, workers, journal, out_dir, seed, preview).run(replace)
+    async with open_context(executor, config=config, workdir=workdir, seed=seed) as context:
+        return await _Run(config, executor, context, journal, out_dir, seed, preview).run(replace)
 
 
 class _Run:
@@ -116,7 +115,8 @@ class _Run:
     def __init__(
         self,
         config: TrajectoriesConfig,
-        workers: Workers[TrajectoryContext],
+        executor: Executor,
+        context: TrajectoryContext,
         journal: Journal,
         out_dir: Path,
         seed: int,
@@ -127,7 +127,7 @@ class _Run:
         named = [one for one in config.tools if one not in self.tools.digests]
         files = digests_of_files([*named, *([config.personas] if config.personas else [])]) | self.tools.digests
         self.track = Track(
-            workers, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed, files=files,
+            executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed, files=files,
             preview=preview,
         )  # fmt: skip
         self.personas_digest = files.get(config.personas, "")

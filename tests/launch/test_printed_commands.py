@@ -51,7 +51,7 @@ STARTED_BY = {
         "launch/test_lora_program.py",
         "launch/test_rehearse.py",
     ),
-    "launch.trajectories": ("launch/test_trajectories_program.py", "synthesis/pipeline/test_ray_executor.py"),
+    "launch.trajectories": ("launch/test_trajectories_program.py", "synthesis/pipeline/test_ray_cluster.py"),
     "launch.watch": ("launch/test_watch.py",),
 }
 """The tests that start each program as its users do, below tests/."""
@@ -73,7 +73,7 @@ OTHERS = {
     "curl -L": "another host",
     "curl -H": "tests/sandbox/test_run_code.py",
     "lm_eval run": "benchmarks/serving_clients.py, with the packages of the clients",
-    "ray start": "tests/synthesis/pipeline/test_ray_executor.py has clusters of its own",
+    "ray start": "tests/synthesis/pipeline/test_ray_cluster.py has clusters of its own",
     "ASTRA_DRILL_SECONDS=": "tests/drill/test_drill.py, for a minute",
     "ASTRA_SYNC_ROOT=": "tests/worlds/vllm_world.py starts servers",
     "VLLM_SERVER_DEV_MODE=": "tests/worlds/vllm_world.py starts servers",

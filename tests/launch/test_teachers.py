@@ -137,7 +137,7 @@ def test_a_file_of_roles_is_what_both_programs_ask(roles_flag: Callable[[str], N
     (tmp_path / "roles.json").write_text(json.dumps(given))
     roles_flag(str(tmp_path / "roles.json"))
     made, embedder = roles.roles_from_flags(), roles.embedder_from_flags()
-    assert teachers.embedder_maker_from_flags().args == (embedder,)  # type: ignore[attr-defined]
+    assert teachers.embedder_from_flags().config == embedder  # type: ignore[attr-defined]
     first, second = made["judge"]
     assert (first.base_url, first.model, first.api_key, first.weight) == ("http://j/v1", "j", "of-the-judge", 3)
     assert (first.price_prompt, first.price_completion, first.concurrency, first.requests_per_minute) == (1, 2, 4, 60)
@@ -154,7 +154,7 @@ def test_messages_name_settings_as_the_user_gave_them(roles_flag: Callable[[str]
     for flag in ("--teacher_url=http://t/v1", "--teacher_model=t", "--teacher_token_budget=70"):
         name, _, value = flag.removeprefix("--").partition("=")
         setattr(flags.FLAGS, name, int(value) if value.isdigit() else value)
-    config: OpenAITeacherConfig = teachers.endpoint_maker_from_flags(tmp_path).args[0]  # type: ignore[union-attr]
+    config: OpenAITeacherConfig = teachers.endpoint_from_flags(tmp_path).config  # type: ignore[union-attr]
     (author,), (judge,) = config.models("author"), config.models("judge")
     assert [author.written(name) for name in ("base_url", "model", "unusable_answers", "token_budget")] == [
         "--teacher_url=http://t/v1", "--teacher_model=t", "--teacher_unusable_answers=50", "--teacher_token_budget=70",

@@ -2,15 +2,14 @@
 
     python chaos_run.py FOLDER URL MODE [COUNT [ray]]
 
-writes FOLDER/out.json when it is done. MODE is of the recording; `ray`: the stages are in Ray's workers.
+writes FOLDER/out.json when it is done. MODE is of the recording; `ray`: what needs no teacher is done by Ray's workers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import Any
 import msgspec
 
 from synthesis.core.recording import Recording
-from synthesis.core.stages import Journal, Rejected, rng_for
-from synthesis.pipeline.executors import Executor, LocalExecutor, Resources, run_on
+from synthesis.core.stages import Journal, Rejected, rng_for, run_stage
+from synthesis.pipeline.context import in_sandbox
 from synthesis.pipeline.prompts import Prompts
+from synthesis.pipeline.ray_cluster import RayCluster
 from synthesis.pipeline.teacher import Mode, OpenAITeacher, OpenAITeacherConfig, Teacher
 
 COUNT = 160
@@ -49,14 +49,13 @@ async def first(record: Record, teacher: Teacher) -> list[Record]:
     return [Record(f"{record.id}.{part}", [value]) for part in range(1 + value % 2)]
 
 
-async def second(record: Record, teacher: Teacher) -> list[Record]:
+async def second(record: Record, teacher: Teacher, sandbox: Any) -> list[Record]:
     more = await asyncio.gather(draw(record, 1, teacher), draw(record, 2, teacher))
+    return await in_sandbox(sandbox, extended, record, more)
+
+
+async def extended(record: Record, more: list[int], sandbox: Any) -> list[Record]:
     return [Record(record.id, [*record.values, *more])]
-
-
-@asynccontextmanager
-async def asked(resources: Resources) -> AsyncIterator[Teacher]:
-    yield resources.teacher
 
 
 def endpoint(folder: Path, url: str, mode: Mode) -> OpenAITeacher:
@@ -65,23 +64,20 @@ def endpoint(folder: Path, url: str, mode: Mode) -> OpenAITeacher:
     return OpenAITeacher(config, Recording(folder / "teacher.sqlite"), mode, prompts)
 
 
-def executor_of(make: Callable[[], OpenAITeacher], *, on_ray: bool) -> Executor:
-    if not on_ray:
-        return LocalExecutor(make(), None)  # type: ignore[arg-type]
-    from synthesis.pipeline.ray_executor import RayExecutor
-
-    return RayExecutor(sandbox=nullcontext, endpoint=make, count=2)  # type: ignore[arg-type]
-
-
 async def synthesize(folder: Path, url: str, mode: Mode, count: int = COUNT, *, on_ray: bool = False) -> None:
     """Go on with what FOLDER has, and write `out.json`."""
-    options: dict[str, Any] = {"key": attrgetter("id"), "out": Record, "concurrency": 16}
     given = (Record(f"r{number}", []) for number in range(count))
-    executor = executor_of(partial(endpoint, folder, url, mode), on_ray=on_ray)
+    teacher = endpoint(folder, url, mode)
+    opened: AbstractAsyncContextManager[Any] = (
+        RayCluster(sandbox=nullcontext, count=2) if on_ray else nullcontext()  # type: ignore[arg-type]
+    )
     with Journal(folder / "journal.sqlite") as journal:
-        async with executor.workers(asked) as workers:
-            drawn = await run_on(workers, "first", first, given, journal=journal, **options)
-            made = await run_on(workers, "second", second, drawn.outputs, journal=journal, **options)
+        options: dict[str, Any] = {"key": attrgetter("id"), "out": Record, "concurrency": 16, "journal": journal}
+        async with opened as sandbox:
+            drawn = await run_stage("first", partial(first, teacher=teacher), given, **options)
+            more = partial(second, teacher=teacher, sandbox=sandbox)
+            made = await run_stage("second", more, drawn.outputs, **options)
+        await teacher.close()
     written = [[*made.outputs], dict(drawn.rejected), drawn.details]
     (folder / "out.json").write_bytes(msgspec.json.encode(written, order="deterministic"))
 

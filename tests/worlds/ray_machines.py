@@ -1,8 +1,9 @@
-"""A driver on one machine of a Ray cluster: a stage that asks an endpoint, here and then in the cluster's workers.
+"""A driver on one machine of a Ray cluster: a stage of sandbox work, here and then on the cluster's machines.
 
-    python ray_machines.py GCS_ADDRESS OWN_ADDRESS FOLDER
+    python ray_machines.py GCS_ADDRESS FOLDER
 
-A machine whose address is in FOLDER/broken lacks a package. Ends with 0 where both made the same, or says what differs.
+No sandbox opens on a machine whose address is in FOLDER/broken. Exits with 0 where both made the same, or prints what
+differs.
 """
 
 from __future__ import annotations
@@ -11,113 +12,71 @@ import asyncio
 import logging
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from flaky_endpoint import Flaky
-
 from synthesis.core.datasets import write_dataset
-from synthesis.core.recording import Recording
 from synthesis.core.records import Answer
-from synthesis.core.stages import Journal
-from synthesis.pipeline.executors import LocalExecutor, Resources, run_on
-from synthesis.pipeline.prompts import Prompts
-from synthesis.pipeline.ray_executor import RayExecutor
-from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
+from synthesis.core.stages import Journal, run_stage
+from synthesis.pipeline.context import in_sandbox
+from synthesis.pipeline.ray_cluster import RayCluster
 
 RECORDS = 60
-IN_FLIGHT = 3
-
-
-class MachineAnswer(msgspec.Struct, frozen=True):
-    value: int
-    note: str
-
-
-@dataclass
-class Place:
-    teacher: Any
-    folder: Path
-    address: str
 
 
 @asynccontextmanager
-async def placed(resources: Resources, folder: Path) -> AsyncIterator[Place]:
+async def placed(folder: Path) -> AsyncIterator[Path]:
+    """Yield the file in which this machine's finished work is counted."""
     import ray
 
-    address = "" if resources.worker is None else ray.util.get_node_ip_address()
-    if address and address in (folder / "broken").read_text():
+    address = ray.util.get_node_ip_address()
+    if address in (folder / "broken").read_text():
         raise ModuleNotFoundError("No module named 'msgspec'")
-    yield Place(resources.teacher, folder, address)
+    yield folder / f"done-{address}"
 
 
-async def ask(number: int, place: Place) -> list[Answer]:
+async def squared(number: int, file: Path | None) -> list[Answer]:
+    """Keep a core busy for a while."""
+    until = time.monotonic() + (0.2 if file is not None else 0.0)
+    while time.monotonic() < until:
+        pass
+    if file is not None:
+        with file.open("a") as done:
+            done.write("x")
+    return [Answer(value=number**2), Answer(value=f"é{number}")]
+
+
+async def work(number: int, folder: Path, sandbox: Any) -> list[Answer]:
     """Half of the records wait until another machine has come."""
-    while place.address and number >= RECORDS // 2 and not (place.folder / "joined").exists():
+    while sandbox is not None and number >= RECORDS // 2 and not (folder / "joined").exists():
         await asyncio.sleep(0.05)
-    given = await place.teacher.ask(MachineAnswer, {"record": number}, language="en", seed=number)
-    with (place.folder / f"done-{place.address}").open("a") as file:
-        file.write("x")
-    return [Answer(value=given.value), Answer(value=given.note)]
+    return await in_sandbox(sandbox, squared, number)
 
 
-class Watched(Flaky):
-    """Knows how many requests it has had at once."""
-
-    at_once = most = 0
-
-    async def answer(self, request: Any) -> Any:
-        self.at_once += 1
-        self.most = max(self.most, self.at_once)
-        try:
-            return await super().answer(request)
-        finally:
-            self.at_once -= 1
-
-
-def teacher(url: str, recording: Path) -> OpenAITeacher:
-    config = OpenAITeacherConfig(url, "m", answer_form="json_schema", concurrency=IN_FLIGHT)
-    return OpenAITeacher(config, Recording(recording), "record", Prompts({"en/machine_answer.jinja": "{{ record }}"}))
-
-
-async def main(gcs: str, host: str, folder: Path) -> None:
-    served = Watched(latency=0.05, host=host)
-    async with served as url:
-        made = {}
-        for name in ("here", "there"):
-            (folder / name).mkdir()
-            make = partial(teacher, url, folder / name / "teacher.sqlite")
-            executor: Any = (
-                LocalExecutor(make(), None)  # type: ignore[arg-type]
-                if name == "here"
-                else RayExecutor(sandbox=nullcontext, endpoint=make, address=gcs)
-            )
-            async with executor.workers(partial(placed, folder=folder)) as workers:
-                with Journal(folder / name / "journal.sqlite") as journal:
-                    result = await run_on(
-                        workers, "ask", ask, range(RECORDS), key=str, out=Answer, journal=journal, concurrency=6
-                    )
-            assert not result.rejected, result.rejected
-            write_dataset(folder / name / "data", Answer, result.outputs, card={})
-            made[name] = sorted((one.name, one.read_bytes()) for one in (folder / name / "data").iterdir())
-            with sqlite3.connect(folder / name / "journal.sqlite") as db:
-                made[name].append(("journal", repr(db.execute("SELECT * FROM done ORDER BY key").fetchall()).encode()))
-            with sqlite3.connect(folder / name / "teacher.sqlite") as db:
-                rows = db.execute("SELECT digest, answer FROM answers ORDER BY digest").fetchall()
-                made[name].append(("recording", repr(rows).encode()))
-                (requests,) = db.execute("SELECT requests FROM spent").fetchone()
-                assert RECORDS <= requests <= RECORDS + (IN_FLIGHT if name == "there" else 0), requests
-        assert served.most <= IN_FLIGHT + 1  # a request of whoever died may still be there
-        assert made["here"] == made["there"], [one[0] for one in made["there"] if one not in made["here"]]
+async def main(gcs: str, folder: Path) -> None:
+    made = {}
+    cluster = RayCluster(sandbox=partial(placed, folder), address=gcs)  # type: ignore[arg-type]
+    for name, opened in (("here", nullcontext()), ("there", cluster)):
+        async with opened as sandbox:
+            with Journal(folder / name / "journal.sqlite") as journal:
+                stage = partial(work, folder=folder, sandbox=sandbox)
+                result = await run_stage(
+                    "work", stage, range(RECORDS), key=str, out=Answer, journal=journal, concurrency=12
+                )
+        assert not result.rejected, result.rejected
+        write_dataset(folder / name / "data", Answer, result.outputs, card={})
+        made[name] = sorted((one.name, one.read_bytes()) for one in (folder / name / "data").iterdir())
+        with closing(sqlite3.connect(folder / name / "journal.sqlite")) as db:
+            made[name].append(("journal", repr(db.execute("SELECT * FROM done ORDER BY key").fetchall()).encode()))
+    assert made["here"] == made["there"], [one[0] for one in made["there"] if one not in made["here"]]
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
     import ray_machines  # under the name by which workers find it
 
-    asyncio.run(ray_machines.main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    asyncio.run(ray_machines.main(sys.argv[1], Path(sys.argv[2])))

@@ -34,7 +34,7 @@ from synthesis.environments import dependency_graph
 from synthesis.environments.pipeline import synthesize
 from synthesis.environments.statistics import statistics_of
 from synthesis.environments.verify import solve
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -50,7 +50,7 @@ async def environments(pool: SandboxPool, tmp_path_factory: pytest.TempPathFacto
     path = tmp_path_factory.mktemp("environments")
     config = dataclasses.replace(CONFIG, count=24, languages={"en": 0.5, "zh": 0.5}, max_hops=3)
     with Journal(path / "journal.sqlite") as journal:
-        await synthesize(config, executor=LocalExecutor(Rules(), pool), journal=journal, out_dir=path, seed=3)
+        await synthesize(config, executor=Executor(Rules(), pool), journal=journal, out_dir=path, seed=3)
     made = [one for split in ("train", "held_out") for one in read_dataset(path / split, ToolEnvironment)]
     assert len(made) >= 20 and {one.language for one in made} == {"en", "zh"}
     assert any(len(subs) > 1 for one in made for subs in sub_tasks_by_tool(one).values())

@@ -25,7 +25,7 @@ from flaky_endpoint import Flaky, completion
 
 import synthesis.pipeline.prompts
 from synthesis.core.endpoint import Endpoint, EndpointDown, EndpointUnusable, RequestRefused
-from synthesis.core.endpoint_limits import AnswerLengths, OwnLimits, Permit, TokenEstimate
+from synthesis.core.endpoint_limits import AnswerLengths, EndpointLimits, Permit, TokenEstimate
 from synthesis.core.journal import StoreError
 from synthesis.core.rate_limits import Budget, BudgetSpent, TokenBucket, Usage, retry_after
 from synthesis.core.recording import NotRecorded, Recording
@@ -231,10 +231,10 @@ def test_a_pause_holds_for_those_that_wait_for_their_rate_too() -> None:
 
     async def scene(loop: Leaping) -> None:
         endpoint = teacher_of("http://h/v1", requests_per_minute=300).endpoints[0]
-        limits = OwnLimits(endpoint.config, Budget(tokens=None, money=None), AnswerLengths(16))
+        limits = EndpointLimits(endpoint.config, Budget(tokens=None, money=None), AnswerLengths(16))
 
         async def one() -> None:
-            await limits.take(Permit(TokenEstimate("answer", 1, Usage, "")))
+            await limits.take(Permit(TokenEstimate("answer", 1, "")))
             begun.append(loop.time())
 
         waiting = [asyncio.create_task(one()) for _ in range(30)]

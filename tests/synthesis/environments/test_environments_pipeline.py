@@ -56,7 +56,7 @@ from synthesis.offline import grammar, plans
 from synthesis.offline.environment_author import HANDLERS
 from synthesis.offline.facts.relations import all_relations
 from synthesis.offline.facts.tools import fact_tool
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.track import Summary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -72,7 +72,7 @@ async def pool() -> AsyncIterator[SandboxPool]:
 async def made(pool: SandboxPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Path]:
     path = tmp_path_factory.mktemp("environments")
     with Journal(path / "journal.sqlite") as journal:
-        summary = await synthesize(CONFIG, executor=LocalExecutor(Rules(), pool), journal=journal, out_dir=path, seed=0)
+        summary = await synthesize(CONFIG, executor=Executor(Rules(), pool), journal=journal, out_dir=path, seed=0)
     return summary, path
 
 
@@ -236,7 +236,7 @@ class Killed(t.Rules):
 Killed.left = 8
 async def main():
     async with t.SandboxPool(t.SandboxConfig()) as pool:
-        await t.synthesize(t.dataclasses.replace(t.SMALL, concurrency=1), executor=t.LocalExecutor(Killed(), pool),
+        await t.synthesize(t.dataclasses.replace(t.SMALL, concurrency=1), executor=t.Executor(Killed(), pool),
                            journal=journal, out_dir={out!r}, seed=1)
 with t.Journal({out!r} + "/journal.sqlite") as journal:
     asyncio.run(main())
@@ -247,9 +247,7 @@ async def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(pool: SandboxPo
     async def run(path: Path) -> tuple[Summary, int]:
         teacher = Rules()
         with Journal(path / "journal.sqlite") as journal:
-            summary = await synthesize(
-                SMALL, executor=LocalExecutor(teacher, pool), journal=journal, out_dir=path, seed=1
-            )
+            summary = await synthesize(SMALL, executor=Executor(teacher, pool), journal=journal, out_dir=path, seed=1)
         return summary, len(teacher.feedback)
 
     whole, asked = await run(tmp_path / "whole")

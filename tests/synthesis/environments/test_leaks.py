@@ -28,7 +28,7 @@ from synthesis.environments.pipeline import synthesize
 from synthesis.environments.teacher_answers import Argument, DecompositionAnswer, ReferenceCallAnswer, SubQuestionAnswer
 from synthesis.pipeline.context import together
 from synthesis.pipeline.embedding import document_text
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.partition import Partition
 from synthesis.pipeline.teacher import TeacherError
@@ -377,7 +377,7 @@ async def test_what_a_model_asks_is_kept(tmp_path: Path) -> None:
     straddling = EnvironmentsConfig(count=10, split_by="intent")
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
-            executor = LocalExecutor(Model(), pool)
+            executor = Executor(Model(), pool)
             summary = await synthesize(config, executor=executor, journal=journal, out_dir=tmp_path, seed=0)
             other = await synthesize(straddling, executor=executor, journal=journal, out_dir=tmp_path / "i", seed=0)
     assert not summary.rejected["decompose"] and summary.counts["train"] >= 9 and summary.counts["held_out"] == 0

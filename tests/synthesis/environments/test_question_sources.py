@@ -31,7 +31,7 @@ from synthesis.environments.teacher_answers import Argument, AugmentedQuestionAn
 from synthesis.environments.verify import solve
 from synthesis.offline import grammar, plans
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
 from synthesis.pipeline.track import Summary
@@ -164,7 +164,7 @@ async def made(pool: SandboxPool, path: Path, teacher: Any = None, **config: Any
     with Journal(path / "journal.sqlite") as journal:
         summary = await synthesize(
             EnvironmentsConfig(**config),
-            executor=LocalExecutor(teacher or OfflineTeacher(), pool),
+            executor=Executor(teacher or OfflineTeacher(), pool),
             journal=journal,
             out_dir=path,
             seed=0,

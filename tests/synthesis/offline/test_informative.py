@@ -15,7 +15,7 @@ from synthesis.offline import grammar, plans, sampling
 from synthesis.offline.facts.relations import all_relations, joinable
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.offline.trajectory_author import Keep, chain_plan
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.trajectories.config import TrajectoriesConfig
 
 EASTER = ("easter_of_year", "weekday_of_date")
@@ -61,7 +61,7 @@ async def test_environments_have_none_that_a_shorter_way_answers(tmp_path):
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
             await synthesize(
-                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path, seed=1
+                config, executor=Executor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path, seed=1
             )
     made = read_dataset(tmp_path / "train", ToolEnvironment)
     assert len(made) > 30

@@ -30,7 +30,7 @@ from synthesis.environments.world_proof import verify_world
 from synthesis.environments.worlds import make_world
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.offline.world_author import HANDLERS, WORLDS, packaged_tasks
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.partition import Partition
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -181,7 +181,7 @@ async def test_a_run_mixes_them_and_keeps_what_is_held_out_apart(pool: SandboxPo
     digests = []
     for folder in ("one", "two"):
         with Journal(tmp_path / f"{folder}.sqlite") as journal:
-            executor = LocalExecutor(OfflineTeacher(), pool)
+            executor = Executor(OfflineTeacher(), pool)
             summary = await synthesize(config, executor=executor, journal=journal, out_dir=tmp_path / folder, seed=2)
         digests.append(summary.digests)
     assert digests[0] == digests[1]
@@ -253,6 +253,6 @@ async def test_parts_that_do_not_fit_are_refused_by_name(reason: str, pool: Sand
 async def test_worlds_are_in_english(pool: SandboxPool, tmp_path: Path) -> None:
     config = EnvironmentsConfig(count=2, stateful_share=1.0, languages={"zh": 1.0})
     with Journal(tmp_path / "journal.sqlite") as journal:
-        executor = LocalExecutor(OfflineTeacher(), pool)
+        executor = Executor(OfflineTeacher(), pool)
         with pytest.raises(InputError, match="stateful_share"):
             await synthesize(config, executor=executor, journal=journal, out_dir=tmp_path, seed=0)

@@ -14,7 +14,7 @@ from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.endpoint import EndpointReply
 from synthesis.core.rate_limits import Usage
 from synthesis.core.stages import Journal, Rejected
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.preview import Forecast, Preview
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
 from synthesis.trajectories.config import TrajectoriesConfig
@@ -30,7 +30,7 @@ async def run(folder: Path, model: EmulatedModel, config: TrajectoriesConfig, pr
                 url, "m", answer_form="json_schema", judge_own_text=True, price_prompt=10.0, price_completion=20.0
             )
         )
-        executor = LocalExecutor(teacher, pool)
+        executor = Executor(teacher, pool)
         if preview is not None:
             executor.watch(preview)
         try:

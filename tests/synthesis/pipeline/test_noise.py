@@ -11,7 +11,7 @@ from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.stages import Journal
 from synthesis.environments import pipeline as environments
 from synthesis.environments.config import EnvironmentsConfig
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.teacher import OpenAITeacherConfig
 from synthesis.trajectories import pipeline as trajectories
 from synthesis.trajectories.config import TrajectoriesConfig
@@ -25,7 +25,7 @@ async def test_at_most_a_fiftieth_of_the_records_is_lost(tmp_path: Path) -> None
     """Of 50 environments 13 were, and of 28 runs 8, when a request had two draws in four tries."""
     endpoint = Answering(Guided(), noise=0.15)
     async with endpoint as url, SandboxPool(SandboxConfig()) as pool:
-        executor = LocalExecutor(Asking(OpenAITeacherConfig(url, "m", judge_own_text=True), endpoint), pool)
+        executor = Executor(Asking(OpenAITeacherConfig(url, "m", judge_own_text=True), endpoint), pool)
         with Journal(tmp_path / "environments.sqlite") as journal:
             of_environments = await environments.synthesize(
                 EnvironmentsConfig(count=24, held_out_fraction=0.0, distractors={"low": 1}),

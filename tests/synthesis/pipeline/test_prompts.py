@@ -18,7 +18,7 @@ from synthesis.environments import teacher_answers as of_environments
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.answer_forms import prompt_name
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.prompts import PROMPTS, render_prompt
 from synthesis.trajectories import pipeline as trajectories
@@ -108,7 +108,7 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
         with Journal(tmp_path / "journal.sqlite") as journal:
             summary = await trajectories.synthesize(
                 config,
-                executor=LocalExecutor(teacher, pool),
+                executor=Executor(teacher, pool),
                 journal=journal,
                 out_dir=tmp_path,
                 workdir=tmp_path,
@@ -140,7 +140,7 @@ async def test_environments_of_one_language_alone(tmp_path: Path, language: Lang
         for folder, one in (("first", config), ("second", again), *third):
             with Journal(tmp_path / f"{folder}.sqlite") as journal:
                 await environments.synthesize(
-                    one, executor=LocalExecutor(teacher, pool), journal=journal, out_dir=tmp_path / folder, seed=1
+                    one, executor=Executor(teacher, pool), journal=journal, out_dir=tmp_path / folder, seed=1
                 )
             made = read_dataset(tmp_path / folder / "train", ToolEnvironment)
             assert made and {one.language for one in made} == {language}

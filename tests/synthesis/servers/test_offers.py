@@ -14,7 +14,7 @@ from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.records import EmulatedExecution, ServedPrompt, ServedResource, StdioExecution, ToolServer
 from synthesis.core.stages import Journal
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.preview import Preview
 from synthesis.servers.collect import ServerDocument, ServerSource, collect, default_sources
 from synthesis.servers.mcp_client import McpConnections
@@ -148,7 +148,7 @@ async def test_a_preview_shows_what_running_servers_offer(tmp_path):
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
             await synthesize(
-                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
+                config, executor=Executor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
                 workdir=tmp_path, seed=0, preview=seen,
             )  # fmt: skip
     assert len(seen.told) == 2 and seen.told[0].endswith("2 prompts (greet, x)")

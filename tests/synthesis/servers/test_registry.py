@@ -24,7 +24,7 @@ from synthesis.core.records import EmulatedExecution, StdioExecution, ToolServer
 from synthesis.core.schemas import object_schema
 from synthesis.core.stages import Journal
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.servers.collect import ServerDocument, ServerSource, fact_documents
 from synthesis.servers.duplicates import normalize_all, with_own_ids
 from synthesis.servers.normalize import normalize
@@ -851,7 +851,7 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
             summary = await synthesize(
-                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
+                config, executor=Executor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
                 workdir=tmp_path, seed=1,
             )  # fmt: skip
     servers = {server.id: server for server in read_dataset(tmp_path / "out" / "servers", ToolServer)}

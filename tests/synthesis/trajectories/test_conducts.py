@@ -18,7 +18,7 @@ from synthesis.offline.conduct_words import SENTENCES, heard, say
 from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.situations import situation
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.trajectories.conducts import STANDINGS, check_conduct, offered, rounds, score_any, write_any
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.desk import WRITES
@@ -48,7 +48,7 @@ async def made(folder, *, replace=False, **more):
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(folder / "journal.sqlite") as journal:
             return await synthesize(
-                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=folder / "out",
+                config, executor=Executor(OfflineTeacher(), pool), journal=journal, out_dir=folder / "out",
                 workdir=folder, seed=6, replace=replace,
             )  # fmt: skip
 

@@ -29,7 +29,7 @@ from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, Rejected
 from synthesis.offline.intents import FactIntent, JointIntent, understand
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.prompts import Prompts
 from synthesis.servers.collect import default_sources
 from synthesis.servers.mcp_client import McpConnections
@@ -211,7 +211,7 @@ async def made(folder, config):
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(folder / "journal.sqlite") as journal:
             return await synthesize(
-                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=folder / "out",
+                config, executor=Executor(OfflineTeacher(), pool), journal=journal, out_dir=folder / "out",
                 workdir=folder, seed=3,
             )  # fmt: skip
 

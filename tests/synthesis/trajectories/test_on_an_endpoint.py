@@ -19,7 +19,7 @@ from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, NothingAccepted
 from synthesis.core.versions import code_version
 from synthesis.offline.facts.catalog import LICENCE
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.prompts import prompts_digest
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
 from synthesis.pipeline.track import Summary
@@ -56,7 +56,7 @@ async def made(folder: Path, model: EmulatedModel, *, seed: int = 0, replace: bo
         try:
             with Journal(folder / "journal.sqlite") as journal:
                 summary = await synthesize(
-                    settings, executor=LocalExecutor(teacher, pool), journal=journal, out_dir=folder / "out",
+                    settings, executor=Executor(teacher, pool), journal=journal, out_dir=folder / "out",
                     workdir=folder, seed=seed, replace=replace,
                 )  # fmt: skip
         finally:

@@ -17,7 +17,7 @@ from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.intents import understand
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.offline.wording import introduction
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.teacher import render_prompt
 from synthesis.servers.collect import default_sources
@@ -302,7 +302,7 @@ async def test_a_run_with_personas_of_a_file(tmp_path):
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
             summary = await synthesize(
-                config, executor=LocalExecutor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
+                config, executor=Executor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
                 workdir=tmp_path, seed=5,
             )  # fmt: skip
     assert summary.rejected["tasks"] == {} and summary.rejected["augment"] == {}

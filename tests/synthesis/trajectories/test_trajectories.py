@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sqlite3
 from collections import Counter, defaultdict
-from functools import partial
 
 import msgspec
 import pytest
@@ -30,7 +29,7 @@ from synthesis.offline import plans, templates
 from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.intents import FactIntent, understand
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.partition import Partition
 from synthesis.pipeline.track import Track
@@ -66,7 +65,7 @@ async def run(folder, *, teacher=None, config=CONFIG, seed=3):
         with Journal(folder / "journal.sqlite") as journal:
             return await synthesize(
                 config,
-                executor=LocalExecutor(teacher or OfflineTeacher(), pool),
+                executor=Executor(teacher or OfflineTeacher(), pool),
                 journal=journal,
                 out_dir=folder / "out",
                 workdir=folder,
@@ -129,13 +128,12 @@ async def test_a_setting_that_a_stage_came_to_name_keeps_journals_that_had_none_
     async def nothing(item, context):
         return []
 
-    async with LocalExecutor(OfflineTeacher(), None).workers(
-        partial(open_context, config=CONFIG, workdir=tmp_path, seed=0)
-    ) as workers:
+    executor = Executor(OfflineTeacher(), None)
+    async with open_context(executor, config=CONFIG, workdir=tmp_path, seed=0) as context:
         with Journal(tmp_path / "journal.sqlite") as journal:
             for setting, later, count in ((0.0, {}, 1), (0.0, {"policies": 0.0}, 1), (0.5, {"policies": 0.0}, 2)):
                 config = dataclasses.replace(CONFIG, policies=setting)
-                track = Track(workers, journal, tmp_path, config=config, concurrency=1, seed=0)
+                track = Track(executor, context, journal, tmp_path, config=config, concurrency=1, seed=0)
                 made = dict(key=str, out=Task, label="a stage", depends=("attempts",), later=later)
                 await track.stage("stage", nothing, ["input"], **made)
                 stages = {

@@ -21,7 +21,7 @@ from synthesis.core.stages import Journal, Rejected
 from synthesis.offline import conduct_author, trajectory_author
 from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.executors import LocalExecutor
+from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError, role_of
 from synthesis.trajectories.conducts import rounds
 from synthesis.trajectories.config import TrajectoriesConfig
@@ -295,7 +295,7 @@ async def test_a_model_behind_an_endpoint_plays_user_and_agent(tmp_path):
         try:
             with Journal(tmp_path / "journal.sqlite") as journal:
                 summary = await synthesize(
-                    config, executor=LocalExecutor(teacher, pool), journal=journal, out_dir=tmp_path / "out",
+                    config, executor=Executor(teacher, pool), journal=journal, out_dir=tmp_path / "out",
                     workdir=tmp_path, seed=2,
                 )  # fmt: skip
         finally:
