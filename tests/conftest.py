@@ -23,7 +23,7 @@ import scheduling
 from selection import BUDGET, NIGHTLY, QUICK, SECONDS, is_quick, unlisted
 
 # Its deadline of 200 ms for an example is by the clock: a busy machine would fail it.
-hypothesis.settings.register_profile("day", deadline=None)
+hypothesis.settings.register_profile("day", deadline=None, max_examples=40)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=300)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

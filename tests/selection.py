@@ -227,6 +227,7 @@ NIGHTLY: frozenset[str] = frozenset(
         "synthesis/pipeline/test_chaos.py",
         "synthesis/pipeline/test_noise.py",
         "synthesis/core/test_leases.py",
+        "synthesis/servers/test_popular_servers.py",
         "sandbox/test_sandbox_repeats.py",
         "sandbox/test_sandbox_soak.py",
         # Whole topologies and their faults.

@@ -557,7 +557,7 @@ def test_the_sandbox_image_has_all_that_its_program_imports(tmp_path) -> None:
 REQUIREMENTS = sorted(RECIPES.joinpath("containers", "requirements").glob("*.txt"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda path: path.stem)
 def test_every_pinned_package_is_to_be_had(path: Path) -> None:
     """As a wheel for the image's Python; and each of our own requirements is among them."""

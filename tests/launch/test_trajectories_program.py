@@ -41,7 +41,7 @@ def test_trajectories_are_written_once_and_described(run: Programs, tmp_path: Pa
     assert len(list((tmp_path / "journals").glob("*.sqlite"))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_one_language_alone(run: Programs, tmp_path: Path, language: str) -> None:
     result = run(f"--workdir={tmp_path}", *SMALL, f'--config.languages={{"{language}": 1.0}}', "--config.surplus=0.5")

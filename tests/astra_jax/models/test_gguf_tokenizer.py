@@ -99,7 +99,7 @@ def test_a_turn_ends_with_what_the_file_says_or_llama_cpp_finds(tmp_path: Path, 
         convert(tmp_path / "b.gguf", tmp_path / "other")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ids_of_smollm2_are_those_of_transformers() -> None:
     """But for texts with numerals: llama.cpp and SmolLM2's own tokenizer cut each digit off before all else, so that
     spaces before one are a piece of their own; transformers does not know `smollm`, and cuts as GPT-2's does."""

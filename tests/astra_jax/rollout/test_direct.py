@@ -203,7 +203,7 @@ def test_boxes_are_whole_pieces_of_at_most_so_many_numbers() -> None:
 # Several hosts
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_hosts_serve_what_each_has() -> None:
     """Two processes of two devices each: shards over both, replicas once, boxes that lie in pieces in their leaf."""
     with socket.socket() as free:

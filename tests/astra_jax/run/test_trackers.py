@@ -123,7 +123,7 @@ def installed() -> Path:
     return Path(kept)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PACKAGES)
 def test_the_real_package_has_the_rows_offline(tmp_path: Path, installed: Path, name: str) -> None:
     place = installed / name

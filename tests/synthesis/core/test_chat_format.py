@@ -6,7 +6,7 @@ import json
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from processor_time import at_most
@@ -180,7 +180,6 @@ def test_keep_reasoning_differs_only_by_the_reasoning_of_earlier_turns():
     assert kept != dropped
 
 
-@settings(max_examples=100)
 @given(messages=messages_lists, tools=tools_lists, prompt=st.booleans(), keep=st.booleans())
 def test_each_assistant_turn_is_one_trainable_segment_between_untrainable_ones(messages, tools, prompt, keep):
     segments = QWEN3.render(messages, tools, add_generation_prompt=prompt, keep_reasoning=keep)
@@ -276,7 +275,6 @@ reasonings = st.sampled_from(["First this.\nThen that.", "先想一想", "x <too
 turns = st.tuples(plain | st.just(""), reasonings | st.just(""), st.lists(calls, min_size=1, max_size=3))
 
 
-@settings(max_examples=100)
 @given(
     tools=tools_lists, turns=st.lists(turns, max_size=4), final=plain, outputs=texts, reasoning=reasonings | st.just("")
 )

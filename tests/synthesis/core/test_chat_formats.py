@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 from etils import epath
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from template_world import PLAIN_CHATML, template
 
@@ -101,7 +101,6 @@ messages_lists = st.lists(
 )
 
 
-@settings(max_examples=120)
 @given(messages=messages_lists, tools=tools_lists, opened=st.booleans())
 @pytest.mark.parametrize("name", ["qwen2_5", "plain", "no system", "llama3", "llama3, our template", "llama3_0"])
 def test_rendered_text_is_byte_equal_to_the_models_template(name, messages, tools, opened):
@@ -223,7 +222,6 @@ def test_no_text_opens_or_closes_anything(name):
     assert one.escape("a < b <b> [x] <repo> <|") == "a < b <b> [x] <repo> <|"
 
 
-@settings(max_examples=100)
 @given(messages=messages_lists, tools=tools_lists, opened=st.booleans())
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_assistant_turn_is_one_trainable_segment(name, messages, tools, opened):
@@ -253,7 +251,6 @@ def test_appending_turns_and_results_gives_the_conversation(name, thought):
         assert text == text_of(one.render(messages, [WEATHER], add_generation_prompt=True))
 
 
-@settings(max_examples=100)
 @given(content=st.sampled_from(["", "Let me see.", "a\n\nb"]), turn_calls=st.lists(calls, max_size=3))
 @pytest.mark.parametrize("name", FORMATS)
 def test_parsing_a_rendered_turn_gives_the_turn_back(name, content, turn_calls):
@@ -265,7 +262,6 @@ def test_parsing_a_rendered_turn_gives_the_turn_back(name, content, turn_calls):
     assert [(one.name, one.arguments) for one in parsed.calls] == [(one.name, one.arguments) for one in turn_calls]
 
 
-@settings(max_examples=100)
 @given(
     st.lists(
         st.sampled_from(

@@ -94,7 +94,7 @@ EITHER = {"ar": "أو", "de": "oder", "en": "or", "es": "o", "fi": "tai", "fr": 
           "ko": "또는", "pt": "ou", "ru": "или", "th": "หรือ", "tr": "veya", "vi": "hoặc", "zh": "或"}  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     first=st.integers(1, 500),
     size=st.integers(2, 100),
@@ -112,7 +112,7 @@ def test_no_list_of_numbers_states_one(
     assert not states_answer(text, A(numbers[at % size]), language), text
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     names=st.permutations(NAMES),
     size=st.integers(3, 16),
@@ -136,7 +136,7 @@ def test_a_chinese_name_within_another_one_is_not_stated(frame: str) -> None:
         assert states_answer(frame.format(name), A(name), "zh"), name
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     names=st.permutations(PLACES),
     size=st.integers(2, 12),
@@ -149,7 +149,7 @@ def test_no_list_of_chinese_names_states_one(names: list[str], size: int, at: in
     assert not states_answer(text, A(names[at % size]), "zh"), text
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     sentence=st.sampled_from(
         [

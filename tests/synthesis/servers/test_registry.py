@@ -499,7 +499,7 @@ def places(value, way=()):
         yield from places(inner, (*way, key))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_whatever_stands_at_any_place_of_a_record(tmp_path_factory, data):
     """A record of each form, two of whose values are anything at all."""

@@ -169,7 +169,7 @@ def test_operators_are_checked():
 # Scale
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("servers", "tools"), [(1_585, 12), (1, 500)])
 def test_a_hundred_thousand_proposals(tmp_path, servers, tools):
     """The paper's number of servers, and one with all: at most 30 s of CPU and 1 GiB."""

@@ -143,8 +143,8 @@ async def test_the_user_sees_its_goals_and_what_was_said_and_no_tool(pool):
     ],
 )  # fmt: skip
 async def test_the_users_faults_are_its_own(pool, turns, reason):
-    run = await conversation(pool, Played(*turns))
     with pytest.raises(Rejected, match=reason):
+        run = await conversation(pool, Played(*turns))
         await judge_user(run, context(), SERVERS)
 
 
