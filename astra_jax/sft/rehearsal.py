@@ -32,7 +32,7 @@ class RehearsalConfig(Settings):
     """Settings for sampling a model's own conversations.
 
     Attributes:
-        conversations: started; those that cannot be used are counted, with the reason.
+        conversations: started; unusable ones are counted, with the reason.
         max_request_tokens: longer requests are excluded.
         max_answer_tokens: longer answers are kept, and their end is not trained on (`Trajectory.unfinished`). Excluding
             them would leave only the model's shorter answers.
