@@ -58,7 +58,7 @@ class BatchKey(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: from `identity.run_id`.
         identity: digest of `identity.run_identity`: settings, model, environments, tokenizer.
-        update: the one that trains on the batch.
+        update: its number; it trains on the batch.
         version: of the weights that sample it.
         weights: their digest.
         next_index: number of the batch's first group; 0 if groups are not tied to a batch. Lower numbers are trained or

@@ -298,8 +298,7 @@ def batch_advantages(
 
 
 def token_weights(tokens: Sequence[Sequence[int]], config: ObjectiveConfig) -> list[float]:
-    """Return the token weight of `config.normalisation` for each episode; arguments and order as in `batch_advantages`.
-    """
+    """Return the token weight of `config.normalisation` for each episode; arguments and order as in `batch_advantages`."""
     if config.normalisation == "group":
         return [1.0 / sum(group) for group in tokens for _ in group]
     return [1.0 / count if config.normalisation == "episode" else 1.0 for group in tokens for count in group]

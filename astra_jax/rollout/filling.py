@@ -27,8 +27,10 @@ def begun_at_once(concurrent: int, size: int) -> int:
 
     A group ends with its slowest episode, and enters after the groups started before it. Meanwhile, episodes of groups
     started later use the free capacity. So twice as many groups are started as `concurrent`, up to two batches. The
-    limit exists because the share of valid groups is uncertain at first, and excess groups are surplus. Measure with
-    `python -m benchmarks.rl_simulation --async_steps=0 --concurrent_groups=64`.
+    limit exists because the share of valid groups is uncertain at first, and excess groups are surplus.
+
+    Simulated for 14B, batches of 256 and the episodes of 64 groups at once, a batch takes 9, 21 and 28 % less time with
+    2, 8 and 16 servers. (`python -m benchmarks.rl_simulation --async_steps=0 --concurrent_groups=64`.)
 
     Args:
         concurrent: groups whose episodes run at once.

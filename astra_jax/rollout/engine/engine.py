@@ -318,8 +318,7 @@ class Engine:
     # ----------------------------------------------------------------------------------------------------- admission
 
     def _admit(self) -> None:
-        """Assign slots to waiting requests in order of arrival. A request whose slot is busy does not delay the others.
-        """
+        """Assign slots to waiting requests in order of arrival. A request whose slot is busy does not delay the others."""
         waiting = []
         for request in self._queue:
             slot = self._slot_for(request)

@@ -79,8 +79,9 @@ def decodes_written_out(
     """Return whether decoding should use separate arrays per layer (`Model.for_decoding`) and an unrolled loop.
 
     Scanned layers compile faster, and TPUs read them in place. On CPUs and GPUs XLA first copies each layer's weights,
-    keys and values: 30 million parameters with one row on a CPU take 35 ms a step instead of 16. On a GPU twice the
-    memory is needed, since the separated layers and the window read from the cache exist beside the originals.
+    keys and values. On a CPU, 30 million parameters with one row take 35 ms a step instead of 16. On an H200 with 0.6B
+    and one row of 1,280, copies were over a third of the device time. On a GPU twice the memory is needed, since the
+    separated layers and the window read from the cache exist beside the originals.
     """
     platform = device.platform
     if mesh is not None or platform not in ("cpu", "gpu", "cuda"):

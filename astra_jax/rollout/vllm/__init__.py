@@ -1,2 +1,1 @@
-"""Rollouts on vLLM servers: `policy` sends requests, `server` is one server, `sync` and `publishing` transfer weights.
-"""
+"""Rollouts on vLLM servers: `policy` sends requests, `server` is one server, `sync` and `publishing` transfer weights."""

@@ -142,8 +142,7 @@ def _kind(leaf: jax.Array) -> tuple[Any, ...]:
 
 
 def _digest(x: jax.Array) -> int:
-    """Return an array's `astra_vllm.digest`. Called one at a time, since concurrent reductions can exhaust CPU devices.
-    """
+    """Return an array's `astra_vllm.digest`. Called one at a time, since concurrent reductions can exhaust CPU devices."""
     return int(_sum_of_hashes(x))
 
 
