@@ -117,7 +117,7 @@ class _Plays:
                 if call.tool not in names:
                     raise InputError(f"environment {environment.id}: it has no tool {call.tool}; synthesise it again")
             references = [call for call in environment.reference_calls if call.sub_question in needed]
-            # # Calls that share a world run in order. All others are independent, and each failure is counted.
+            # Calls that share a world run in order. All others are independent, and each failure is counted.
             in_turn = [references] if isinstance(environment.world, World) else [[call] for call in references]
             plays += [(task, environment, calls) for calls in in_turn]
         found = await asyncio.gather(*(self.check(*play) for play in plays))

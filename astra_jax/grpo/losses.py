@@ -192,14 +192,14 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
         (loss to minimise, *summed* over tokens; sums for metrics).
     """
     mask = terms.mask.astype(jnp.float32)
-    # # Masked positions may have any finite logprob; a zero log-ratio there keeps exp() finite, so 0 * inf cannot
+    # Masked positions may have any finite logprob; a zero log-ratio there keeps exp() finite, so 0 * inf cannot
     # arise.
     on = mask > 0
     old = jax.lax.stop_gradient(terms.old_logps)
     proximal = old if config.proximal == "trainer" else terms.sampler_logps
     log_ratio = jnp.where(on, terms.logps - proximal, 0.0)
     if config.ratio == "sequence":
-        # # The value is the episode's and the gradient each token's: with `episode` normalisation that is GSPO's
+        # The value is the episode's and the gradient each token's: with `episode` normalisation that is GSPO's
         # gradient.
         own = jax.lax.stop_gradient(log_ratio)
         log_ratio = jnp.where(on, terms.episode_log_ratio, 0.0) + log_ratio - own
@@ -298,7 +298,7 @@ def batch_advantages(
 
 
 def token_weights(tokens: Sequence[Sequence[int]], config: ObjectiveConfig) -> list[float]:
-    """Return the token weight of `config.normalisation` for each episode; arguments and order as in `batch_advantages`."""
+    """Return `config.normalisation`'s token weight of each episode; arguments and order as in `batch_advantages`."""
     if config.normalisation == "group":
         return [1.0 / sum(group) for group in tokens for _ in group]
     return [1.0 / count if config.normalisation == "episode" else 1.0 for group in tokens for count in group]

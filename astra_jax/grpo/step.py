@@ -310,7 +310,7 @@ def take_step(
     config: JitKey,
     mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, Array]]:
-    """Take one optimizer step at this learning rate with the sum from `accumulate`, see `optimizers.apply_gradients`."""
+    """Take one optimizer step at this learning rate, on the sum of `accumulate`; see `optimizers.apply_gradients`."""
     gradients, optimizer = whole(gradients, mesh), make_optimizer(config, rate)
     return apply_gradients(params, opt_state, gradients, total, optimizer=optimizer, rounding=config.rounding)
 
@@ -345,7 +345,7 @@ def abstract_arguments(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# # Values computed before the gradients
+# Values computed before the gradients
 
 
 def with_old_logps(
@@ -363,7 +363,7 @@ def with_old_logps(
 def with_episode_ratio(
     params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> PolicyBatch:
-    """Return the micro-batch with its episodes' log-ratio of `params` to the old weights, the mean over their tokens."""
+    """Return the micro-batch with its episodes' mean log-ratio per token, of `params` to the old weights."""
     batch = to_device(batch, mesh)
     change = trainer_logprobs(params, batch, model=model, config=config, mesh=mesh) - batch.old_logps_bt
     tokens = over_episodes(jnp.ones_like(change), batch, mesh=mesh)
@@ -387,7 +387,7 @@ def trainer_logprobs(
 
 @partial(jax.jit, static_argnames=("mesh",))
 def over_episodes(x_bt: Array, batch: PolicyBatch, *, mesh: Mesh | None = None) -> Array:
-    """Return the sum over the sampled tokens of each token's own episode, on each of its tokens, [B, T]; 0 on padding."""
+    """Return, at each token, the sum over its own episode's sampled tokens, [B, T]; 0 on padding."""
     sampled_bt = jnp.where(batch.loss_mask_bt > 0, x_bt, 0.0)
 
     def row(x_t: Array, segments_t: Array) -> Array:

@@ -393,7 +393,7 @@ class _PolicyAgent:
         if place < len(self._taken):
             self._show(self._taken[place].observation)
             return True
-        # # A turn's outputs can be a megabyte, a second of tokenising, so other episodes must not wait for it.
+        # A turn's outputs can be a megabyte, a second of tokenising, so other episodes must not wait for it.
         tokenizer = self._tokenizer
         observation = await asyncio.to_thread(
             lambda: tokenizer.encode(tokenizer.format.tool_results_text(list(outputs)))

@@ -378,7 +378,7 @@ async def fill(
     started = 0
 
     def wanted() -> int:
-        # # The lower bound limits how many start at once after bad luck or with a hard curriculum.
+        # The lower bound limits how many start at once after bad luck or with a hard curriculum.
         share = max(buffer.counts.valid_share, 0.125)
         return len(late or ()) + min(concurrent, math.ceil(buffer.missing / share * oversample))
 
@@ -386,7 +386,7 @@ async def fill(
         while True:
             if late is None and clock() >= deadline:
                 late = set(running)
-            # # In order before the deadline; after it, take finished groups before starting replacements.
+            # In order before the deadline; after it, take finished groups before starting replacements.
             first = running[:1] if late is None else running
             task = next((task for task in first if task.done()), None)
             if late is None or task is None:

@@ -201,7 +201,7 @@ class ForeignSession:
             try:
                 if self._death:
                     raise EnvironmentDied(self._death)
-                # # A copy, since foreign code may change its arguments.
+                # A copy, since foreign code may change its arguments.
                 answer = await in_time(partial(self._session.call, name, copy.deepcopy(dict(arguments))))
             except (EnvironmentDied, Late) as error:
                 if not self._death:
@@ -265,7 +265,7 @@ async def begun(environment: Environment) -> EnvironmentSession:
 
     warning = asyncio.get_running_loop().call_later(MOST_SECONDS, warn)
     try:
-        # # In the task that also closes it, since resources of a session may be bound to their task.
+        # In the task that also closes it, since resources of a session may be bound to their task.
         return await in_time(environment.begin, _PATIENCE)
     except OwnCodeError as error:
         raise ToolsUnavailable(f"begin {error}") from error

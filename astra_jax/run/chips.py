@@ -41,51 +41,51 @@ class Chip:
 
 
 GIB = 2**30
-# # Gains of each option, in compiled cycles: docs/scale.md.
+# Gains of each option, in compiled cycles: docs/scale.md.
 _TPU_OPTIONS = (
-    # # XLA splits a matmul with gathered weights into a loop over parts: smaller matmuls, whose sums are rounded to
+    # XLA splits a matmul with gathered weights into a loop over parts: smaller matmuls, whose sums are rounded to
     # bfloat16 after each. Disabled below a million MiB.
     ("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000"),
-    # # Collectives start and end at different points; the options below decide what executes them in between.
+    # Collectives start and end at different points; the options below decide what executes them in between.
     ("xla_enable_async_all_gather", "true"),
     ("xla_enable_async_all_reduce", "true"),
     ("xla_tpu_enable_async_collective_fusion", "true"),
     ("xla_tpu_enable_async_collective_fusion_multiple_steps", "true"),
     ("xla_tpu_overlap_compute_collective_tc", "true"),
 )
-# # A layer's weights are gathered, and its gradients summed, in pieces of the adjacent matmuls. Without these options
+# A layer's weights are gathered, and its gradients summed, in pieces of the adjacent matmuls. Without these options
 # the chip waits for each.
 _BY_THE_MATMULS = (
     ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"),
     ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true"),
 )
-# # Matmuls wait for collectives. JAX 0.12's compiler refuses collectives fused with matmuls on every chip but v5e: it
+# Matmuls wait for collectives. JAX 0.12's compiler refuses collectives fused with matmuls on every chip but v5e: it
 # reports that results may be wrong, and hangs.
 _BETWEEN_MATMULS = (
     ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "false"),
     ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "false"),
 )
-# # Run on the sparse cores, including scattered sums, which matmuls cannot include. A v5p has sparse cores too, but its
+# Run on the sparse cores, including scattered sums, which matmuls cannot include. A v5p has sparse cores too, but its
 # compiler leaves nearly all collectives of a cube to the other cores, which then wait.
 _BY_SPARSE_CORES = (
     ("xla_tpu_enable_sparse_core_collective_offload_all_gather", "true"),
     ("xla_tpu_enable_sparse_core_collective_offload_all_reduce", "true"),
     ("xla_tpu_enable_sparse_core_collective_offload_reduce_scatter", "true"),
-    # # Over two mesh axes that are each a side of the slice; otherwise the chip waits for them.
+    # Over two mesh axes that are each a side of the slice; otherwise the chip waits for them.
     ("xla_tpu_enable_sparse_core_collective_offload_2d_all_gather", "true"),
-    # # Otherwise a scattered sum over both sides of a slice (v6e:4x4) would be a full sum, with twice the bytes.
+    # Otherwise a scattered sum over both sides of a slice (v6e:4x4) would be a full sum, with twice the bytes.
     ("xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter", "true"),
     ("xla_tpu_enable_sparse_core_reduce_scatter_v2", "true"),
 )
-# # Half of vector memory as the working set of one operation: larger matmul blocks and more fusion. (v5p's compiler has
+# Half of vector memory as the working set of one operation: larger matmul blocks and more fusion. (v5p's compiler has
 # rejected whole steps with it.)
 _LARGE_WINDOWS = (("xla_tpu_scoped_vmem_limit_kib", "65536"),)
 _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
-# # The data sheets' 8-bit peaks over their bf16 peaks. These TPUs have no e4m3 units: such a matmul takes as many
+# The data sheets' 8-bit peaks over their bf16 peaks. These TPUs have no e4m3 units: such a matmul takes as many
 # compiler cycles as bfloat16 (4,096 x 4,096 x 4,096 on v5p: 547,213 and 544,403; int8 275,123).
 _INT8 = (("int8", 2.0),)
 _INT8_AND_FP8 = (("int8", 2.0), ("fp8", 2.0))
-# # HBM: "available" in the compiler's out-of-memory message. The rest: Google's system architecture pages, with 4 links
+# HBM: "available" in the compiler's out-of-memory message. The rest: Google's system architecture pages, with 4 links
 # of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e), and between slices 6.4 Tb/s for 256 chips (v5e), 50 Gb/s a
 # chip (v5p), 25.6 Tb/s for 256 (v6e). The clock is the peak over the work of the matrix units in a cycle: 4 of 128 x
 # 128 (v5e), 8 (v5p), 4 of 256 x 256 (v6e).

@@ -37,7 +37,7 @@ _FORMER_NAMES = {
 
 
 def todays_name(setting: str) -> str:
-    """Return the current name of a setting with a dotted name, which may be a former name from a checkpoint or a user."""
+    """Return the current dotted name of a setting, whose given name may be a former one."""
     for former, name in _FORMER_NAMES.items():
         if setting == former or setting.endswith(f".{former}"):
             return setting.removesuffix(former) + name

@@ -64,7 +64,7 @@ def _sums(x: jax.Array, blank: np.ndarray | None) -> tuple[jax.Array, jax.Array]
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
     mixed ^= mixed >> 16
-    # # One reduction for both: with two, XLA would store the hashes, an array as large as the weights.
+    # One reduction for both: with two, XLA would store the hashes, an array as large as the weights.
     zeros = jnp.uint32(0), jnp.uint32(0)
     return jax.lax.reduce(
         (mixed, mixed * (2 * place + 1)), zeros, lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(range(x.ndim))

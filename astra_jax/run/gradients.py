@@ -125,7 +125,7 @@ def _accumulated(gradients: Callable[..., Any], params: Any, batch: Any, which_a
     zeros = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=jnp.float32), params)
 
     def step(total: Any, micro: Any) -> tuple[Any, None]:
-        # # The barrier keeps the gradients' reduce-scatter in the loop. XLA would move it after the loop, where each
+        # The barrier keeps the gradients' reduce-scatter in the loop. XLA would move it after the loop, where each
         # device has whole gradients (and its TPU compiler fails).
         return add(total, jax.lax.optimization_barrier(gradients(*micro))), None
 

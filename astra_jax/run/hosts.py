@@ -304,11 +304,11 @@ class HostWatch:
             return
         first = next(iter(str(error).strip().splitlines()), "")
         if _of_a_collective(error):
-            # # A broken collective does not name the dead host: the watch finds it and ends this process.
+            # A broken collective does not name the dead host: the watch finds it and ends this process.
             say(f"error: host {jax.process_index()}: {first}; looking which host is gone", file=sys.stderr)
             time.sleep(1.5 * self._deadline)
         self._say(f"{_FAILED}{type(error).__name__}: {first}")
-        # # At exit JAX would wait for hosts that wait for this one.
+        # At exit JAX would wait for hosts that wait for this one.
         self._gave_up = time.monotonic() + self._deadline / 2
 
     def _wait_for_all(self) -> None:
@@ -341,7 +341,7 @@ class HostWatch:
                 if not failed:
                     first = str(error).splitlines()[0]
                     self._leave(f"host 0 of {count}, where the others meet, does not answer: {first}")
-            # # A failed host ends by itself and reports its own error.
+            # A failed host ends by itself and reports its own error.
             if not failed and (reason := roll.verdict(now)) is not None:
                 self._leave(reason)
             if now > self._gave_up:
@@ -356,7 +356,7 @@ class HostWatch:
         again = "start all hosts again, they go on from the last checkpoint"
         say(f"error: {reason}; {again}", file=sys.stderr)
         if is_first():
-            # # JAX aborts the others once their coordination service is gone: let them find the reason first.
+            # JAX aborts the others once their coordination service is gone: let them find the reason first.
             time.sleep(3 * self._deadline / _BEATS)
         os._exit(1)
 

@@ -54,7 +54,7 @@ def settings_of(config: TrainingConfig) -> dict[str, Any]:
 
 
 def model_settings(model: Model) -> dict[str, Any]:
-    """Return a model's part of a run's identity: its sizes, and its family, since two families may have the same sizes."""
+    """Return a model's part of a run's identity: its sizes, and its family, since families may share sizes."""
     return {"family": model.family, **dataclasses.asdict(model)}
 
 
@@ -130,7 +130,7 @@ def _different(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an identity, also of an earlier version, under current names and without settings that change no result."""
+    """Return an identity (of any version) under current names, without settings that change no result."""
     found = {todays_name(name): value for name, value in identity.items()}
     free: tuple[str, ...] = _IGNORED
     if not any(name.endswith("param_dtype") and value == "bfloat16" for name, value in found.items()):

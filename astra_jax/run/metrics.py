@@ -71,7 +71,7 @@ class MetricWriter:
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (open for the run's life)
         with naming(self._path):
-            # # A single write of a whole line: after a crash it is complete, absent, or cut, which the next start
+            # A single write of a whole line: after a crash it is complete, absent, or cut, which the next start
             # repairs.
             self._file.write(line)
             self._file.flush()
@@ -193,7 +193,7 @@ class _Board:
     """
 
     def __init__(self, folder: Path, purge: int | None) -> None:
-        # # Imported late: not every program or host needs it.
+        # Imported late: not every program or host needs it.
         with _without(UNUSED):
             from tensorboardX import summary
             from tensorboardX.event_file_writer import EventsWriter
@@ -218,7 +218,7 @@ class _Board:
         try:
             self._events.close()
         except OSError:
-            # # It leaves its file open then, and Python 3.13 prints the error again when it drops the file.
+            # It leaves its file open then, and Python 3.13 prints the error again when it drops the file.
             with contextlib.suppress(OSError):
                 self._events._py_recordio_writer.close()
             raise

@@ -41,7 +41,7 @@ def steps_of(state: Any) -> Array:
 
 def rounded(x: Array, key: Array) -> Array:
     """Round to one of the two neighbours in bfloat16, with probabilities that make the expectation exact."""
-    # # A bfloat16 is the upper half of a float32: noise in the lower half carries with the right probability.
+    # A bfloat16 is the upper half of a float32: noise in the lower half carries with the right probability.
     noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + noise
     nearby = jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
@@ -78,7 +78,7 @@ Step = Callable[[Any, Any, Any, Any, Any], tuple[Any, Any]]
 
 
 def may_be_away(params: Any) -> set[str]:
-    """Return the weights whose statistics may be in host memory: the layers' matrices, processed one layer at a time."""
+    """Return the weights whose statistics may be in host memory: the layers' matrices, processed layer by layer."""
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     return {jax.tree_util.keystr(path) for path in paths if stacked_matrices(path) is not None}
 

@@ -49,7 +49,7 @@ def make_optimizer(
             muon_weight_dimension_numbers=_dimension_numbers,
             consistent_rms=0.2,
         )
-        # # Muon's own Adam would decay norm scales too.
+        # Muon's own Adam would decay norm scales too.
         optimizer = optax.partition({"muon": matrices, "adamw": optimizer}, _labels)
     if name not in OPTIMIZERS:
         optimizer = referred(name)(settings, learning_rate)
@@ -230,7 +230,7 @@ def initial_state(
     like, state = abstract_state(params, optimizer, shardings, memory=memory)
     places = jax.tree.map(lambda x: x.sharding, (like, state))
     params = jax.device_put(params, places[0])
-    # # Jitted, so the float32 copies of bfloat16 weights are never made; only their shapes are used.
+    # Jitted, so the float32 copies of bfloat16 weights are never made; only their shapes are used.
     init = jax.jit(lambda params: moments.started(optimizer.init(params), places[1]), out_shardings=places[1])
     return params, init(params)
 

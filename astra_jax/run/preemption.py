@@ -77,7 +77,7 @@ class Preemption:
         """
         self._raise_again()
         if jax.process_count() > 1:
-            # # Counted from the start of the process, like the service: after a notice before the first call it waits
+            # Counted from the start of the process, like the service: after a notice before the first call it waits
             # for number 1, which a run resumed at step 100 would never reach.
             self._times += 1
             return multihost_utils.reached_preemption_sync_point(self._times)

@@ -160,7 +160,7 @@ class _InOrderIterator(grain.DatasetIterator):
 
     def _begun(self) -> grain.DatasetIterator:
         if self._ahead is None:
-            # # Few reader threads: the pipeline is far faster than any training step, and the host has other work.
+            # Few reader threads: the pipeline is far faster than any training step, and the host has other work.
             reading = grain.ReadOptions(num_threads=2, prefetch_buffer_size=64)
             examples = self._dataset.examples.slice(slice(self._index, None))
             options = grain.MultiprocessingOptions(num_workers=self._dataset.workers, per_worker_buffer_size=_AHEAD)

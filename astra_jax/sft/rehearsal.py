@@ -88,7 +88,7 @@ async def rehearse(
         text = tokenizer.decode(given.token_ids if unfinished else given.token_ids[:-1])
         if unfinished and tokenizer.format.is_thinking(text):
             raise Rejected("thought_unfinished")
-        # # The last character may lack some of its tokens.
+        # The last character may lack some of its tokens.
         reasoning, content = tokenizer.format.split_reasoning(text.rstrip("\ufffd") if unfinished else text)
         if not content.strip():
             raise Rejected("empty_answer")

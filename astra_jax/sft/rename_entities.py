@@ -40,7 +40,7 @@ def rename_entities(trajectory: Trajectory, rng: np.random.Generator) -> Traject
     if not names:
         return trajectory
     new = {name: _same_shape(name, rng) for name in names}
-    # # Longest first, and whole words only: "Niger" in "Nigeria" is not a match.
+    # Longest first, and whole words only: "Niger" in "Nigeria" is not a match.
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names))
 
     def renamed(value: Any) -> Any:
@@ -59,7 +59,7 @@ def rename_entities(trajectory: Trajectory, rng: np.random.Generator) -> Traject
 def _rename_message(message: Message, renamed: Any) -> Message:
     content = message.content
     if message.role == "tool":
-        # # Only values of a JSON output are entities, not its keys. It is formatted as in rollouts.
+        # Only values of a JSON output are entities, not its keys. It is formatted as in rollouts.
         document = _json(content)
         content = renamed(content) if document is None else value_text(renamed(document))
     else:
@@ -80,7 +80,7 @@ def _entities(messages: list[Message]) -> set[str]:
             for value in _names(call.arguments):
                 if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", spelled_out):
                     found.add(value)
-    # # Sentences are excluded, and single letters too, since they occur everywhere.
+    # Sentences are excluded, and single letters too, since they occur everywhere.
     return {value for value in found if _is_name(value)}
 
 

@@ -123,7 +123,7 @@ def _next_turns(
 ) -> jax.Array:
     """Return greedy tokens, [R, steps], padded with -1. Every host gets all of them."""
     rows, padded = tokens_rt.shape
-    # # All but the last token of each row are prefilled; decoding starts with the last.
+    # All but the last token of each row are prefilled; decoding starts with the last.
     places_t = jnp.arange(padded)
     positions_rt = jnp.where(places_t < lengths_r[:, None] - 1, places_t, -1)
 

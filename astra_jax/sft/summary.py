@@ -142,7 +142,7 @@ def _alarm(kind: str, stats: DataStats) -> str:
 
 
 def _few_steps(config: SFTConfig, stats: DataStats, steps: int, epoch_steps: int) -> str:
-    """Suggest settings for `FEWEST_STEPS` steps: rows that fit two of the longest examples, and fewer rows in a step."""
+    """Suggest settings for `FEWEST_STEPS` steps: rows for two of the longest examples, and fewer rows a step."""
     few = f"{steps} steps are fewer than {FEWEST_STEPS}"
     if config.steps is not None:
         return f"{few}: raise --config.sft.steps, or leave it out and set --config.sft.epochs"

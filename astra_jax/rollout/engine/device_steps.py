@@ -185,7 +185,7 @@ def decode(
     others = (jnp.zeros(places, jnp.int32), jnp.zeros(places, jnp.float32)) if alternatives else None
     start = (0, recent, rows.last_r, rows.budget_r > 0, tokens_rt, logps_rt, said, others)
     _, recent, _, _, tokens_rt, logps_rt, _, others = jax.lax.while_loop(more, body, start)
-    # # Step i fed a token, and so made keys and values, exactly if it sampled one.
+    # Step i fed a token, and so made keys and values, exactly if it sampled one.
     count_r = jnp.sum(tokens_rt >= 0, axis=1)
     cache = put(cache, rows.index_r, rows.positions_r, count_r, recent)
     return cache, tokens_rt, logps_rt, others
@@ -218,7 +218,7 @@ def feed(
         return new, _logits(x_r1d, w_dv, more_rows)
 
     count_r = active_r.astype(jnp.int32)
-    # # One step, as a loop, so that reads of the cache precede the writes; see `put`.
+    # One step, as a loop, so that reads of the cache precede the writes; see `put`.
     start = recent, jnp.zeros((n, model.vocab_size), jnp.float32)
     recent, logits_rv = jax.lax.fori_loop(0, jnp.max(count_r), body, start)
     return put(cache, rows.index_r, rows.positions_r, count_r, recent), logits_rv

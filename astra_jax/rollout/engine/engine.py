@@ -255,7 +255,7 @@ class Engine:
                 self._lose(slots[0], error)
         else:
             if any(isinstance(why, ArithmeticError) for _, why in lost):
-                # # These keys and values must not be reused: a NaN passes the mask (0 x NaN is NaN).
+                # These keys and values must not be reused: a NaN passes the mask (0 x NaN is NaN).
                 await _whole(self._worker.start_over)
             for slot, why in lost:
                 self._lose(slot, why)
@@ -318,7 +318,7 @@ class Engine:
     # ----------------------------------------------------------------------------------------------------- admission
 
     def _admit(self) -> None:
-        """Assign slots to waiting requests in order of arrival. A request whose slot is busy does not delay the others."""
+        """Assign slots to waiting requests in order of arrival. A busy slot delays only its own session."""
         waiting = []
         for request in self._queue:
             slot = self._slot_for(request)

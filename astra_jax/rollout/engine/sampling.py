@@ -181,10 +181,10 @@ def _keep_likely(logits_rv: Array, top_k_r: Array, min_p_r: Array, top_p_r: Arra
 
 
 def _keep_nucleus(logits_rv: Array, top_p_r: Array) -> Array:
-    """Set logits to -inf outside the smallest set of likeliest tokens whose mass reaches top_p (ties at its edge stay)."""
+    """Set logits to -inf outside the smallest set of likeliest tokens with mass top_p (ties at its edge stay)."""
     sorted_rv = -jnp.sort(-logits_rv, axis=-1)
     mass_rv = jnp.cumsum(jax.nn.softmax(sorted_rv, axis=-1), axis=-1)
-    # # A token is in the nucleus if the mass before it is below top_p; the last such token sets the edge.
+    # A token is in the nucleus if the mass before it is below top_p; the last such token sets the edge.
     before_rv = jnp.concatenate([jnp.zeros_like(mass_rv[:, :1]), mass_rv[:, :-1]], axis=-1)
     edge_r = jnp.min(jnp.where(before_rv < top_p_r[:, None], sorted_rv, jnp.inf), axis=-1)
     return jnp.where((logits_rv >= edge_r[:, None]) | (top_p_r[:, None] >= 1), logits_rv, -jnp.inf)

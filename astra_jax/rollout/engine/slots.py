@@ -49,12 +49,12 @@ class EngineConfig(Settings):
             weights: number of the model's weights that multiply each token.
         """
         on_cpu = platform == "cpu"
-        # # In sixteenths of the slots; 0 is one row. Decoding all rows is faster than half of them off CPUs, since a
+        # In sixteenths of the slots; 0 is one row. Decoding all rows is faster than half of them off CPUs, since a
         # subset is gathered first.
         decode: tuple[int, ...] = (0, 1, 4, 8, 16) if on_cpu else (0, 1, 4, 16)
         prefill: tuple[int, ...] = (1, 2, 4) if on_cpu else (1, 4)
         if on_cpu and weights >= _LARGE:
-            # # With SmolLM2-135M on CPU, more row counts save a tenth of decoding and a sixth of prefilling in GRPO
+            # With SmolLM2-135M on CPU, more row counts save a tenth of decoding and a sixth of prefilling in GRPO
             # updates.
             decode, prefill = (0, 1, 4, 6, 8, 12, 16), (0, 1, 2, 4)
 

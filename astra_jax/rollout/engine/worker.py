@@ -168,7 +168,7 @@ class Worker:
             if donor is None or donor.prefilling:
                 continue
             slot.donor = None
-            # # The donor may have a new request meanwhile, so compare with its current contents.
+            # The donor may have a new request meanwhile, so compare with its current contents.
             shared = min(common_prefix(donor.ids[: donor.cached], slot.ids[: slot.length]), slot.length - 1)
             if shared > slot.cached:
                 self.stats.copied_tokens += shared - slot.cached
@@ -304,7 +304,7 @@ class Worker:
         rows, whole = self._rows(count, placed), count == self.shapes.slots
         given = (self._params, self.cache, rows)
         self.cache, logits = device_steps.feed(*given, window=window, whole=whole, **self._compiled_for)
-        # # Compute the allowed tokens while the device computes the logits.
+        # Compute the allowed tokens while the device computes the logits.
         allowed = np.zeros((count, -(-self.model.vocab_size // 32)), np.int32)
         lost: Lost = []
         for row, slot, request in placed:

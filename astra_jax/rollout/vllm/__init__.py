@@ -1,1 +1,1 @@
-"""Rollouts on vLLM servers: `policy` sends requests, `server` is one server, `sync` and `publishing` transfer weights."""
+"""Rollouts on vLLM servers: `policy` asks them, `server` is one of them, `sync` and `publishing` transfer weights."""

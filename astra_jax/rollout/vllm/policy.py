@@ -73,7 +73,7 @@ class VLLMPolicy:
         if not is_first():
             return self
         headers = {"Authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
-        # # One connection per request, which costs far less than sampling. A server short of CPU closes idle
+        # One connection per request, which costs far less than sampling. A server short of CPU closes idle
         # connections during a request, and aiohttp does not repeat a POST, so a healthy server would be taken out of
         # service.
         connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=trusting(self.config.ca_file) or True)
@@ -147,7 +147,7 @@ class VLLMPolicy:
                     labels = draw.labels or [await self._sync_way.version(server)] * drawn
             except (*FAILURES, PolicyError) as error:
                 server.counts.failures += 1
-                # # A refused connection never delivered the request.
+                # A refused connection never delivered the request.
                 if not isinstance(error, aiohttp.ClientConnectorError):
                     reasons.append(f"{server.url}: {why(error)}")
                 failed.append(server)

@@ -145,7 +145,7 @@ def _parameters(
     parameters["logprobs"] = 1 if route.on_tpus else 0  # of the sampled token alone; on TPUs 0 returns none
     if not route.seeded:
         return parameters
-    # # The server seeds per request, and our seeds are per sequence position.
+    # The server seeds per request, and our seeds are per sequence position.
     seed = rng_for(sampling.seed, "vllm", len(token_ids)).getrandbits(31)
     return parameters | {"seed": seed}
 

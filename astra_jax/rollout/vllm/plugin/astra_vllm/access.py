@@ -80,7 +80,7 @@ class SyncRoot:
         if path == root or not path.is_relative_to(root):
             raise NotTaken(problem)
         for one in (path.parent / "_CHECKPOINT_METADATA", *path.rglob("*")):
-            # # Reading a pipe would never end, and a link may lead anywhere.
+            # Reading a pipe would never end, and a link may lead anywhere.
             if one.exists() and not (one.resolve().is_relative_to(root) and (one.is_file() or one.is_dir())):
                 raise NotTaken(f"{one} is no file below {ROOT}={self._text}")
         return {"driver": "file", "path": f"{path}/"}

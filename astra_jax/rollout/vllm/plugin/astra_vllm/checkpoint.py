@@ -55,7 +55,7 @@ class PolicyCheckpoint:
     def __init__(self, item: str, root: SyncRoot) -> None:
         self.item = item.rstrip("/")[:_SHOWN]
         self._store = root.store(item)
-        # # Files are memory-mapped: for 0.9 GB, reading into buffers takes 0.8 s instead of 0.2, mostly page faults.
+        # Files are memory-mapped: for 0.9 GB, reading into buffers takes 0.8 s instead of 0.2, mostly page faults.
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_mode": {"mode": "memmap"}})
         self._require_commit()
         metadata = self._json(self._store, _ITEM_METADATA)
@@ -105,7 +105,7 @@ class PolicyCheckpoint:
 
     def _open(self, name: str) -> ts.TensorStore:
         store = {"driver": "ocdbt", "base": self._store, "path": f"{name}/"}
-        # # By default tensorstore reads missing chunks as zeros.
+        # By default tensorstore reads missing chunks as zeros.
         spec = {"driver": self._driver, "kvstore": store, "fill_missing_data_reads": False}
         try:
             array = ts.open(spec, open=True, read=True, context=self._context).result()

@@ -81,7 +81,7 @@ class WorkerExtension:
         if other := sorted(set(parameters) ^ set(expected)):
             raise RuntimeError(f"astra_sync: {other[0]} is not both in checkpoints and in the served model")
         for name, (shape, _) in sorted(parameters.items()):
-            # # Vocabularies are padded to the number of chips. Heads are padded too, for which tpu-inference has no
+            # Vocabularies are padded to the number of chips. Heads are padded too, for which tpu-inference has no
             # loader.
             vocabulary = name.endswith(("embed_tokens.weight", "lm_head.weight"))
             if math.prod(shape) != math.prod(expected[name]) and not vocabulary:

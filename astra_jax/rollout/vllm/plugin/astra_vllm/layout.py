@@ -87,7 +87,7 @@ def laid_out(
         stacked, shape = leaf.name.count("{}"), leaf.shape
         if stacked > len(shape):
             raise PolicyCheckpointError(f"{source}: leaf {leaf.name} has only {len(shape)} axes")
-        # # Check before creating a span for each: a shape of a few bytes can claim any number.
+        # Check before creating a span for each: a shape of a few bytes can claim any number.
         if (held := math.prod(shape[:stacked])) > len(known) - len(spans):
             raise PolicyCheckpointError(
                 f"{source}: leaf {leaf.name} of shape {list(shape)} holds {held} tensors, more than the model has"

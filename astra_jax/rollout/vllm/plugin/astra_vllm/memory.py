@@ -41,7 +41,7 @@ class SharedMemory:
 def mapped(path: str) -> mmap.mmap:
     """Map the memory of another process's `SharedMemory.path`."""
     with open(path, "r+b") as file:
-        # # Shared and populated at once. Writable only because torch requires it; nothing is written.
+        # Shared and populated at once. Writable only because torch requires it; nothing is written.
         return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 

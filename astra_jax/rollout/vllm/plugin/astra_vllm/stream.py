@@ -191,7 +191,7 @@ class PolicyStream:
         has = parts.pop((start, box.ranges), "")  # its contents are undefined from here
         answer = self._answer(connection, host, {"want": self._version, "box": box.number, "has": has})
         size, form = answer.get("bytes"), answer.get("form")
-        # # In a leaf with several axes a box need not be contiguous.
+        # In a leaf with several axes a box need not be contiguous.
         target = place if place.flags.c_contiguous else np.ascontiguousarray(place)
         if form == "whole" and size == target.nbytes:
             connection.fill(target.data)

@@ -72,11 +72,11 @@ class PolicyWorker:
                 return None
             parameter, (_, dtype, sharding) = parameters[name], self._kinds[name]
             parameter.get_value().delete()
-            # # A copy: JAX arrays on CPU devices may share the memory of their source.
+            # A copy: JAX arrays on CPU devices may share the memory of their source.
             copied = tensor.to(getattr(torch, dtype.name), copy=True)
             with jax.set_mesh(runner.mesh):  # the mesh is per thread
                 parameter.weight_loader(parameter, copied)
-            # # The loader's sharding is equivalent, but would be another key in the compilation cache.
+            # The loader's sharding is equivalent, but would be another key in the compilation cache.
             parameter.set_value(jax.device_put(parameter.get_value(), sharding))
             return name
 
@@ -142,7 +142,7 @@ def _kind(leaf: jax.Array) -> tuple[Any, ...]:
 
 
 def _digest(x: jax.Array) -> int:
-    """Return an array's `astra_vllm.digest`. Called one at a time, since concurrent reductions can exhaust CPU devices."""
+    """Return an array's `astra_vllm.digest`. One at a time: concurrent reductions can exhaust CPU devices."""
     return int(_sum_of_hashes(x))
 
 
