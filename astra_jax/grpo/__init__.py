@@ -1,1 +1,1 @@
-"""Online multi-turn GRPO: `train` is the loop, `step` one update of it, `losses` the objective, `config` settings."""
+"""Online multi-turn GRPO: `train` is the loop, `step` one update, `losses` the objective, `config` the settings."""

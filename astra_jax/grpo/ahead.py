@@ -1,9 +1,9 @@
-"""The batches of asynchronous GRPO: rollouts go on across updates (`rollout/stream.py`).
+"""Batches of asynchronous GRPO, whose rollouts continue across updates (`rollout/stream.py`).
 
-What was trained on depends on when which group ended, so a run that goes on cannot find it again as a strictly online
-one does. It is written down: `rollouts/` has what was finished while the policy had each version's weights, and which
-groups each update was trained on. A process that goes on from a checkpoint takes those batches, update by update, as
-long as its weights are to the bit what they were; then it goes on with what was under way.
+Batches depend on when each group ended, so a resumed run cannot recompute them, unlike a strictly online run.
+`rollouts/` therefore records the episodes finished under each weight version, and the groups of each update. A run that
+resumes from a checkpoint takes those batches, update by update, as long as its weights are bit-identical. Then it
+continues with the groups that were running.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from synthesis.core.typed import convert_to
 
 
 class AsyncRollouts(Rollouts):
-    """Groups under way across updates, up to `async_steps` batches ahead; else as `Rollouts`."""
+    """Rollouts that continue across updates, up to `async_steps` batches ahead; otherwise as `Rollouts`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._sampler.too_old = self._buffer.too_old
-        self._stream: GroupStream | None = None  # once nothing is to be repeated
+        self._stream: GroupStream | None = None  # set once no recorded batch is left to repeat
         self._journal: BatchJournal | None = None
         self._digests: dict[int, str] = {}  # of the weights, by version
-        self._open: set[int] = set()  # groups that are begun, and not in the buffer or dropped
-        self._batch: GroupBatch | None = None  # that `take` gives
+        self._open: set[int] = set()  # groups started, and neither in the buffer nor dropped
+        self._batch: GroupBatch | None = None  # returned by `take`
         self._since = time.perf_counter()
         self._told: Callable[[int], None] = lambda missing: None
 
     async def follow(self, version: int, weights: str = "") -> None:
-        """See `Rollouts.follow`; what is finished from now on is of this version."""
+        """See `Rollouts.follow`; episodes that finish from now on are recorded under this version."""
         await super().follow(version, weights)
         before, journals = self._journal, self._journals
         if journals is not None:
 
             def opened() -> BatchJournal:
-                if self._stream is not None:  # what another life of this run has of later versions is not this one's
+                if self._stream is not None:  # discard later versions' records of an earlier process
                     journals.forget(since=version)
                 journal = before
                 if journal is None:
@@ -63,7 +63,7 @@ class AsyncRollouts(Rollouts):
     async def fill(self, update: int, on_group: Callable[[int], None] = lambda missing: None) -> None:
         """Wait until there is a batch, or `max_groups_per_step` were sampled since the last one."""
         self._update, self._told = update, on_group
-        if self._batch is not None:  # it was not taken: the run was to stop
+        if self._batch is not None:  # not taken, since the run was stopping
             return
         if self._stream is None:
             if self._buffer.update != update:
@@ -93,12 +93,12 @@ class AsyncRollouts(Rollouts):
             await self._journal.keep_batch(taken)
 
     def take(self) -> GroupBatch | None:
-        """The batch, which leaves; None when there is none."""
+        """Return the batch and remove it; None if there is none."""
         batch, self._batch = self._batch, None
         return batch
 
     def _begin(self, update: int) -> None:
-        """Count what becomes of groups for this update."""
+        """Reset the counts of groups for this update."""
         self._buffer.begin(update)
         self._sampler.count_anew()
         if self._journal is not None:
@@ -106,8 +106,8 @@ class AsyncRollouts(Rollouts):
         self._entered, self._ended = [], []
 
     def _trained(self) -> GroupBatch | None:
-        """What an earlier process trained this update on, by the same weights; None: it did not, or gave up, or not all
-        of it is there."""
+        """Return the batch that an earlier process trained this update on with the same weights. None if there was
+        none, it was given up, or it is incomplete."""
         journal = self._journal
         if journal is None or (taken := journal.batch) is None:
             return None
@@ -118,7 +118,7 @@ class AsyncRollouts(Rollouts):
         begun = {*self._open, *self._sampler.again, *range(self._sampler.next_index, taken.next_index)}
         self._open, self._sampler.next_index = set(), max(self._sampler.next_index, taken.next_index)
         self._sampler.again = sorted(begun - waiting.keys() - {*taken.ended})
-        if not taken.trained:  # what was sampled in vain is not sampled again
+        if not taken.trained:  # groups sampled without success are not sampled again
             self._buffer.lengths = taken.lengths
             return None
         if not waiting.keys() >= {*taken.trained}:
@@ -166,14 +166,14 @@ class AsyncRollouts(Rollouts):
         self._check_masked(self._buffer.counts, is_whole=False)
 
     async def close(self) -> None:
-        """Cancel what is under way; what is finished of it is kept."""
+        """Cancel the running groups; their finished episodes are kept."""
         if self._stream is not None:
             await self._stream.close()
         if self._journal is not None:
             await self._journal.close()
 
     def state(self) -> dict[str, Any]:
-        """As JSON values, at any time; of what is under way, its numbers."""
+        """Return the state as JSON values, at any time; running groups are saved by number."""
         buffer: GroupBuffer = self._buffer.copy()
         if self._batch is not None:
             buffer.give_back(self._batch.groups)
@@ -193,7 +193,7 @@ class AsyncRollouts(Rollouts):
         super().load({**state, "filling": None})
         self._buffer.update = state["update"]
         self._sampler.again = list(state.get("open", ()))
-        entered = {*state.get("entered", ())}  # checkpoints of before do not say it
+        entered = {*state.get("entered", ())}  # missing in earlier checkpoints
         self._entered = [group for group in self._buffer.groups if group.index in entered]
         self._ended = list(state.get("ended", ()))
         self._digests = {version: digest for version, digest in state.get("digests", ())}

@@ -1,4 +1,4 @@
-"""GRPO's settings: the paper's, where it gives them."""
+"""Settings of GRPO; defaults from the paper where it gives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, 
 from synthesis.core.rewards import bounds_of
 
 Order = Literal["shuffled", "easy_first"]
-"""Of the environments in each pass over them."""
+"""Order of the environments in each pass over them."""
 
 ROOM: Final = (
     "--config.grpo.concurrent_groups (slots are concurrent_groups x group_size), "
@@ -25,7 +25,7 @@ ROOM: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig(TrainingConfig):
-    """Defaults are the paper's where it gives one; those it leaves open are ours, with the reason.
+    """Settings of GRPO. Defaults are the paper's where it gives one; the others are ours, with the reason.
 
     Attributes, beside `TrainingConfig`'s:
         steps: updates of the policy. The paper's curves run to about 140.
@@ -47,9 +47,9 @@ class GRPOConfig(TrainingConfig):
         deadline_seconds: of a batch's rollouts: from then on groups count in the order in which they finish, and what
             is still under way when the batch is full is cancelled, see `filling.fill`. None waits for all. With
             `async_steps` none is waited for anyway.
-        async_steps: 0 is strictly online (paper). k: rollouts go on during updates and across them, up to k batches
+        async_steps: 0 is strictly online (paper). k: rollouts continue during updates and across them, up to k batches
             ahead; a group is trained on when its oldest token is at most k updates old, else dropped and counted.
-            Importance sampling corrects for what drew each token.
+            Importance sampling corrects for the weights that sampled each token.
         max_masked_share: stop with an error when more of a batch's sampled episodes have no score, because
             infrastructure or a reward failed; see `filling/masked_…`. Ours: 0.2. Fewer than 4 never stop a run.
         max_groups_per_step: stop training (result `exhausted`, with the reason) when a batch needs more. The paper
@@ -110,32 +110,32 @@ class GRPOConfig(TrainingConfig):
 
     @property
     def constant_rate(self) -> bool:
-        """Whether the learning rate is the same in all steps, however many there are."""
+        """True if the learning rate is the same in all steps, whatever their number."""
         return self.warmup_fraction == 0 and self.final_fraction == 1 and self.schedule == "cosine"
 
     @property
     def most_groups(self) -> int:
-        """That are sampled for a step."""
+        """Most groups that are sampled for a step."""
         return 16 * self.batch_size if self.max_groups_per_step is None else self.max_groups_per_step
 
     @property
     def episodes_at_once(self) -> int:
-        """That are under way."""
+        """Most episodes that run at once."""
         return self.concurrent_groups * self.group_size
 
     @property
     def groups_at_once(self) -> int:
-        """Strictly online: that are begun and have not entered a batch."""
+        """Strictly online: most groups that are started and not yet in a batch."""
         return begun_at_once(self.concurrent_groups, self.batch_size)
 
     @property
     def row_lengths(self) -> dict[int, str]:
-        """That rows may have, each with the setting that it is from."""
+        """Possible row lengths, each with the setting that defines it."""
         return dict.fromkeys(self.row_buckets, ROW_BUCKET)
 
     @property
     def most_age(self) -> int:
-        """Updates that the oldest token of what is trained on may be old."""
+        """Largest age in updates of a token in training."""
         return self.async_steps or self.surplus_max_age
 
     def __post_init__(self) -> None:

@@ -1,13 +1,13 @@
-"""A run's batches as a dataset, to be trained on again (`replay.py`) and looked at (`launch.inspect`).
+"""Dataset of a run's batches, to train on again (`replay.py`) and to inspect (`launch.inspect`).
 
     dump = BatchDump(workdir / FOLDER, run=run, identity=identity, tokenizer=tokenizer)
-    dump.begin(step)  # what another life of the run has of later updates leaves
-    line = dump.write(update, groups, filling)  # a shard: whole, or not there
-    dump.commit(line, before, after)  # from now on it is part of the dataset
+    dump.begin(step)  # removes later updates of an earlier process
+    line = dump.write(update, groups, filling)  # a shard: complete or absent
+    dump.commit(line, before, after)  # adds it to the dataset
 
 The folder has a card, and for each update a dataset of its own, `update_<update>`, whose records are the batch's
-groups. A shard is written before the card names it, with its digest, so that the folder is whole at any time, and what
-is cut, swapped or missing is refused by its name. Arrays are bytes (`packed.CompactEpisode`).
+groups. A shard is written before the card names it with its digest, so the folder is always consistent. A truncated,
+swapped or missing shard causes an error that names it. Arrays are bytes (`packed.CompactEpisode`).
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:  # the pages want neither
     from astra_jax.tokenizer import ChatTokenizer
 
 FOLDER = "batches"
-"""Below a run's workdir."""
+"""Folder name below a run's workdir."""
 
 _QUESTION = 400
 _SHARD = "update_"
 
 
 class DumpedGroup(BinaryRecord, frozen=True, kw_only=True):
-    """A group that was trained on; fields as of `filling.Group`.
+    """A group in a batch; fields as in `filling.Group`.
 
     Attributes:
-        pieces: the text of each token id that occurs, for people; of a part of a character it is U+FFFD.
+        pieces: the text of each token id that occurs, for display; part of a character is U+FFFD.
     """
 
     index: int
@@ -64,10 +64,10 @@ class DumpedGroup(BinaryRecord, frozen=True, kw_only=True):
     pieces: dict[int, str]
 
     def group(self) -> Group:
-        """The group, the logprobs of its episodes as float32.
+        """Return the group, with its episodes' logprobs as float32.
 
         Raises:
-            ValueError: an episode's parts do not fit together.
+            ValueError: an episode's parts are inconsistent.
         """
         episodes = [expanded(one) for one in self.episodes]
         environment = episodes[0].environment_id if episodes else ""
@@ -75,14 +75,14 @@ class DumpedGroup(BinaryRecord, frozen=True, kw_only=True):
 
 
 class GroupLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as its shard's card has it.
+    """Description of a group in its shard's card.
 
     Attributes:
-        question: the beginning of the user's first message.
-        update: whose weights drew its oldest token.
+        question: the start of the user's first message.
+        update: the version that sampled its oldest token.
         rewards, deviation: of its episodes.
-        tokens: sampled ones.
-        versions: the oldest and the newest that drew a token.
+        tokens: number of sampled tokens.
+        versions: the oldest and the newest version of its tokens.
     """
 
     index: int
@@ -96,14 +96,14 @@ class GroupLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DumpedUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """An update as the dataset's card has it.
+    """Description of an update in the dataset's card.
 
     Attributes:
-        groups, episodes, tokens: of its batch, tokens those that were sampled.
+        groups, episodes, tokens: counts in its batch; only sampled tokens.
         reward: the mean.
-        versions: the oldest and the newest that drew a token.
+        versions: the oldest and the newest version of its tokens.
         digest: of its shard.
-        before, after: digests of the weights that it began from and came to (`TrainState.digest`).
+        before, after: digests of the weights before and after the update (`TrainState.digest`).
     """
 
     update: int
@@ -118,7 +118,7 @@ class DumpedUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchDump:
-    """Writes the batches of a run; the first host's alone.
+    """Writer of a run's batches, on the first host only.
 
     Args:
         folder: on disk or in a bucket.
@@ -132,10 +132,10 @@ class BatchDump:
         self._updates: list[DumpedUpdate] = []
 
     def begin(self, step: int) -> None:
-        """Go on from a state with so many updates behind it.
+        """Start recording after `step` updates.
 
         Raises:
-            DatasetError: there is something else in the folder.
+            DatasetError: the folder has other contents.
         """
         if (self._folder / CARD_FILE).exists():
             there = DumpedBatches(self._folder)
@@ -147,7 +147,7 @@ class BatchDump:
                 )
         elif self._folder.exists() and any(self._folder.iterdir()):
             raise DatasetError(f"{self._folder} has files and no {CARD_FILE}; move them elsewhere, or delete them")
-        self._write_card()  # first: what it does not name is no part of the dataset
+        self._write_card()  # first: shards that it does not name are not in the dataset
         kept = {shard_folder(self._folder, line.update) for line in self._updates}
         for path in [*self._folder.iterdir()]:
             if path.name.lstrip(".").startswith(_SHARD) and path not in kept:
@@ -157,8 +157,8 @@ class BatchDump:
         """Write the shard of an update.
 
         Args:
-            groups: its batch, in its order.
-            filling: how filling it went, JSON values.
+            groups: its batch, in order.
+            filling: the fill report as JSON values.
 
         Raises:
             DatasetError, OSError, StorageError: it could not be written.
@@ -201,15 +201,15 @@ class BatchDump:
 
 
 class DumpedBatches:
-    """The batches that a run has written.
+    """Batches written by a run.
 
     Attributes:
         card: the dataset's.
-        run, identity: as of `BatchDump`.
-        updates: by their number.
+        run, identity: as in `BatchDump`.
+        updates: by number.
 
     Raises:
-        DatasetError: there is no such dataset.
+        DatasetError: the dataset does not exist.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -230,10 +230,10 @@ class DumpedBatches:
         self.updates = {line.update: line for line in lines}
 
     def check_there(self, first: int, last: int) -> None:
-        """See that the batches of updates from `first` to before `last` are there.
+        """Check that the batches of updates from `first` to before `last` exist.
 
         Raises:
-            InputError: one is not.
+            InputError: one is missing.
         """
         for update in range(first, last):
             if update not in self.updates:
@@ -245,10 +245,10 @@ class DumpedBatches:
                 )
 
     def shard(self, update: int) -> tuple[list[GroupLine], dict[str, Any]]:
-        """The groups of an update and how its batch was filled, by the shard's card.
+        """Return the groups and the fill report of an update, from the shard's card.
 
         Raises:
-            DatasetError: the shard is not there, or is another one than the dataset's card says.
+            DatasetError: the shard is missing, or differs from the one in the dataset's card.
         """
         path = shard_folder(self.folder, update)
         card = read_card(path)
@@ -261,37 +261,38 @@ class DumpedBatches:
             raise DatasetError(f"{path / CARD_FILE} is no card of a batch ({error}); have it written again") from None
 
     def groups(self, update: int) -> tuple[list[Group], dict[str, Any]]:
-        """The batch of an update, checked by its digest, and how it was filled.
+        """Return the batch of an update, checked by its digest, and its fill report.
 
         Raises:
-            DatasetError: it is not there, cut, or another one than the card says.
+            DatasetError: it is missing, truncated, or differs from the one in the card.
         """
         _, filling = self.shard(update)
         path = shard_folder(self.folder, update)
-        records = list(each_record(path, DumpedGroup))  # all of them first: then the digest is known
+        records = list(each_record(path, DumpedGroup))  # read all records first, which checks the digest
         return [_whole(path, record) for record in records], filling
 
     def group(self, update: int, place: int) -> tuple[Group, dict[int, str]]:
-        """One group by its place in the batch, and the text of its tokens. Raises as `groups`, but for its digest."""
+        """Return one group by its index in the batch, and the text of its tokens. Raises as `groups`, except for its
+        digest."""
         path = shard_folder(self.folder, update)
         record = read_record(path, DumpedGroup, place)
         return _whole(path, record), record.pieces
 
 
 def shard_folder(folder: Folder, update: int) -> epath.Path:
-    """Where the batch of an update is."""
+    """Return the folder with the batch of an update."""
     return location(folder) / f"{_SHARD}{update:08}"
 
 
 def _whole(path: Folder, record: DumpedGroup) -> Group:
     try:
         return record.group()
-    except (ValueError, RecursionError) as error:  # msgspec's and JSON's are ValueErrors
+    except (ValueError, RecursionError) as error:  # errors of msgspec and json are ValueErrors
         raise DatasetError(f"{path}: group {record.index} is corrupt ({error}); have it written again") from None
 
 
 def _sendable(text: str) -> str:
-    """Without lone surrogates, which no file of JSON has."""
+    """Replace lone surrogates, which JSON files cannot contain."""
     return text.encode("utf-8", "replace").decode()
 
 

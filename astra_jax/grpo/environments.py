@@ -1,4 +1,4 @@
-"""Whether environments can be trained on: found out before the run, not in the middle of it."""
+"""Checks that environments can be trained on, before the run starts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _AT_ONCE = 64
 
 
 def select_environments(environments: Sequence[AnyEnvironment], config: GRPOConfig) -> Sequence[AnyEnvironment]:
-    """Those that a run trains on: all, or those whose recorded solve rate lies within `config.solve_rates`.
+    """Return the environments to train on: all, or those whose recorded solve rate is within `config.solve_rates`.
 
     Raises:
-        ValueError: an environment without a solve rate, where `solve_rates` or `order` needs one; none lies within.
+        ValueError: an environment has no solve rate although `solve_rates` or `order` needs one, or none is in range.
     """
     if config.solve_rates is None and config.order == "shuffled":
         return environments
@@ -53,7 +53,7 @@ def select_environments(environments: Sequence[AnyEnvironment], config: GRPOConf
 
 
 def _use_of_rates(environments: Sequence[AnyEnvironment]) -> str:
-    """What to do with what launch.difficulty writes."""
+    """Return advice on using the output of launch.difficulty."""
     if all(isinstance(one, ToolEnvironment) for one in environments):
         return "train on what it writes"
     return "give the folder that it writes as --difficulty"
@@ -65,13 +65,16 @@ async def check_environments(
     sandbox: Sandbox | None,
     config: EpisodeConfig,
 ) -> None:
-    """Render each environment's prompt, with the longest of its irrelevant tools, and make its reference calls: they
-    must solve its sub-questions, and leave the state that is asked for. Guesses of an answer (`echoes.guesses`) must
-    earn nothing. Of environments that are no records of ours, start and close the first one; an object
-    of one's own scores an episode without calls.
+    """Check that each environment can be used:
+
+    - The prompt is rendered with the longest irrelevant tools.
+    - Reference calls of records must solve their sub-questions and leave the required state.
+    - Guesses of an answer (`echoes.guesses`) must earn no reward.
+    - Of environments that are not records, the first one is started and closed; an object of the user's own also scores
+    an episode without calls.
 
     Raises:
-        ValueError: none are given, or names the first that cannot be used, with what to change.
+        ValueError: there are none, or one cannot be used; the message names the first and the fix.
         SandboxError: the sandbox failed on a call, twice.
     """
     if not environments:
@@ -92,7 +95,7 @@ async def check_environments(
 
 
 class _Plays:
-    """Plays of records in the sandbox, a bounded number at once; each check returns the problem, or ""."""
+    """Executes calls of records in the sandbox, a bounded number at once. Each check returns the problem, or ""."""
 
     def __init__(self, sandbox: Sandbox | None) -> None:
         self._sandbox, self._gate = sandbox, asyncio.Semaphore(_AT_ONCE)
@@ -103,7 +106,7 @@ class _Plays:
         return self._sandbox
 
     async def problems(self, tasks: Sequence[EpisodeTask]) -> list[str]:
-        """Make the reference calls of records. Raises InputError: a call is of no tool of its record."""
+        """Execute the reference calls of records. Raises InputError if a call's tool is not in its record."""
         plays = []
         for task in tasks:
             environment = task.environment
@@ -114,14 +117,14 @@ class _Plays:
                 if call.tool not in names:
                     raise InputError(f"environment {environment.id}: it has no tool {call.tool}; synthesise it again")
             references = [call for call in environment.reference_calls if call.sub_question in needed]
-            # Calls to a world go one after the other; all others stand alone, and each that fails is counted.
+            # Calls that share a world run in order. All others are independent, and each failure is counted.
             in_turn = [references] if isinstance(environment.world, World) else [[call] for call in references]
             plays += [(task, environment, calls) for calls in in_turn]
         found = await asyncio.gather(*(self.check(*play) for play in plays))
         return [problem for problem in found if problem]
 
     async def _call(self, calls: EpisodeCalls, tool: CodeTool, call: ReferenceCall) -> CallResult:
-        """Make a call, twice if the sandbox fails. Raises SandboxError: it failed twice."""
+        """Execute a call, again if the sandbox fails. Raises SandboxError if it fails twice."""
         async with self._gate:
             result = await calls.call(tool, call.arguments)
             if result.is_infrastructure:
@@ -131,7 +134,7 @@ class _Plays:
         return result
 
     async def check(self, task: EpisodeTask, environment: ToolEnvironment, references: Sequence[ReferenceCall]) -> str:
-        """Make reference calls: they must solve their sub-questions, and leave the state that is asked for."""
+        """Execute reference calls, which must solve their sub-questions and leave the required state."""
         calls = EpisodeCalls(self.sandbox, environment)
         tools = {tool.spec.name: tool for tool in environment.tools}
         states = {sub.id for sub in environment.sub_questions if sub.asks_state and sub.needs_tool}
@@ -158,7 +161,7 @@ class _Plays:
         return ""
 
     async def check_guesses(self, environment: ToolEnvironment) -> str:
-        """Call tools with guesses of the answer, none of which may earn a reward."""
+        """Call tools with guesses of the answer, which must not earn a reward."""
         async with self._gate:
             try:
                 paid = await paid_guesses(environment, self.sandbox)
@@ -174,10 +177,10 @@ class _Plays:
 
 
 def check_rewards(environments: Sequence[AnyEnvironment], config: EpisodeConfig) -> None:
-    """Whether the rewards of a run can judge episodes of all its environments.
+    """Check that a run's rewards can score episodes of all its environments.
 
     Raises:
-        ValueError: a function of one's own is not there, or an environment lacks what a reward asks for.
+        ValueError: a user's reward function does not exist, or an environment lacks data that a reward needs.
     """
     rewards = rewards_of(config.reward)
     for one in environments:
@@ -185,7 +188,7 @@ def check_rewards(environments: Sequence[AnyEnvironment], config: EpisodeConfig)
 
 
 async def _check_begun(environments: Sequence[AnyEnvironment], rewards: Rewards) -> None:
-    """Raises `InputError`: the first that is no record does not begin, or cannot score an episode without calls."""
+    """Start, score and close the first environment that is not a record. Raises `InputError` if that fails."""
     foreign = next((one for one in environments if not isinstance(one, ToolEnvironment)), None)
     if foreign is None:
         return
@@ -193,7 +196,7 @@ async def _check_begun(environments: Sequence[AnyEnvironment], rewards: Rewards)
         session = await begun(foreign)
     except ToolsUnavailable as error:
         raise InputError(f"environment {foreign.id} cannot be begun: {error}") from error
-    if isinstance(foreign, OwnEnvironment):  # a server's score may want a whole episode, or a judge that costs
+    if isinstance(foreign, OwnEnvironment):  # a server's score may need a whole episode or a costly judge
         await rewards.try_out_score(foreign, lambda episode: in_time(lambda: session.score(episode)))
     try:
         await in_time(session.close)

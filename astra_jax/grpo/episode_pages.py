@@ -1,4 +1,4 @@
-"""Sampled episodes as a page for people: self-contained HTML, no network."""
+"""Pages of sampled episodes for people: self-contained HTML without network access."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _GROUPS = 4
 
 
 def write_episodes(path: Path | epath.Path, update: int, groups: Sequence[Group], metrics: Mapping[str, Any]) -> None:
-    """The best and the worst episode of the batch's first groups, and the update's metrics.
+    """Write the best and the worst episode of the batch's first groups, and the update's metrics.
 
     Args:
-        groups: valid ones, so that the two differ.
+        groups: valid ones, so their best and worst episodes differ.
     """
     lead = "Of each group the best and the worst episode that this update trained on."
     _write(path, f"GRPO, update {update}", [lead], [("", group) for group in groups[:_GROUPS]], metrics)
 
 
 def write_exhausted(path: Path | epath.Path, exhausted: Exhaustion, metrics: Mapping[str, Any]) -> None:
-    """Write what was sampled for a batch that never came: rewards by environment, and episodes of the best group, the
-    worst and a typical one."""
+    """Write a page for an exhausted run: rewards by environment, and episodes of the best, the worst and a typical
+    group."""
     title = f"GRPO, no batch for update {exhausted.update}"
     lead = [*exhausted.lines()[:1], exhausted.advice, *map(str, exhausted.environments)]
     _write(path, title, lead, exhausted.shown_groups(), metrics)

@@ -1,4 +1,4 @@
-"""The report of an exhausted run: rewards of what was sampled in vain, and what to try."""
+"""Report of an exhausted run: rewards of the sampled groups, and advice."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from astra_jax.run.metrics import EXHAUSTED
 from synthesis.core.rewards import bounds_of
 
 _MOST_ENVIRONMENTS = 8
-"""Environments that are listed on the terminal; the page lists all."""
+"""Most environments listed on the terminal; the page lists all."""
 _CLOSE = 1e-3
-"""Of the range of rewards: this close to the maximum is the maximum. F1's epsilon keeps a perfect episode below 1."""
+"""Share of the reward range within which a reward counts as the maximum. F1's epsilon keeps a perfect episode below 1.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class EnvironmentRewards:
 
 
 class Exhaustion:
-    """What was sampled for a batch that never came.
+    """Groups sampled for a batch that could not be filled.
 
     Args:
         update: the update without a batch, from 0.
-        groups: all groups that finished since the batch before, valid or not.
+        groups: all groups finished since the previous batch, valid or not.
         counts: of these groups.
-        summary: of `GroupBuffer.summary`.
+        summary: from `GroupBuffer.summary`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Exhaustion:
 
     @cached_property
     def environments(self) -> list[EnvironmentRewards]:
-        """By environment, the highest mean first."""
+        """Rewards by environment, the highest mean first."""
         rewards: dict[str, list[list[float]]] = {}
         for group in self._groups:
             rewards.setdefault(group.environment_id, []).append(group.rewards)
@@ -67,7 +68,7 @@ class Exhaustion:
         return sorted(found, key=lambda one: (-one.mean, one.id))
 
     def metrics(self) -> dict[str, float]:
-        """Names and values of a row that is no update."""
+        """Return metric names and values for a row without an update."""
         found = {f"{EXHAUSTED}{name}": float(value) for name, value in self.counts.metrics().items()}
         if self._rewards.size:
             spread = {"mean": self._rewards.mean(), "min": self._rewards.min(), "max": self._rewards.max()}
@@ -75,7 +76,7 @@ class Exhaustion:
         return found
 
     def lines(self) -> list[str]:
-        """The report for a terminal, without the advice."""
+        """Return the report for a terminal, without the advice."""
         config, shown = self._config, self.environments[:_MOST_ENVIRONMENTS]
         first = f"update {self.update}: no batch of {config.batch_size} valid groups: {self._summary}"
         more = len(self.environments) - len(shown)
@@ -84,7 +85,7 @@ class Exhaustion:
         return [f"{first} (max_groups_per_step: {config.most_groups})", *(f"  {one}" for one in shown), *rest, *masked]
 
     def shown_groups(self) -> list[tuple[str, Group]]:
-        """The group with the highest mean reward, the one with the lowest and one between, each with its title."""
+        """Return the groups with the highest, lowest and median mean reward, each with a title."""
         by_mean = sorted(self._groups, key=lambda group: -float(np.mean(group.rewards)))
         places = {"Best group": 0, "Typical group": len(by_mean) // 2, "Worst group": len(by_mean) - 1}
         shown: dict[int, tuple[str, Group]] = {}
@@ -95,7 +96,7 @@ class Exhaustion:
 
     @property
     def advice(self) -> str:
-        """Whether all rewards were 0, or the maximum, and what to try."""
+        """State whether all rewards were 0 or the maximum, and what to try."""
         rewards, counts = self._rewards, self.counts
         if not rewards.size:
             return "No episode was scored." + (f" Masked: {counts.why_masked}." if counts.masked else "")

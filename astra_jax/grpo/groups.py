@@ -1,4 +1,4 @@
-"""Groups of episodes: one environment, one set of tools, one prompt, `group_size` different draws."""
+"""Groups of episodes: one environment, one set of tools, one prompt, and `group_size` sampled episodes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from synthesis.core.stages import rng_for
 
 
 class GroupSampler:
-    """Starts groups, counting up. What group i is (environment, tools, seeds) follows from (seed, i) alone.
+    """Starts groups in order of their numbers. Environment, tools and seeds of group i depend only on (seed, i).
 
     Attributes:
-        next_index: the next group's number: the cursor that a checkpoint keeps.
-        again: numbers below it that an earlier process has begun; they are the next ones.
-        version: of the weights that the policy has.
-        too_old: whether what weights of a version drew is of no use any more; such a group is given up.
-        cancelled: how many episodes were in groups that were cancelled since `begin`.
+        next_index: number of the next group, saved in checkpoints.
+        again: lower numbers that an earlier process started; they come first.
+        version: of the policy's current weights.
+        too_old: returns whether tokens of a weight version are too old; such a group is dropped.
+        cancelled: number of episodes in groups cancelled since `begin`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GroupSampler:
     ) -> None:
         """
         Args:
-            at_once: episodes that are under way at most, those of the groups that were begun first; None is all.
+            at_once: most episodes running at once, those of the oldest groups first; None for no limit.
         """
         self.policy, self.sandbox, self.tokenizer = policy, sandbox, tokenizer
         self.environments, self.config = environments, config
@@ -60,7 +60,7 @@ class GroupSampler:
         self.begin(0)
 
     def begin(self, version: int, journal: BatchJournal | None = None) -> None:
-        """Start the rollouts of a batch, by weights of this version.
+        """Start the rollouts of a batch with weights of this version.
 
         Args:
             journal: see `follow`.
@@ -69,40 +69,41 @@ class GroupSampler:
         self.follow(version, journal)
 
     def count_anew(self) -> None:
-        """Forget `cancelled` and `groups`."""
+        """Reset `cancelled` and `groups`."""
         self.cancelled = 0
         self._groups: dict[int, Group] = {}
 
     def follow(self, version: int, journal: BatchJournal | None = None) -> None:
-        """Go on by weights of this version.
+        """Continue with weights of this version.
 
         Args:
-            journal: what is finished is kept there, and what is there is not done again. Voided episodes are not kept.
+            journal: stores finished episodes and turns; those already there are not sampled again. Excluded episodes
+                are not stored.
         """
         self.version, self._journal = version, journal
 
     @property
     def upcoming(self) -> int:
-        """The number of the group that is started next."""
+        """Number of the group that starts next."""
         return self.again[0] if self.again else self.next_index
 
     @property
     def groups(self) -> list[Group]:
-        """The groups that finished since `begin`, valid or not, in the order of their numbers."""
+        """Groups finished since `begin`, valid or not, in order of their numbers."""
         return [self._groups[index] for index in sorted(self._groups)]
 
     @property
     def finished(self) -> list[Episode]:
-        """The scored episodes of `groups`."""
+        """Scored episodes of `groups`."""
         return [episode for group in self.groups for episode in group.episodes]
 
     @property
     def voided(self) -> int:
-        """The number of masked episodes of `groups`."""
+        """Number of masked episodes in `groups`."""
         return sum(len(group.masked) for group in self._groups.values())
 
     def __call__(self) -> Coroutine[Any, Any, Group]:
-        """The next group, to be awaited; its number is taken now."""
+        """Return an awaitable for the next group; its number is assigned now."""
         index = self.upcoming
         if self.again:
             self.again.pop(0)
@@ -111,7 +112,7 @@ class GroupSampler:
         return self._group(index)
 
     def environment(self, index: int) -> AnyEnvironment:
-        """Group `index`'s environment: every one once in each pass, in a new order each time.
+        """Return group `index`'s environment. Each pass has every environment once, in a new order.
 
         With `order="easy_first"` each must have a recorded solve rate.
         """
@@ -119,7 +120,7 @@ class GroupSampler:
         order = list(range(count))
         rng_for(self.seed, "environment_order", index // count).shuffle(order)
         if self.order == "easy_first":
-            order.sort(key=self._solve_rate, reverse=True)  # stable: equals stay shuffled
+            order.sort(key=self._solve_rate, reverse=True)  # stable sort: equal rates stay shuffled
         return self.environments[order[index % count]]
 
     def _solve_rate(self, number: int) -> float:
@@ -134,7 +135,7 @@ class GroupSampler:
 
         async def episode(task: EpisodeTask, number: int) -> Episode:
             seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
-            async with self._room:  # whoever came first is let in first
+            async with self._room:  # first come, first served
                 one = await self._episode(task, index, number, seed, drawn)
             drawn.begin(number)
             if not one.voided:
@@ -146,7 +147,7 @@ class GroupSampler:
             running = [asyncio.ensure_future(episode(task, number)) for number in range(self.group_size)]
             try:
                 episodes = await asyncio.gather(*running)
-            finally:  # where one fails, nobody waits for the others
+            finally:  # if one fails, cancel the others
                 for one in running:
                     one.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
@@ -164,12 +165,12 @@ class GroupSampler:
         return group
 
     async def _episode(self, task: EpisodeTask, index: int, number: int, seed: int, drawn: _Drawn) -> Episode:
-        """An episode, from where the journal has it.
+        """Run an episode, resuming from the journal's records.
 
         Raises:
-            _NoLonger: what was drawn of its group is too old.
+            _NoLonger: the group's sampled tokens are too old.
         """
-        journal = self._journal  # that of a later version goes on with what this one has
+        journal = self._journal  # the journal of a later version includes this one's records
 
         async def run(taken: list[FinishedTurn]) -> Episode:
             drawn.begin(number)
@@ -204,21 +205,21 @@ class GroupSampler:
 
 
 class _NoLonger(Exception):
-    """What was drawn of a group is too old."""
+    """A group's sampled tokens are too old."""
 
 
 class _Drawn:
-    """What there is of a group under way: by episode, its sampled tokens and the oldest version that drew one."""
+    """Sampled tokens of a running group: for each episode their number and oldest version."""
 
     def __init__(self) -> None:
         self._episodes: dict[int, tuple[int, int]] = {}
 
     def begin(self, number: int) -> None:
-        """There is nothing of an episode."""
+        """Reset an episode to no tokens."""
         self._episodes.pop(number, None)
 
     def add(self, number: int, versions: Sequence[int]) -> None:
-        """There are more tokens of an episode, drawn by these."""
+        """Add sampled tokens of an episode, with their versions."""
         if versions:
             tokens, oldest = self._episodes.get(number, (0, versions[0]))
             self._episodes[number] = tokens + len(versions), min(oldest, min(versions))

@@ -1,10 +1,10 @@
-"""Evaluation of a run on environments that it does not train on: before the first update, after the last, and between.
+"""Evaluation on environments that a run does not train on: before the first update, at intervals, and after the last.
 
-One evaluation plays every environment once greedily, and `eval_samples` times at the run's temperature, with the run's
-rewards. All evaluations of a run use the same seeds. Training does not depend on them: they have random numbers of
-their own, and the caches of the embedded engine are emptied behind them.
+Each evaluation runs every environment once greedily, and `eval_samples` times at the run's temperature, with the run's
+rewards. All evaluations of a run use the same seeds. They do not affect training: they have separate random numbers,
+and the embedded engine's caches are emptied afterwards.
 
-`workdir/held_out` has a report of each evaluation, and the finished episodes of one that was interrupted.
+`workdir/held_out` has a report of each evaluation, and finished episodes of an interrupted one.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from synthesis.core.progress import say_beside_bars
 from synthesis.core.refusals import InputError
 
 FOLDER = "held_out"
-"""Below a run's workdir."""
+"""Folder name below a run's workdir."""
 PREFIX = "eval"
-"""Of the metrics' names."""
+"""Prefix of the metrics' names."""
 _SHOWN = ("reward", "solved")
 _Played = dict[tuple[str, int], Episode]
-"""Finished episodes, by the environment's id and the episode's number."""
+"""Finished episodes by environment id and episode number."""
 
 
 class HeldOutEvaluation:
-    """Evaluations of a run on its held-out environments; the first host's alone.
+    """Evaluations of a run on its held-out environments, on the first host only.
 
     Args:
         folder: `FOLDER` of the run.
@@ -51,7 +51,7 @@ class HeldOutEvaluation:
         progress: whether to show bars and print results.
 
     Attributes:
-        summary: the newest evaluation in a line, behind the run's first one; "" before there is one.
+        summary: one line comparing the newest evaluation with the run's first; "" before the first.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class HeldOutEvaluation:
         }
         self._is_known = False
         self.summary = ""
-        settings = [{**asdict(one), "concurrency": None} for one in self._modes.values()]  # results do not depend on it
+        settings = [{**asdict(one), "concurrency": None} for one in self._modes.values()]  # independent of concurrency
         shown = hashlib.sha256(b"".join(map(fingerprint, environments))).hexdigest()
         self._identity = digest_of_json({"environments": shown, "settings": settings, "tokenizer": tokenizer.digest})
         self._journals = Journals(folder, run, self._identity)
 
     def is_due(self, step: int) -> bool:
-        """Return whether to evaluate after this number of updates: at the run's first and last, and every `eval_every`;
-        also where a resumed run has no evaluation of these environments yet."""
+        """Return whether to evaluate after this number of updates: at the first and last step, and every `eval_every`.
+        Also if a resumed run has no evaluation of these environments yet."""
         every = self._config.eval_every
         if step in (0, self._config.steps) or (every and step % every == 0):
             return True
@@ -96,7 +96,7 @@ class HeldOutEvaluation:
         return not self._is_known
 
     async def evaluate(self, step: int, weights: str) -> dict[str, float]:
-        """Evaluate the weights that the policy has, or read what an earlier process found.
+        """Evaluate the policy's current weights, or read the report of an earlier process.
 
         Args:
             step: number of updates that made the weights.
@@ -119,7 +119,7 @@ class HeldOutEvaluation:
         return dict(report["metrics"])
 
     async def _report(self, step: int, weights: str) -> dict[str, Any]:
-        """Play all episodes; what is written of them."""
+        """Run all episodes, and write and return the report."""
         episodes, seconds = await self._play(step, weights)
         metrics = {f"{PREFIX}/environments": float(len(self._environments)), f"{PREFIX}/seconds": seconds}
         for mode, config in self._modes.items():
@@ -146,7 +146,7 @@ class HeldOutEvaluation:
         return report
 
     async def _play(self, step: int, weights: str) -> tuple[dict[str, _Played], float]:
-        """Play all episodes that the journal does not have; episodes by mode, and the seconds that they took."""
+        """Run all episodes that the journal lacks. Return episodes by mode, and the seconds spent."""
         journal = await asyncio.to_thread(self._journals.open, update=step, version=step, weights=weights)
         started, first = time.monotonic(), 0
         episodes: dict[str, _Played] = {}
@@ -159,13 +159,13 @@ class HeldOutEvaluation:
         return episodes, journal.seconds + time.monotonic() - started
 
     async def _play_mode(self, journal: BatchJournal, config: EvalConfig, first: int, description: str) -> _Played:
-        """Play the episodes of one mode, which the journal numbers from `first`."""
+        """Run the episodes of one mode, numbered from `first` in the journal."""
         places = {one.id: place for place, one in enumerate(self._environments)}
         done: _Played = {}
 
         async def keep(environment: AnyEnvironment, number: int, episode: Episode) -> None:
             done[environment.id, number] = episode
-            if not episode.voided:  # the next start tries those again
+            if not episode.voided:  # masked ones are repeated after a restart
                 await journal.keep_episode(places[environment.id], first + number, episode)
 
         def finished(environment: AnyEnvironment, number: int) -> Episode | None:
@@ -191,14 +191,14 @@ class HeldOutEvaluation:
         return self._folder / f"update_{step:08}.json"
 
     def _reports(self) -> list[dict[str, Any]]:
-        """Reports of the same environments and settings, by step."""
+        """Return reports of the same environments and settings, by step."""
         if not self._folder.exists():
             return []
         found = (self._read(path) for path in self._folder.iterdir() if path.name.endswith(".json"))
         return sorted((one for one in found if one is not None), key=lambda one: one["step"])
 
     def _read(self, path: epath.Path) -> dict[str, Any] | None:
-        """Return a report; None where there is none of the same environments and settings."""
+        """Return a report, or None if it is unreadable or has other environments or settings."""
         try:
             found = json.loads(path.read_text())
             return found if found["held_out"] == self._identity else None
@@ -215,7 +215,7 @@ def _reward(episode: Episode) -> float | None:
 
 
 def summary_line(report: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
-    """Return an evaluation in one line, behind the run's first one."""
+    """Return one line comparing an evaluation with the run's first."""
 
     def figures(mode: str, name: str) -> str:
         key = f"{PREFIX}/{mode}/{name}"
@@ -235,13 +235,13 @@ def check_apart(
     environments: Sequence[AnyEnvironment],
     warn: Callable[[str], None] = say_beside_bars,
 ) -> None:
-    """Check that held-out environments are not trained on: that none has the id and the prompt of one that is.
+    """Check that no held-out environment has the id and the prompt of one that is trained on.
 
     Args:
-        warn: called with a line about those that have another id and the same prompt: they may differ behind it.
+        warn: called with a line about environments with another id and the same prompt, which may still differ.
 
     Raises:
-        InputError: one is trained on too, or two have one id.
+        InputError: an environment is trained on too, or two have the same id.
     """
     trained = {(one.id, _prompt(one)) for one in environments}
     if both := [one.id for one in held_out if (one.id, _prompt(one)) in trained]:

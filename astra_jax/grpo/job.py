@@ -197,11 +197,11 @@ def reference_params(run: RunContext, start: Callable[[], Params], state: TrainS
 
 
 def programs(job: GRPOJob, model: Model, mesh: Mesh | None) -> dict[str, Callable[[], None]]:
-    """Return what compiles the programs of an update, to be run while the first rollouts are made.
+    """Return functions that compile the programs of an update, to run during the first rollouts.
 
-    Rows have the lengths that whole episodes may need. A longer one, which a batch may take where episodes
-    share a prompt, is compiled when it is first needed. On CPUs, which also sample meanwhile, several lengths are left
-    to the first batch that has them.
+    Rows have the lengths that whole episodes may need. A longer row, possible if episodes share a prompt, is compiled
+    when first needed. On CPUs, which also sample meanwhile, several lengths are left to the first batch that needs
+    them.
     """
     config = job.config
     if config.mini_batches > 1 or config.objective.corrects_episodes or config.objective.kl_coef:

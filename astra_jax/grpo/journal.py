@@ -1,22 +1,22 @@
-"""A batch under way, on disk: what a killed run goes on from. Finished episodes, and the finished turns of open ones.
+"""Journal of a batch in progress on disk, from which a killed run resumes: finished episodes, and finished turns of
+others.
 
     journal = BatchJournal(workdir / "rollouts", key)
-    done = journal.take_episode(group, number)  # of an earlier process
-    await journal.keep_turn(group, number, place, turn)  # when this returns, no kill undoes it
+    done = journal.take_episode(group, number)  # from an earlier process
+    await journal.keep_turn(group, number, place, turn)  # durable when this returns
 
-Each process that fills the batch of an update writes a file of its own, `update_<update>.<n>.journal` (in a bucket,
-whose objects cannot be appended to, one for each write): records that follow each other, each of its length, the
-SHA-256 of its content, and its content. The first one is the batch's key: who samples what by which weights, to the
-bit. A file of another key is of no use to anybody and is removed; what is cut off or damaged ends its file. A file
-stays until a checkpoint that is older than the newest is past its update: a run that falls back to that one finds all
-batches since.
+Each process that fills the batch of an update writes its own file, `update_<update>.<n>.journal`. In a bucket, whose
+objects cannot be appended to, each write is a new file. A file is a sequence of records: length, SHA-256 of the
+content, content. The first record is the batch's key, which identifies all inputs of sampling, including the exact
+weights. A file with another key is removed. A truncated or damaged record ends its file. Files stay until a checkpoint
+older than the newest is past their update, since a run may fall back to it.
 
-A batch that is full is said, with its groups: a run that goes on trains on these, whatever else it would come to now,
-where an episode was voided, or the deadline had passed. One that was given up is said too: what it had sampled in vain
-is not sampled again.
+A full batch is recorded with its groups, and a resumed run trains on these. Sampling again could give other groups, for
+example after a masked episode or a deadline. A batch that was given up is recorded too, so its groups are not sampled
+again.
 
-Where rollouts go on across updates (`async_steps`) a file has what was finished while the policy had one version's
-weights, and that version's update's batch (`ahead.py`). What an episode has of earlier versions is in their files.
+If rollouts continue across updates (`async_steps`), a file has the episodes finished under one weight version, and the
+batch of that version's update (`ahead.py`). Parts of an episode from earlier versions are in their files.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from synthesis.core.files import RemovedError, check_held, first_line, in_bucket
 from synthesis.core.typed import decode_json, decode_msgpack
 
 FOLDER = "rollouts"
-"""Below a run's workdir."""
+"""Folder name below a run's workdir."""
 
 _FORMAT = 2
 _SUFFIX = ".journal"
 _HEAD = struct.Struct("<Q32s")
 _BUCKET_SECONDS = 2.0
-"""Between two objects, of which a batch that takes hours has thousands."""
+"""Seconds between two objects in a bucket; a batch that takes hours has thousands of them."""
 
 
 class BatchKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What the records of a batch must share with whoever goes on from them.
+    """Key that a batch's records must share with a process that resumes from them.
 
     Attributes:
-        run: of `identity.run_id`.
+        run: from `identity.run_id`.
         identity: digest of `identity.run_identity`: settings, model, environments, tokenizer.
-        update: that trains on the batch.
-        version: of the weights that draw it.
+        update: its number; it trains on the batch.
+        version: of the weights that sample it.
         weights: their digest.
-        next_index: the batch's first group's number: those before it are trained on, or wait, elsewhere; 0 where
-            groups are of no one batch.
+        next_index: number of the batch's first group; 0 if groups are not tied to a batch. Lower numbers are trained or
+            wait elsewhere.
     """
 
     run: str
@@ -74,14 +74,15 @@ class BatchKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakenOver(msgspec.Struct):
-    """What became of an earlier process's records.
+    """Counts of records reused from an earlier process.
+
+    `anew` counts unfinished episodes that restart from scratch, since calls gave other results.
 
     Attributes:
-        groups: that were finished, or of which episodes were.
-        episodes: finished ones.
-        turns: finished ones, of open episodes.
-        anew: episodes that were open and could not be gone on from: a world answered otherwise than before.
-        dropped: files of another key, and records that are damaged or out of their order.
+        groups: those with any finished episode or turn.
+        episodes: finished episodes.
+        turns: finished turns of unfinished episodes.
+        dropped: files with another key, and records that are damaged or out of order.
         unkept: records of this process that could not be written.
     """
 
@@ -94,17 +95,16 @@ class TakenOver(msgspec.Struct):
 
 
 class TakenBatch(msgspec.Struct, frozen=True):
-    """What an update is trained on, or that it was given up, and all that became of groups since the one before.
+    """Batch of an update (or that it was given up), and all changes of groups since the previous one.
 
     Attributes:
-        next_index: of the next group to be started.
-        entered: (number, environment, oldest version, episodes that are scored) of each group that was found worth
-            training on, in this order.
-        trained: numbers of the batch's groups, some of which may have entered before; none: `max_groups_per_step` were
-            sampled, and there was no batch.
+        next_index: of the next group to start.
+        entered: (number, environment, oldest version, scored episodes) of each valid group, in order.
+        trained: numbers of the batch's groups, some of which may have entered earlier. Empty if `max_groups_per_step`
+            were sampled without a batch.
         ended: with `async_steps`, numbers of groups that ended without entering.
-        filling: how filling went, as JSON values.
-        lengths: of the run's episodes by then, strictly online before the batch is taken.
+        filling: the fill report as JSON values.
+        lengths: of the run's episodes so far; if strictly online, before the batch is taken.
         counts: of groups, for this update.
     """
 
@@ -118,8 +118,8 @@ class TakenBatch(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct, array_like=True):
-    """An episode, or a turn of one. `place` is the turn's, from 0; -1: the episode is finished; -2: none of these, but
-    the batch of the file's update. `seconds`: since the batch was begun."""
+    """An episode, a turn, or a batch. `place` is the turn's index from 0, -1 for a finished episode, -2 for the batch
+    of the file's update. `seconds` counts from the batch's start."""
 
     group: int
     number: int
@@ -129,16 +129,16 @@ class _Record(msgspec.Struct, array_like=True):
 
 
 class BatchJournal:
-    """The journal of one batch, read and gone on with.
+    """Journal of one batch, read and continued.
 
     Args:
         folder: on disk or in a bucket.
-        before: the journal that this one goes on with: what is there of it counts here too.
+        before: the previous journal, whose remaining records count here too.
 
     Attributes:
-        taken: what became of what was there.
-        seconds: that earlier processes spent on the batch.
-        batch: what its update is trained on, or that it was given up; None: neither is said.
+        taken: counts of reused records.
+        seconds: spent on the batch by earlier processes.
+        batch: the batch of its update, or that it was given up; None if neither is recorded.
     """
 
     def __init__(self, folder: Folder, key: BatchKey, before: BatchJournal | None = None) -> None:
@@ -170,7 +170,7 @@ class BatchJournal:
             path.unlink()
             return
         for content in records:
-            if content is None:  # the end of a file that was being written, or damage: nothing behind it counts
+            if content is None:  # unfinished or damaged: ignore the rest of the file
                 self.taken.dropped += 1
                 return
             record = decode_msgpack(content, _Record)
@@ -182,7 +182,7 @@ class BatchJournal:
             if record.place == -1:
                 self._episodes[where] = unpacked(record.content)
                 continue
-            if record.place == 0:  # it may have been begun anew
+            if record.place == 0:  # the episode may have restarted
                 self._turns[where] = []
             if record.place == len(self._turns[where]):
                 self._turns[where].append(unpacked_turn(record.content))
@@ -190,7 +190,7 @@ class BatchJournal:
                 self.taken.dropped += 1
 
     def take_episode(self, group: int, number: int) -> Episode | None:
-        """A finished episode; None: there is none."""
+        """Return a finished episode, or None."""
         if (found := self._episodes.pop((group, number), None)) is not None:
             self._turns.pop((group, number), None)
             self.taken.episodes += 1
@@ -198,7 +198,7 @@ class BatchJournal:
         return found
 
     def take_turns(self, group: int, number: int) -> list[FinishedTurn]:
-        """The finished turns of an open episode, from its first one on."""
+        """Return the finished turns of an unfinished episode, from the first on."""
         found = self._turns.pop((group, number), [])
         self.taken.turns += len(found)
         if found:
@@ -206,13 +206,13 @@ class BatchJournal:
         return found
 
     def take_entered(self, but: Collection[int] = ()) -> list[Group]:
-        """The groups that entered before the `batch` was full, in this order.
+        """Return the groups that entered before the `batch` was full, in order.
 
         Args:
-            but: numbers of those that are not asked for.
+            but: numbers of groups to omit.
 
         Returns:
-            Those of which all episodes are here.
+            Groups whose episodes are all recorded.
         """
         numbers: dict[int, list[int]] = defaultdict(list)
         for index, number in sorted(self._episodes):
@@ -227,21 +227,21 @@ class BatchJournal:
 
     @property
     def has_entered(self) -> bool:
-        """Whether `take_entered` would give them all."""
+        """True if `take_entered` would return all groups."""
         there = Counter(index for index, _ in self._episodes)
         return self.batch is not None and all(there[index] == count for index, _, _, count in self.batch.entered)
 
     def begun_anew(self, turns: int) -> None:
-        """So many turns of an episode could not be gone on from."""
+        """Count an episode that restarts, and discount its turns."""
         self.taken.anew += 1
         self.taken.turns -= turns
 
     def counts(self) -> dict[str, float]:
-        """`taken`, for the metrics."""
+        """Return `taken` as metrics."""
         return {f"journal_{name}": float(count) for name, count in msgspec.structs.asdict(self.taken).items()}
 
     def count_anew(self) -> None:
-        """Forget what `taken` counts."""
+        """Reset the counts in `taken`."""
         self._groups.clear()
         for name in self.taken.__struct_fields__:
             setattr(self.taken, name, 0)
@@ -253,15 +253,15 @@ class BatchJournal:
     # --------------------------------------------------------------------------------------------------- what is kept
 
     async def keep_turn(self, group: int, number: int, place: int, turn: FinishedTurn) -> None:
-        """Returns when the turn is on the disk."""
+        """Store a turn; returns when it is on disk."""
         await self._keep(_Record(group, number, place, self._elapsed(), packed_turn(turn)))
 
     async def keep_episode(self, group: int, number: int, episode: Episode) -> None:
-        """Returns when the finished episode is on the disk."""
+        """Store a finished episode; returns when it is on disk."""
         await self._keep(_Record(group, number, -1, self._elapsed(), packed(episode)))
 
     async def keep_batch(self, batch: TakenBatch) -> None:
-        """Returns when it is on the disk what the update is trained on, or that it was given up."""
+        """Store the batch of the update, or that it was given up; returns when it is on disk."""
         content = Packed(b"", b"", b"", b"", msgspec.json.encode(batch))
         await self._keep(_Record(0, 0, -2, self._elapsed(), content))
 
@@ -281,7 +281,7 @@ class BatchJournal:
         await asyncio.shield(kept)
 
     async def _write_all(self) -> None:
-        """One write after the other, each of all that was finished during the one before."""
+        """Write repeatedly, each time all records added during the previous write."""
         try:
             while self._pending and self._kept is not None:
                 records, kept = self._pending, self._kept
@@ -289,11 +289,11 @@ class BatchJournal:
                 try:
                     if not self._failed:
                         await asyncio.to_thread(self._write, b"".join(records))
-                except RemovedError as error:  # the run ends by it: there is no disk where room could be made
+                except RemovedError as error:  # ends the run: making room on the disk cannot help
                     self._failed = True
                     kept.set_exception(error)
-                    kept.exception()  # whoever waits for it may be cancelled by then
-                except Exception as error:  # the disk's, or what a bucket's client says, which has no common base
+                    kept.exception()  # marks it as retrieved: waiters may be cancelled
+                except Exception as error:  # disk errors, and a bucket client's, which share no base class
                     self._failed = True
                     logging.warning(
                         "%s cannot be written (%s); until the next batch, what is finished would be lost with this "
@@ -327,7 +327,7 @@ class BatchJournal:
         return self._folder / f"{_stem(self._key.update)}.{number}{_SUFFIX}"
 
     async def close(self) -> None:
-        """Write what is still to be written, and close the file, which stays."""
+        """Write pending records and close the file, which stays."""
         self._closed = True
         if self._writer is not None:
             await asyncio.shield(self._writer)
@@ -338,12 +338,12 @@ class BatchJournal:
 
 @dataclass
 class BatchUnderWay:
-    """What journals hold of a batch, as it is seen from outside.
+    """Contents of a batch's journals, for display.
 
     Attributes:
-        episodes: finished ones.
-        open_turns: finished turns of episodes that are not.
-        seconds: from the batch's beginning to the newest record.
+        episodes: finished episodes.
+        open_turns: finished turns of unfinished episodes.
+        seconds: from the batch's start to the newest record.
     """
 
     update: int
@@ -353,7 +353,7 @@ class BatchUnderWay:
 
 
 class Onlooker:
-    """Reads the journals of the newest batch while they are written; what was read before is not read again.
+    """Reads the journals of the newest batch while they are written, without rereading earlier records.
 
     Args:
         folder: a run's `FOLDER`, on this machine's disk.
@@ -368,7 +368,7 @@ class Onlooker:
         self._seconds = 0.0
 
     def look(self) -> BatchUnderWay | None:
-        """The batch now; None where there is none."""
+        """Return the current batch, or None."""
         segments = _segments(self._folder, None)
         if not segments:
             return None
@@ -386,7 +386,7 @@ class Onlooker:
         with open(path, "rb") as file:
             file.seek(at)
             for content in _unframed(file.read()):
-                if content is None:  # not all of it is written yet
+                if content is None:  # partly written
                     return
                 if at:
                     record = decode_msgpack(content, _Record)
@@ -402,7 +402,7 @@ class Onlooker:
 
 @dataclass(frozen=True)
 class Journals:
-    """The journals of a run; the first host's alone.
+    """Journals of a run, on the first host only.
 
     Attributes:
         folder: below the run's workdir.
@@ -416,7 +416,7 @@ class Journals:
     def open(
         self, *, update: int, version: int, weights: str, next_index: int = 0, before: BatchJournal | None = None
     ) -> BatchJournal:
-        """A batch's; reads what is there of it."""
+        """Open a batch's journal and read its existing records."""
         key = BatchKey(
             run=self.run,
             identity=self.identity,
@@ -428,7 +428,7 @@ class Journals:
         return BatchJournal(self.folder, key, before)
 
     def forget(self, before: int | None = None, *, since: int | None = None) -> None:
-        """Remove those of updates before this one, or from this one on, or all. Raises as `holding`."""
+        """Remove journals of updates before `before`, or from `since` on, or all. Raises as `check_held`."""
         check_held(self.folder)
         for path in _segments(location(self.folder), None):
             update = _update(path)
@@ -438,7 +438,7 @@ class Journals:
 
 
 def kept_bytes(folder: epath.Path) -> int:
-    """Of all journals there."""
+    """Return the bytes of all journals in a folder."""
     return sum(path.stat().length for path in _segments(folder, None))
 
 
@@ -447,7 +447,7 @@ def _stem(update: int) -> str:
 
 
 def _segments(folder: epath.Path, update: int | None) -> list[epath.Path]:
-    """The files of an update, or of all, in the order in which they were written."""
+    """Return the files of an update, or of all, in writing order."""
     if not folder.exists():
         return []
     found = [path for path in folder.iterdir() if path.name.startswith("update_") and path.name.endswith(_SUFFIX)]
@@ -473,7 +473,7 @@ def _framed(content: bytes) -> bytes:
 
 
 def _unframed(data: bytes) -> Iterator[bytes | None]:
-    """Each record's content; None, at last, where the rest is none."""
+    """Yield each record's content, and None at the end if the rest is incomplete or damaged."""
     at = 0
     while at < len(data):
         if len(data) - at < _HEAD.size:

@@ -1,10 +1,10 @@
-"""Reinforcement-learning objectives: plain functions of a dataclass of arrays.
+"""Reinforcement-learning objectives as functions of a dataclass of arrays.
 
-They return *sums* and counts, never means: the caller divides once, after every micro-batch and device has been added,
-so that accumulating over N micro-batches equals one big batch exactly.
+They return *sums* and counts, never means. The caller divides once after adding all micro-batches and devices, so
+accumulating N micro-batches exactly equals one big batch.
 
-The paper's is the default: token-level PPO clip, advantages in deviations of the group, a sum over all tokens divided
-by their number (eq. 32), no KL term, no entropy bonus. The alternatives are those that people compare it with:
+The default is the paper's: token-level PPO clip, advantages in deviations of the group, a sum over all tokens divided
+by their number (eq. 32), no KL term, no entropy bonus. Alternatives for comparison:
 
   KL term (arXiv 2402.03300)     kl_coef: of each token, to the weights that the run started from, by Schulman's k3.
   entropy bonus                  entropy_coef: of each token's distribution.
@@ -14,9 +14,9 @@ by their number (eq. 32), no KL term, no entropy bonus. The alternatives are tho
   GSPO (arXiv 2507.18071)        ratio="sequence", normalisation="episode": one clipped ratio for the whole episode.
   sequence-level correction      tis="sequence": the sampler's mismatch of the whole episode, truncated once.
 
-Where tokens are older than the weights that an update starts from, these are the proximal policy: ratio and clip are
-relative to them, and what the sampler was is a truncated weight (the decoupled objective, arXiv 2505.24298).
-proximal="sampler" is the coupled one: ratio and clip relative to whatever drew the token, and no weight.
+If tokens are older than the weights at the start of an update, these weights are the proximal policy. Ratio and clip
+are relative to them, and a truncated weight corrects for the sampler (the decoupled objective, arXiv 2505.24298).
+proximal="sampler" is the coupled objective: ratio and clip are relative to the sampler's weights, without a correction.
 """
 
 from __future__ import annotations
@@ -87,32 +87,33 @@ class ObjectiveConfig(Settings):
 
     @property
     def corrects_episodes(self) -> bool:
-        """Whether a token's weight depends on its episode's other tokens, whose logprobs must then be known before."""
+        """True if a token's weight depends on other tokens of its episode, whose logprobs must be computed first."""
         return self.tis == "sequence" and self.tis_cap is not None
 
     @property
     def has_token_weights(self) -> bool:
-        """Whether a term beside the advantages needs to know what `normalisation` weighs a token with."""
+        """True if a term besides the advantages needs the token weights of `normalisation`."""
         return bool(self.kl_coef or self.entropy_coef) and self.normalisation in ("group", "episode")
 
 
 @struct.dataclass
 class PolicyTerms:
-    """What the objective needs of each target token. All of one shape; anything goes where `mask` is 0, NaN excepted.
+    """Inputs of the objective for each target token, all of one shape. Values are arbitrary (but not NaN) where `mask`
+    is 0.
 
     Attributes:
         logps: the trained policy's logprobs, at the sampling temperature; gradients flow through these only.
-        old_logps: the trainer's logprobs under the weights that the update starts from.
-        sampler_logps: what the sampler said when it drew the token.
+        old_logps: the trainer's logprobs under the weights at the start of the update.
+        sampler_logps: reported by the sampler.
         advantages: the episode's advantage, on each of its tokens.
         mask: 1 on sampled tokens, 0 on the prompt, tool outputs, template tokens and padding.
         episode_log_ratio: mean of logps - old_logps over the episode's sampled tokens; only for `ratio="sequence"`.
         episode_mismatch: sum of old_logps - sampler_logps over them; only for `tis="sequence"`.
-        ages: int32, updates that the weights which drew the token are older than those that the update starts from;
-            only where they may differ.
+        ages: int32, number of updates between the weights that sampled the token and those at the start of the update;
+            only if they may differ.
         reference_logps: logprobs under the weights that the run started from; only with `kl_coef`.
         entropies: of the trained policy's distributions; only with `entropy_coef`.
-        weights: what `normalisation` weighs the token with, which is in `advantages` already; None: all weigh 1.
+        weights: token weights of `normalisation`, already included in `advantages`; None if all are 1.
     """
 
     logps: Array
@@ -130,7 +131,7 @@ class PolicyTerms:
 
 @struct.dataclass
 class AgeSums:
-    """As in `ObjectiveSums`, of the tokens of each age from 0 on, [ages]."""
+    """Sums as in `ObjectiveSums`, by token age from 0, [ages]."""
 
     tokens: Array
     tis_clipped: Array
@@ -150,8 +151,8 @@ class ObjectiveSums:
         mismatch_kl: r - 1 - log r with r = trainer/sampler probability: non-negative, its mean estimates
             KL(sampler || trainer).
         mismatch_abs: |trainer - sampler| logprob.
-        by_age: None where tokens have no ages.
-        kl_reference: the KL term's estimate; None without one.
+        by_age: None if tokens have no ages.
+        kl_reference: estimate of the KL term; None without it.
     """
 
     tokens: Array
@@ -173,30 +174,33 @@ class Objective(Protocol):
 
 
 def objective_function(config: ObjectiveConfig) -> Objective:
-    """Return the function that `config.function` names. Raises InputError: there is none."""
+    """Return the function named by `config.function`. Raises InputError if it does not exist."""
     function: Objective = grpo_objective if config.function == "grpo" else referred(config.function)
     return function
 
 
 def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 0) -> tuple[Array, ObjectiveSums]:
-    """PPO clip with truncated importance sampling (paper eq. 32); with `kl_coef` and `entropy_coef` those terms too.
+    """Return the PPO clip loss with truncated importance sampling (paper eq. 32), plus terms of `kl_coef` and
+    `entropy_coef`.
 
     Args:
         terms: see `PolicyTerms`.
-        config: its `advantage` and `normalisation` are in `terms.advantages` already, see `batch_advantages`.
-        most_age: the greatest of `terms.ages`.
+        config: its `advantage` and `normalisation` are already in `terms.advantages`, see `batch_advantages`.
+        most_age: the largest of `terms.ages`.
 
     Returns:
         (loss to minimise, *summed* over tokens; sums for metrics).
     """
     mask = terms.mask.astype(jnp.float32)
-    # Masked positions may hold any finite logprob; a zero log-ratio there keeps exp() finite, so 0 * inf cannot arise.
+    # Masked positions may have any finite logprob; a zero log-ratio there keeps exp() finite, so 0 * inf cannot
+    # arise.
     on = mask > 0
     old = jax.lax.stop_gradient(terms.old_logps)
     proximal = old if config.proximal == "trainer" else terms.sampler_logps
     log_ratio = jnp.where(on, terms.logps - proximal, 0.0)
     if config.ratio == "sequence":
-        # The value is the episode's, the gradient each token's: with `episode` normalisation that is GSPO's gradient.
+        # The value is the episode's and the gradient each token's: with `episode` normalisation that is GSPO's
+        # gradient.
         own = jax.lax.stop_gradient(log_ratio)
         log_ratio = jnp.where(on, terms.episode_log_ratio, 0.0) + log_ratio - own
     ratio = jnp.exp(log_ratio)
@@ -214,7 +218,7 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
     if config.tis_cap is not None and config.proximal == "trainer":
         log_weight = mismatch if config.tis == "token" else jnp.where(on, terms.episode_mismatch, 0.0)
         log_cap = math.log(config.tis_cap)
-        gain = gain * jnp.exp(jnp.minimum(log_weight, log_cap))  # in this order nothing overflows
+        gain = gain * jnp.exp(jnp.minimum(log_weight, log_cap))  # this order cannot overflow
         over = log_weight > log_cap
         truncated = total(over)
 
@@ -256,10 +260,10 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
 
 
 def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"] = "deviation") -> np.ndarray:
-    """reward - group mean, divided by the group's deviation unless `kind` is `mean`; float64 [len(rewards)].
+    """Return reward - group mean, divided by the group's deviation unless `kind` is `mean`; float64 [len(rewards)].
 
     Raises:
-        ValueError: all rewards are equal: such a group teaches nothing and must be filtered out before (delta >= 0).
+        ValueError: all rewards are equal. Such a group gives no signal and must be filtered out first (delta >= 0).
     """
     deviation = group_deviation(rewards)
     if not deviation > 0:
@@ -271,14 +275,14 @@ def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"
 def batch_advantages(
     rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], config: ObjectiveConfig
 ) -> tuple[list[float], float]:
-    """What each episode's tokens are weighted with, and what the objective's sum is divided by.
+    """Return the weight of each episode's tokens, and the divisor of the objective's sum.
 
     Args:
         rewards: by group and episode; every group has a deviation.
-        tokens: how many sampled tokens each of those episodes has, positive.
+        tokens: number of sampled tokens in each of those episodes, positive.
 
     Returns:
-        (advantages, one group after the other, times the weights of `config.normalisation`; the denominator).
+        (advantages by group and episode, times the weights of `config.normalisation`; the denominator).
     """
     advantages = [group_advantages(group, config.advantage) for group in rewards]
     counts = [np.asarray(group, dtype=np.float64) for group in tokens]
@@ -294,7 +298,7 @@ def batch_advantages(
 
 
 def token_weights(tokens: Sequence[Sequence[int]], config: ObjectiveConfig) -> list[float]:
-    """What `config.normalisation` weighs the tokens of each episode with; arguments and order of `batch_advantages`."""
+    """Return `config.normalisation`'s token weight of each episode; arguments and order as in `batch_advantages`."""
     if config.normalisation == "group":
         return [1.0 / sum(group) for group in tokens for _ in group]
     return [1.0 / count if config.normalisation == "episode" else 1.0 for group in tokens for count in group]

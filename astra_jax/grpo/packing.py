@@ -1,8 +1,8 @@
-"""Episodes -> micro-batches of a few static shapes: several episodes share a row, kept apart by segment ids.
+"""Packing of episodes into micro-batches of a few static shapes. Episodes share rows, separated by segment ids.
 
-Episodes of a group begin with the same prompt, most of their tokens where tools are documented at length. It lies in a
-row once, and all of them go on from it: hidden states, losses and gradients are those of whole episodes, since a token
-sees what it would see there.
+Episodes of a group start with the same prompt, most of their tokens if tools have long documents. A row has the prompt
+once, and all of them continue it. Hidden states, losses and gradients equal those of whole episodes, since each token
+attends to the same tokens.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ from synthesis.core.refusals import InputError
 Array = Any
 
 WORTH = 2 / 3
-"""Of the work that whole episodes take, the most that rows with common prompts may take: in longer rows attention
-visits more blocks of which part is hidden. On a CPU, with a million parameters: episodes of 256 tokens, 64 of them
-prompt, take 0.81 of the room and 1.4 times the time, those of 704 and 512 take 0.38 and 0.62; with 135 million those of
-650 and 474 take 0.23 and 0.28."""
+"""Largest cost of rows with shared prompts, relative to whole episodes, at which they are used. Attention is less
+efficient in longer rows, since it visits more partly masked blocks.
+
+Measured on a CPU with a million parameters: episodes of 256 tokens with prompts of 64 need 0.81 of the positions and
+1.4 times the time. Those of 704 with 512 need 0.38 and 0.62. With 135 million parameters, those of 650 with 474 need
+0.23 and 0.28.
+"""
 
 
 @struct.dataclass
 class PolicyBatch(PackedBatch):
-    """Packed episodes, all [B, T]; everything about a token stands at the token.
+    """Packed episodes, all [B, T]; every value is at the position of its token.
 
     Attributes:
-        loss_mask_bt: 1 where the token was sampled.
+        loss_mask_bt: 1 if the token was sampled.
         sampler_logps_bt: float32, the sampler's logprob of the token.
         advantages_bt: float32, of the token's episode.
-        old_logps_bt, episode_log_ratio_bt, episode_mismatch_bt: what `losses.PolicyTerms` says; None until the update
-            has computed them, and where it need not.
-        ages_bt: int32, see there; None where all tokens are drawn by the weights that are trained.
-        reference_logps_bt, weights_bt: float32, see there; None where the objective does not ask for them.
-        go_on: static: what `Model.forward` is to be told of documents that go on from others.
+        old_logps_bt, episode_log_ratio_bt, episode_mismatch_bt: see `losses.PolicyTerms`; None until the update
+            computes them, or if not needed.
+        ages_bt: int32, see `losses.PolicyTerms`; None if all tokens are sampled by the trained weights.
+        reference_logps_bt, weights_bt: float32, see `losses.PolicyTerms`; None if the objective does not need them.
+        go_on: static: whether `Model.forward` must support documents that continue others.
     """
 
     sampler_logps_bt: Array
@@ -55,10 +58,10 @@ class PolicyBatch(PackedBatch):
 
 
 def bucket_for(length: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds `length`.
+    """Return the smallest bucket of at least `length`.
 
     Raises:
-        ValueError: none does.
+        ValueError: all are smaller.
     """
     fitting = [bucket for bucket in buckets if bucket >= length]
     if not fitting:
@@ -67,7 +70,7 @@ def bucket_for(length: int, buckets: Sequence[int]) -> int:
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """First-fit decreasing: indices by row, no row above `capacity`. Deterministic."""
+    """Pack by first-fit decreasing: return indices by row, with no row above `capacity`. Deterministic."""
     rows: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -83,11 +86,10 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class _Together:
-    """Episodes that lie behind one another in a row, with the beginning that they share once before them.
+    """Consecutive episodes in a row, after the prefix that they share.
 
-    Attributes:
-        members: their indices.
-        shared: tokens of that beginning; 0: each has its own.
+    members: their indices.
+    shared: tokens of that prefix; 0 if each has its own.
     """
 
     members: tuple[int, ...]
@@ -98,16 +100,17 @@ class _Together:
 
 
 def _shared(episodes: Sequence[Episode]) -> int:
-    """Tokens of the beginning that episodes can share: all that is alike in their prompts but the last token, from
-    which each one's first own token is predicted."""
+    """Return the number of prefix tokens that episodes can share: the common part of their prompts except the last
+    token, which predicts each one's first own token."""
     first, last = (bound(episode.token_ids for episode in episodes) for bound in (min, max))
     most = min(episode.prompt_tokens for episode in episodes)
-    alike = next((i for i in range(most) if first[i] != last[i]), most)  # what the least and the greatest share, all do
+    alike = next((i for i in range(most) if first[i] != last[i]), most)  # the extremes share what all share
     return max(0, alike - 1)
 
 
 def _laid_together(episodes: Sequence[Episode], groups: Sequence[int] | None, length: int) -> list[list[_Together]]:
-    """What lies in each row of `length`; a group that is too long for a row lies in several, its prompt in each."""
+    """Return the contents of each row of `length`. A group too long for a row is split over several, each with its
+    prompt."""
     lengths = [len(episode.token_ids) for episode in episodes]
     members: dict[int, list[int]] = {}
     for index in range(len(episodes)):
@@ -133,26 +136,25 @@ def pack(
     update: int | None = None,
     weights: Sequence[float] | None = None,
 ) -> list[PolicyBatch]:
-    """Lay episodes into micro-batches of [rows, bucket].
+    """Pack episodes into micro-batches of [rows, bucket].
 
-    The bucket is the smallest that holds the longest episode; where prompts lie in a row once it is that in which all
-    take the fewest places, since a longer row has a prompt fewer times.
+    The bucket is the smallest that fits the longest episode. With shared prompts it is the one with the fewest
+    positions in total, since longer rows repeat a prompt less often. `told` states whether batches with shared prompts
+    must be marked: `Model.is_told_what_goes_on`.
 
     Args:
         episodes: scored episodes.
         advantages: one for each.
-        row_buckets: the allowed row lengths: as many programs are compiled as are used.
+        row_buckets: the allowed row lengths; one program is compiled for each length in use.
         rows: of a micro-batch; None is one.
-        packed: False gives each episode a row of its own (the reference in tests).
-        groups: of which group each is: what the prompts of a group have alike lies in a row once, as a document that
-            its episodes go on from (`attention.documents`), where that is worth it (`WORTH`). None: each episode is
-            whole.
-        told: whether batches with such documents must say so: `Model.is_told_what_goes_on`.
-        update: that trains on them, from the weights of this version; None leaves `ages_bt` out.
-        weights: of each episode's tokens; None leaves `weights_bt` out.
+        packed: False gives each episode its own row (the reference in tests).
+        groups: the group of each episode. A row has the common prefix of a group's prompts once, as a document that its
+            episodes continue (`attention.documents`), if that saves enough (`WORTH`). None: prompts are not shared.
+        update: the update that trains on them, from the weights of this version; None omits `ages_bt`.
+        weights: of each episode's tokens; None omits `weights_bt`.
 
     Returns:
-        Micro-batches (NumPy); the last one is filled up with padding rows.
+        Micro-batches (NumPy); the last one is padded with empty rows.
     """
     rows, go_on = rows or 1, False
     length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
@@ -198,7 +200,7 @@ def pack(
 
 
 def _documents(together: Sequence[_Together], episodes: Sequence[Episode]) -> Iterator[tuple[int, int, int, int]]:
-    """(segment id, an episode, first and after the last of its tokens) of a row's documents."""
+    """Yield (segment id, episode, index of its first token, index after its last) of each document in a row."""
     number = 0
     for one in together:
         prompt = 0

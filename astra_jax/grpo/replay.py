@@ -1,8 +1,8 @@
-"""Training again on the batches that a run has written (`dump.py`), to the bit.
+"""Bit-exact training on the recorded batches of a run (`dump.py`).
 
-What an update makes of a batch depends on the weights, the optimizer's state, the batch and the settings alone. So a
-run of the same settings from the same weights comes to the same weights after each update, with nobody who samples;
-that it did is seen by their digests, and where it did not it ends there.
+An update depends only on the batch, the weights, the optimizer's state and the settings. So a run with the same
+settings and initial weights reproduces the weights after each update without sampling. Their digests are checked, and a
+difference ends the run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from synthesis.core.typed import convert_to
 
 
 class Replay:
-    """Gives a run the batches of another one; stands where `Rollouts` stands else.
+    """Source of another run's recorded batches, used in place of `Rollouts`.
 
     Args:
         folder: `workdir/batches` of that run.
 
     Attributes:
-        folder: as it was given, absolute.
+        folder: the same, absolute.
         run: its id.
 
     Raises:
@@ -45,14 +45,14 @@ class Replay:
 
     @property
     def environments(self) -> str:
-        """The digest of what the batches were sampled from."""
+        """Digest of the environments that the batches were sampled from."""
         return str(self._batches.identity.get("environments", ""))
 
     def check(self, identity: Mapping[str, Any], steps: int) -> None:
-        """See that a run of this identity is one that the batches are of.
+        """Check that the batches match a run of this identity.
 
         Raises:
-            InputError: settings, model or tokenizer are others; or an update is missing.
+            InputError: settings, model or tokenizer differ, or an update is missing.
         """
         if said := differences(self._batches.identity, identity):
             raise InputError(
@@ -62,10 +62,10 @@ class Replay:
         self._batches.check_there(0, steps)
 
     async def follow(self, version: int, weights: str = "") -> None:
-        """See that the weights after so many updates are what they were.
+        """Check that the weights after `version` updates equal the recorded ones.
 
         Raises:
-            InputError: they are not.
+            InputError: they differ.
         """
         here, updates = self.folder, self._batches.updates
         self._batches.check_there(max(0, version - 1), max(1, version))
@@ -91,23 +91,23 @@ class Replay:
         on_group(0)
 
     def take(self) -> GroupBatch | None:
-        """The batch, which leaves."""
+        """Return the batch and remove it."""
         batch, self._batch = self._batch, None
         return batch
 
     def exhaustion(self) -> Exhaustion:
-        """No batch is missing here: `fill` raises."""
+        """Never called, since `fill` raises for a missing batch."""
         raise AssertionError("every update of a replay has a batch")
 
     def state(self) -> dict[str, Any]:
-        """There is none: an update's batch is where it is."""
+        """Return an empty state: all batches are on disk."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See `state`."""
 
     async def close(self) -> None:
-        """Nothing goes on."""
+        """Do nothing: nothing is running."""
 
 
 class NoPolicy(SamplerBase):

@@ -1,4 +1,4 @@
-"""The batches that GRPO trains on: sample groups, keep the valid ones, report what became of the others."""
+"""Batches for GRPO: sample groups, keep the valid ones, and report on the others."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from synthesis.core.refusals import Refusal
 from synthesis.core.typed import convert_to, decode_msgpack
 
 _FEWEST_MASKED = 4
-"""Fewer masked episodes never stop a run: of a batch of four episodes one alone would be a quarter."""
+"""Fewest masked episodes that stop a run; in a batch of four episodes a single one would be a quarter."""
 
 
 class MaskedShareError(Refusal):
-    """More than `max_masked_share` of a batch's sampled episodes have no score; the message counts the reasons."""
+    """More than `max_masked_share` of a batch's sampled episodes have no score. The message counts the reasons."""
 
 
 class FillReport(msgspec.Struct):
-    """How the rollouts of one batch went.
+    """Report on the rollouts of one batch.
 
     Attributes:
-        filled: whether there is a batch; if not, `max_groups_per_step` were sampled in vain.
-        seconds: from the first group's start to the last one's end, of all processes that took part.
-        rollout: means over all scored episodes: those of valid groups alone would be biased.
+        filled: whether there is a batch; otherwise `max_groups_per_step` were sampled without one.
+        seconds: from the first group's start to the last one's end, over all processes involved.
+        rollout: means over all scored episodes; valid groups alone would give biased means.
         counts: of groups and episodes.
     """
 
@@ -53,7 +53,7 @@ class FillReport(msgspec.Struct):
 
 
 class GroupBatch(msgspec.Struct):
-    """`batch_size` valid groups and how they came about."""
+    """`batch_size` valid groups and their fill report."""
 
     groups: list[Group]
     filling: FillReport
@@ -61,7 +61,7 @@ class GroupBatch(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _Resting:
-    """What there is between two batches."""
+    """State between two batches."""
 
     buffer: GroupBuffer
     next_index: int
@@ -72,8 +72,8 @@ class _Resting:
 class Rollouts:
     """Samples groups into a buffer and takes batches out of it.
 
-    Between two batches it is its `state` and nothing else, so that a run can be resumed there; while a batch is filled,
-    `state` is that of the moment before.
+    Between two batches, `state` is all that a resumed run needs. While a batch is filled, `state` is the state before
+    it.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Rollouts:
     ) -> None:
         """
         Args:
-            journals: where a batch under way is kept, for a process after this one.
+            journals: store a batch in progress, for a later process.
         """
         self.config, self._journals = config, journals
         self._buffer = GroupBuffer(config.batch_size, delta=config.delta, max_age=config.most_age)
@@ -106,11 +106,11 @@ class Rollouts:
         self._weights = ""
         self._filling: FillReport | None = None
         self._before: _Resting | None = None
-        self._entered: list[Group] = []  # for this update
+        self._entered: list[Group] = []  # groups that entered for this update
         self._ended: list[int] = []
 
     async def follow(self, version: int, weights: str = "") -> None:
-        """The policy is about to get weights of this version.
+        """Note the version of the weights that the policy is about to load.
 
         Args:
             weights: their digest, see `BatchKey`.
@@ -118,11 +118,12 @@ class Rollouts:
         self._version, self._weights = version, weights
 
     async def fill(self, update: int, on_group: Callable[[int], None] = lambda missing: None) -> None:
-        """Sample until there is a batch, or `max_groups_per_step` are reached; nothing if there is one already.
+        """Sample until there is a batch, or `max_groups_per_step` are reached. Return at once if there is a batch
+        already.
 
         Args:
-            update: the update that will train on it, from the weights that the policy has.
-            on_group: told how many groups are missing after each.
+            update: the update that will train on it, from the policy's current weights.
+            on_group: called after each group with the number of missing groups.
         """
         if self._filling is not None:
             return
@@ -168,8 +169,8 @@ class Rollouts:
         self._filling, self._before = report, None
 
     def _repeated(self, journal: BatchJournal) -> FillReport | None:
-        """How an earlier process filled this batch, which is in the buffer again; None: it did not, or not all of it is
-        there. What one sampled that gave the batch up is in the buffer too, and is not sampled again."""
+        """Restore a batch that an earlier process filled into the buffer, and return its report. None if it was not
+        filled or is incomplete. Groups of a batch that was given up are restored too, and not sampled again."""
         if (taken := journal.batch) is None:
             return None
         if not journal.has_entered:
@@ -185,7 +186,7 @@ class Rollouts:
         return msgspec.structs.replace(report, counts=report.counts | journal.counts())
 
     def _taken(self, trained: Sequence[Group], filling: FillReport) -> TakenBatch:
-        """What is kept of a batch that these groups are."""
+        """Return the journal's record of a batch with these groups."""
         return TakenBatch(
             next_index=self._sampler.next_index,
             entered=[(one.index, one.environment_id, one.update, len(one.episodes)) for one in self._entered],
@@ -197,11 +198,11 @@ class Rollouts:
         )
 
     def _check_masked(self, counts: FillCounts, *, is_whole: bool) -> None:
-        """Stop a run whose episodes are masked too often: those that are left are no fair sample of the policy's.
+        """Stop a run with too many masked episodes, since the remaining ones are not a fair sample of the policy.
 
         Args:
-            is_whole: nothing more is sampled for this batch. Before, the share counts once as many episodes were
-                sampled as a batch has.
+            is_whole: sampling for this batch is finished. Before that, the share is checked only after a batch's number
+                of episodes.
 
         Raises:
             MaskedShareError: the share is above `max_masked_share`.
@@ -217,7 +218,7 @@ class Rollouts:
         )
 
     def _tell(self) -> None:
-        """A line on the terminal while nothing valid comes, each time when what was sampled has doubled."""
+        """Print a line while there is no valid group, each time the number of sampled groups has doubled."""
         counts = self._buffer.counts
         doubled, left = divmod(counts.sampled, self.config.batch_size)
         if not counts.valid and not left and doubled.bit_count() == 1:
@@ -238,7 +239,7 @@ class Rollouts:
         )
 
     def take(self) -> GroupBatch | None:
-        """The batch, which leaves the buffer; None when it could not be filled."""
+        """Return the batch and remove it from the buffer; None if it could not be filled."""
         filling, self._filling = self._filling, None
         assert filling is not None, "fill first"
         if not filling.filled:
@@ -254,15 +255,15 @@ class Rollouts:
         return f"update {self._update}: {counts.masked_episodes} of {episodes} episodes are masked: {counts.why_masked}"
 
     async def close(self) -> None:
-        """Nothing goes on between two batches."""
+        """Do nothing: nothing runs between two batches."""
 
     def exhaustion(self) -> Exhaustion:
-        """What was sampled for the batch that `take` did not give."""
+        """Return a report on the groups sampled for a batch that was not filled."""
         counts, summary = self._buffer.counts.copy(), self._buffer.summary
         return Exhaustion(self._update, self._sampler.groups, counts, summary, self.config)
 
     def state(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the state as JSON values."""
         resting = self._before or self._resting()
         return {
             "buffer": resting.buffer.state(),
@@ -275,15 +276,15 @@ class Rollouts:
         return _Resting(self._buffer.copy(), self._sampler.next_index, self._update, self._filling)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         self._buffer.load(state["buffer"])
         self._sampler.next_index, self._update = state["next_index"], state["update"]
         filling = convert_to(state["filling"], FillReport | None)
-        self._filling = filling if filling is not None and filling.filled else None  # else it is tried again
+        self._filling = filling if filling is not None and filling.filled else None  # otherwise filling is repeated
 
 
 def on_every_host(batch: GroupBatch | None) -> GroupBatch | None:
-    """The first host's batch; all hosts must call it."""
+    """Return the first host's batch on every host; all hosts must call it."""
     if jax.process_count() == 1:
         return batch
     sent = None if batch is None else _Sent(batch.filling, [_bare(group) for group in batch.groups])

@@ -1,4 +1,4 @@
-"""The rollout source of a run: its batches on every host, the weights that they are sampled with, and evaluations."""
+"""Rollout source of a run: its batches on every host, loading of weights into the sampler, and evaluations."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class RolloutSource:
         return batch
 
     async def sleep(self, state: TrainState) -> None:
-        """Have the sampler free the devices for an update. With `async_steps` it samples meanwhile."""
+        """Have the sampler free device memory for an update. With `async_steps` it continues sampling."""
         if not self._config.async_steps:
             await self._run.collective(self._policy.sleep(), save=state)
 
     async def publish(self, state: TrainState) -> None:
-        """Write or send new weights, which sampling need not wait for. Raises as `load_weights`."""
+        """Write or send new weights while sampling continues. Raises as `load_weights`."""
         await self._run.collective(self._policy.prepare(state.inference_params(), state.step), save=state)
 
     async def load_weights(self, state: TrainState) -> None:
@@ -126,7 +126,7 @@ class RolloutSource:
         return self._policy.metrics()
 
     async def close(self) -> None:
-        """Cancel rollouts that are under way; finished ones are in the journal."""
+        """Cancel running rollouts; finished ones are in the journal."""
         await self._batches.close()
 
     def get_state(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class BatchRecorder:
         """Make the batch a part of the dataset, when its update is done and before that is saved.
 
         Raises:
-            Exception: it could not be written. Nothing is saved, so that the next start has the batch from its journal.
+            Exception: it could not be written. Nothing is saved, so the next start reads the batch from its journal.
         """
         await self._run.collective(self._commit(state.digest()))
 
@@ -280,7 +280,7 @@ class JournalCleanup(Hook):
 
 
 def _on_first(work: Awaitable[None]) -> Awaitable[None]:
-    """The work on the first host; nothing on the others."""
+    """Return the work on the first host, and no work on the others."""
     if is_first():
         return work
     if asyncio.iscoroutine(work):

@@ -1,11 +1,11 @@
-"""One update of GRPO: from a batch of groups to new weights.
+"""One update of GRPO, from a batch of groups to new weights.
 
-The episodes are packed into rows; micro-batches of rows add up their gradients, exactly as one batch would; then comes
-one optimizer step. With `mini_batches` the batch is cut into as many such updates.
+Episodes are packed into rows. Micro-batches of rows add up their gradients, which equals one whole batch exactly,
+followed by one optimizer step. With `mini_batches` the batch is split into that many updates.
 
-Old logprobs are the trainer's own under the weights that the update starts from. With one update a batch they equal the
-current ones, so the ratio is 1 and its gradient is the policy gradient: they are taken from the same forward pass. Only
-where they differ, or where a token's part depends on its whole episode, is there a forward pass before.
+Old logprobs are the trainer's own under the weights at the start of the update. With one update per batch they equal
+the current ones, so the ratio is 1 and its gradient is the policy gradient; one forward pass gives both. A separate
+forward pass is needed only if they differ, or if a token's term depends on its whole episode.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_r
 
 Array = jax.Array
 Sums = tuple[ObjectiveSums, Array, RouterSums | None]
-"""Of the objective's metrics, of the tokens' entropies, and of the router (None if dense)."""
+"""Sums of the objective's metrics, the tokens' entropies, and the router's statistics (None if dense)."""
 
 _AHEAD = 2
-"""Micro-batches that devices have before them while the result of another one is waited for: they never stand idle."""
+"""Micro-batches queued on the devices while an earlier result is awaited, so the devices are never idle."""
 
 
 def update_step(
@@ -82,8 +82,8 @@ def update_step(
         on_result: called for each micro-batch of each pass, once the devices have computed it; None: nobody waits.
 
     Returns:
-        (params, optimizer state, metrics: means over the batch's tokens, or over its mini-batches). Where
-        `gradient_norm` is not finite at least one optimizer step changed nothing.
+        (params, optimizer state, metrics: means over the batch's tokens or mini-batches). If `gradient_norm` is not
+        finite, at least one optimizer step changed nothing.
     """
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
     policy = partial(adapters.joined, base=base, lora=config.lora)
@@ -110,14 +110,14 @@ def update_step(
     if needs_old or objective.kl_coef:
         mini_batches = [([with_logprobs(batch) for batch in batches], total) for batches, total in mini_batches]
 
-    anchor = None  # what lies in the host's memory leaves the devices before the gradients come
+    anchor = None  # frees device memory before the gradients are allocated
     rate = learning_rate(config, config.steps)(update)
     loss, parts, taken = 0.0, None, []
     for number, (batches, total) in enumerate(mini_batches):
         gradients = zero_gradients(params, mesh)
         for batch in batches:
             on_rows(np.asarray(batch.segment_ids_bt))
-            if number and objective.ratio == "sequence":  # before the first step it is 1
+            if number and objective.ratio == "sequence":  # the ratio is 1 before the first step
                 batch = with_episode_ratio(policy(params), batch, **options)
             batch = to_device(batch, mesh)
             before(f"accumulate {batch.tokens_bt.shape[1]}")
@@ -165,10 +165,10 @@ def _step_metrics(
     sums: Sums,
     taken: Sequence[Mapping[str, Any]],
 ) -> dict[str, float]:
-    """Return the metrics of an update: means over the tokens that are trained on, and shares.
+    """Return the metrics of an update: means over trained tokens, and shares.
 
     Args:
-        taken: what each optimizer step returned.
+        taken: the results of each optimizer step.
     """
     objective, entropy, router = sums
     of_batch = jax.tree.map(float, replace(objective, by_age=None))
@@ -197,7 +197,7 @@ def _step_metrics(
 
 
 def _by_age(sums: AgeSums) -> dict[str, float]:
-    """Of each age that there is: its share of the tokens, and means over them."""
+    """Return, for each age that occurs, its share of the tokens, and means over them."""
     metrics, total = {}, float(sums.tokens.sum())
     for age, tokens in enumerate(map(float, sums.tokens)):
         if tokens:
@@ -211,7 +211,7 @@ def _by_age(sums: AgeSums) -> dict[str, float]:
 def lay_out(
     groups: Sequence[Group], model: Model, config: GRPOConfig, update: int = 0, *, mesh: AnyMesh | None = None
 ) -> tuple[list[PolicyBatch], float]:
-    """The micro-batches (NumPy) of one optimizer step, and what the sum of their losses is divided by."""
+    """Return the micro-batches (NumPy) of one optimizer step, and the divisor of the sum of their losses."""
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = [[sum(episode.loss_mask) for episode in group.episodes] for group in groups]
     advantages, total = batch_advantages([group.rewards for group in groups], tokens, config.objective)
@@ -243,7 +243,8 @@ def loss_sums(
     base: Params | None = None,
     mesh: AnyMesh | None = None,
 ) -> tuple[Array, Sums]:
-    """One micro-batch's sum of the objective; divided by the batch's total (`lay_out`) it is its share of eq. 32."""
+    """Return one micro-batch's sum of the objective. Divided by the batch's total (`lay_out`), it is its part of eq.
+    32."""
     params = adapters.joined(params, base, config.lora)
     x_btd, router = _hidden(params, batch, model, config, mesh)
 
@@ -270,7 +271,7 @@ def loss_sums(
 
 
 def _terms(batch: PolicyBatch, config: GRPOConfig | JitKey) -> PolicyTerms:
-    """What the objective needs, where each token is predicted; `logps` come from the head."""
+    """Return the objective's inputs at the positions that predict each token; `logps` come from the head."""
     ratio = batch.episode_log_ratio_bt
     if config.objective.ratio == "sequence" and ratio is None:
         ratio = jnp.zeros_like(batch.advantages_bt)
@@ -304,7 +305,7 @@ def accumulate(
 
 
 def grpo_optimizer(config: GRPOConfig | JitKey) -> optax.GradientTransformation:
-    """The configured optimizer, whose state does not depend on the learning rate."""
+    """Return the configured optimizer; its state does not depend on the learning rate."""
     return make_optimizer(config, config.learning_rate)
 
 
@@ -319,7 +320,7 @@ def take_step(
     config: JitKey,
     mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, Array]]:
-    """One optimizer step, at this learning rate, with what `accumulate` added up, see `optimizers.apply_gradients`."""
+    """Take one optimizer step at this learning rate, on the sum of `accumulate`; see `optimizers.apply_gradients`."""
     gradients, optimizer = whole(gradients, mesh), make_optimizer(config, rate)
     return apply_gradients(params, opt_state, gradients, total, optimizer=optimizer, rounding=config.rounding)
 
@@ -327,11 +328,11 @@ def take_step(
 def abstract_arguments(
     model: Model, config: GRPOConfig, length: int, mesh: Mesh | None
 ) -> tuple[Params, Any, Params, PolicyBatch, jax.ShapeDtypeStruct]:
-    """Shapes, types and places of what a run's update is made of, with rows of `length` in which prompts lie once,
-    beside `adapters.abstract_base`.
+    """Return shapes, dtypes and shardings of an update's arguments, with rows of `length` and shared prompts, except
+    `adapters.abstract_base`.
 
     Returns:
-        (params, optimizer state, gradients, a micro-batch, the batch's total, as which the learning rate is).
+        (params, optimizer state, gradients, a micro-batch, the batch's total). The learning rate is like the total.
     """
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)
@@ -354,14 +355,14 @@ def abstract_arguments(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What must be known before
+# Values computed before the gradients
 
 
 def with_old_logps(
     params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> PolicyBatch:
-    """The micro-batch with the trainer's logprobs under `params`, and its episodes' mismatch where it is asked for."""
-    placed = to_device(batch, mesh)  # and not kept: all micro-batches of a batch are prepared before the first is used
+    """Return the micro-batch with the trainer's logprobs under `params`, and its episodes' mismatch if needed."""
+    placed = to_device(batch, mesh)  # not kept: all micro-batches are prepared before the first is used
     old = trainer_logprobs(params, placed, model=model, config=config, mesh=mesh)
     batch = replace(batch, old_logps_bt=old)
     if config.objective.corrects_episodes:
@@ -372,7 +373,7 @@ def with_old_logps(
 def with_episode_ratio(
     params: Params, batch: PolicyBatch, *, model: Model, config: GRPOConfig, mesh: Mesh | None = None
 ) -> PolicyBatch:
-    """The micro-batch with the log-ratio of its episodes, the mean over their tokens, between `params` and before."""
+    """Return the micro-batch with its episodes' mean log-ratio per token, of `params` to the old weights."""
     batch = to_device(batch, mesh)
     change = trainer_logprobs(params, batch, model=model, config=config, mesh=mesh) - batch.old_logps_bt
     tokens = over_episodes(jnp.ones_like(change), batch, mesh=mesh)
@@ -384,8 +385,8 @@ def with_episode_ratio(
 def trainer_logprobs(
     params: Params, batch: PolicyBatch, *, model: Model, config: JitKey, mesh: Mesh | None = None
 ) -> Array:
-    """Each token's logprob under `params` at the sampling temperature, float32 [B, T]; 0 on the first of a document,
-    and on padding."""
+    """Return each token's logprob under `params` at the sampling temperature, float32 [B, T]; 0 on the first token of a
+    document, and on padding."""
     x_btd, _ = _hidden(params, batch, model, config, mesh)
     targets_bt = in_mesh_order(shift(batch.tokens_bt), mesh)
     temperature = config.episode.temperature
@@ -396,7 +397,7 @@ def trainer_logprobs(
 
 @partial(jax.jit, static_argnames=("mesh",))
 def over_episodes(x_bt: Array, batch: PolicyBatch, *, mesh: Mesh | None = None) -> Array:
-    """Sum over the sampled tokens of each token's own episode, on each of its tokens, [B, T]; 0 on padding."""
+    """Return, at each token, the sum over its own episode's sampled tokens, [B, T]; 0 on padding."""
     sampled_bt = jnp.where(batch.loss_mask_bt > 0, x_bt, 0.0)
 
     def row(x_t: Array, segments_t: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What a GRPO run reads and does, counted before its first step: the table that it prints."""
+"""Table of a GRPO run's tasks, steps and outputs, printed before the first step."""
 
 from __future__ import annotations
 

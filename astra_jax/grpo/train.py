@@ -1,10 +1,10 @@
-"""Online multi-turn GRPO (paper §3): sample groups of episodes, keep groups that differ, take one step, repeat.
+"""Online multi-turn GRPO (paper §3): sample groups of episodes, keep groups whose rewards differ, take a step, repeat.
 
 One step:
   1. Roll out groups of episodes of one environment until `batch_size` groups have Std(reward) > delta (`rollouts.py`).
   2. Advantage = (reward - group mean) / group deviation, the same for every sampled token of the episode.
   3. Pack the episodes into rows; sum the clipped objective over all sampled tokens, divide by their number (eq. 32).
-     Truncated importance sampling corrects for what the sampler computed differently (`step.py`, `losses.py`).
+     Truncated importance sampling corrects for numerical differences of the sampler (`step.py`, `losses.py`).
   4. Take an optimizer step, load the new weights into the sampler, log, save.
 
 With `async_steps=k` rollouts continue during steps 2 to 4 (`ahead.py`). On several hosts the first one samples and
@@ -64,23 +64,23 @@ async def train(
     """Train from what `start` returns, or resume from the latest checkpoint in `workdir`. SIGTERM saves and stops.
 
     Args:
-        start: returns the starting weights, which the run takes over. Called if there is no checkpoint; with adapters
+        start: returns the starting weights, which the run takes over. Called only without a checkpoint; with adapters
             or `objective.kl_coef` always.
         environments: at least one; each must be scorable, and the reference calls of a record must succeed.
         sandbox: runs the calls of records; already started.
         workdir: on disk or in a bucket, shared by all hosts; gets `checkpoints/`, `metrics/`, `episodes/`, `profile/`,
-            and in `rollouts/` finished episodes of the batch under way, which a killed run resumes with.
+            and in `rollouts/` finished episodes of the batch in progress, from which a killed run resumes.
         policy: samples; None makes and closes an embedded engine. On several hosts only the first one's samples.
         replay: batches of an earlier run to train on; then nothing is sampled.
         held_out: environments to evaluate on, none of which is trained on.
-        origin: where `start` reads the weights; with adapters it is stored beside the checkpoints.
+        origin: the source of `start`'s weights; with adapters it is stored beside the checkpoints.
         mesh: devices of the update; None is one device.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         hooks: called after the loop's own.
         on_summary: called on the first host with the table, before the first step; not with `replay`.
 
     Raises:
-        ValueError: settings, model, tokenizer, environments or mesh do not fit together; the message names the one.
+        ValueError: settings, model, tokenizer, environments or mesh do not fit together; the message names the cause.
         Exception: what `RunContext` and `reference_params` raise.
     """
     job = await prepare(

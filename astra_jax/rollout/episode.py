@@ -1,7 +1,7 @@
-"""One episode: a policy, a question, tools, until the policy stops calling (or a limit ends it).
+"""One episode: a policy answers a question with tools until it stops calling them or a limit ends it.
 
-Token ids are the only state. They are append-only, never rendered or tokenised again: a turn's sampled ids are kept as
-they were sampled, and only the new tool outputs are rendered and encoded, O(new tokens) a turn.
+Token ids are the only state. They are append-only and never rendered or tokenised again. Sampled ids are kept as they
+are, and only new tool outputs are rendered and encoded: O(new tokens) per turn.
 """
 
 from __future__ import annotations
@@ -77,12 +77,11 @@ class Episode(msgspec.Struct, frozen=True):
         prompt_tokens: how many of them are the prompt.
         loss_mask: 1 on sampled tokens; same length as `token_ids`.
         logprobs: the sampler's, 0.0 where the mask is 0.
-        versions: of the weights that drew each token, 0 where the mask is 0; same length as `token_ids`.
+        versions: of the weights that sampled each token, 0 where the mask is 0; same length as `token_ids`.
         calls: in the order in which they were made.
-        score: None exactly when `finish` is `voided`: infrastructure failed, or a reward did, so that nothing may be
-            concluded.
+        score: None exactly if `finish` is `voided`: the infrastructure or a reward failed, so there is no valid result.
         messages: for people and rewards; never used to make tokens.
-        masked: why there is no score; None where there is one.
+        masked: the reason for a missing score; else None.
     """
 
     environment_id: str
@@ -104,20 +103,20 @@ class Episode(msgspec.Struct, frozen=True):
 
     @property
     def unscored(self) -> str:
-        """The reward that could not judge the episode, and why; "" where none failed."""
+        """The failed reward and its message; "" if none failed."""
         return self.masked.message if self.masked is not None and self.masked.reason == "reward_failed" else ""
 
     @property
     def sampled_by(self) -> list[int]:
-        """The versions that drew its tokens, the oldest first."""
+        """The versions that sampled its tokens, oldest first."""
         return sorted({version for version, drawn in zip(self.versions, self.loss_mask, strict=True) if drawn})
 
     @property
     def reward(self) -> float:
-        """The scalar that is trained on.
+        """The scalar reward for training.
 
         Raises:
-            ValueError: the episode is voided.
+            ValueError: the episode has no score.
         """
         if self.score is None:
             raise ValueError(f"a voided episode (environment {self.environment_id}) has no reward; leave it out")
@@ -125,12 +124,12 @@ class Episode(msgspec.Struct, frozen=True):
 
 
 class FinishedTurn(msgspec.Struct, frozen=True):
-    """A finished turn of an open episode: all that the episode is gone on from.
+    """A finished turn of an unfinished episode: the data from which the episode resumes.
 
     Attributes:
-        token_ids, logprobs, versions, finish: as of its `Completion`.
-        calls: what became of its calls, in their order.
-        observation: the tokens of what the policy was shown of them.
+        token_ids, logprobs, versions, finish: as in its `Completion`.
+        calls: records of its calls, in order.
+        observation: tokens of the outputs shown to the policy.
     """
 
     token_ids: list[int]
@@ -143,12 +142,12 @@ class FinishedTurn(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class EpisodeTask:
-    """What all episodes of a group share: the environment, the tools it offers in this group, the prompt.
+    """Data shared by all episodes of a group: the environment, the tools offered, the prompt.
 
     Attributes:
         tools: by name, in the order in which they are shown.
-        code: of a record: those tools with what they run.
-        sub_tasks: of a record: by the name of the tool that solves them.
+        code: for records: the tools with their code.
+        sub_tasks: for records: by the name of the tool that solves them.
     """
 
     environment: AnyEnvironment
@@ -159,10 +158,10 @@ class EpisodeTask:
     sub_tasks: Mapping[str, list[SubTask]] = field(default_factory=dict, repr=False)
 
     def session(self, sandbox: Sandbox | None, *, epsilon: float) -> EpisodeSession:
-        """What one episode plays in, not yet open.
+        """Return an unopened session for one episode.
 
         Args:
-            sandbox: where code runs; only records have any.
+            sandbox: runs code; only records have any.
             epsilon: of F1.
         """
         if not isinstance(self.environment, ToolEnvironment):
@@ -172,11 +171,7 @@ class EpisodeTask:
 
 
 def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: int) -> dict[str, CodeTool]:
-    """The tools of an episode by name, in the order in which they are shown: needed ones among irrelevant ones.
-
-    Raises:
-        ValueError: two tools have one name.
-    """
+    """Return the tools of an episode by name, in the order shown: required ones mixed with irrelevant ones."""
     rng = rng_for(seed, "task", environment.id)
     offered = list(environment.tools)
     for band in sorted(environment.distractors):
@@ -187,7 +182,7 @@ def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: 
 
 
 def _by_name(environment: ToolEnvironment, tools: Sequence[CodeTool]) -> dict[str, CodeTool]:
-    """Raises `InputError`: two have one name."""
+    """Return the tools by name. Raises `InputError` if two have one name."""
     named = {tool.spec.name: tool for tool in tools}
     if len(named) != len(tools):
         raise InputError(f"environment {environment.id}: two tools have one name; make the names unique")
@@ -197,21 +192,18 @@ def _by_name(environment: ToolEnvironment, tools: Sequence[CodeTool]) -> dict[st
 def make_task(
     environment: AnyEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig, *, seed: int
 ) -> EpisodeTask:
-    """Render the prompt, of a record with irrelevant tools chosen and all shuffled; the same seed gives the same task.
-
-    Raises:
-        ValueError: the environment cannot be scored, has two tools of one name, or its prompt is too long.
-    """
+    """Render the prompt. For records, irrelevant tools are chosen and all are shuffled. The same seed gives the same
+    task."""
     code = offered_tools(environment, config, seed=seed) if isinstance(environment, ToolEnvironment) else {}
     return _task(environment, tokenizer, config, code)
 
 
 def longest_task(environment: AnyEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig) -> EpisodeTask:
-    """The task with the longest prompt that a seed may give: with the longest irrelevant tools of each band. An
-    environment of which there is one fits whatever is drawn, up to what texts that meet elsewhere are in tokens.
+    """Return the task with the longest prompt that a seed can give, using the longest irrelevant tools of each band. If
+    it fits, any sampled task fits, up to differences in tokenisation where texts join.
 
     Raises:
-        ValueError: as `make_task`; two tools have one name, though few draws may have both.
+        ValueError: as `make_task`; also if two possible tools share a name, though few samples include both.
     """
     if not isinstance(environment, ToolEnvironment):
         return _task(environment, tokenizer, config, {})
@@ -265,15 +257,16 @@ async def run_episode(
     """Run one episode to its end and score it.
 
     Args:
-        sandbox: where the code of records runs.
+        sandbox: runs the code of records.
         seed: of sampling; with equal weights, the same seed gives the same episode.
-        session: a name that is unique among the episodes under way.
-        taken: its first turns, which an earlier process has finished: they are not drawn again, and their calls are
-            made again only where they leave a state.
-        on_turn: given each further turn after which the episode goes on, with its place; awaited before the next one.
+        session: a name that is unique among running episodes.
+        taken: first turns that an earlier process finished. They are not sampled again, and their calls are repeated
+            only if they change state.
+        on_turn: called with each further turn and its index if the episode continues after it; awaited before the next
+            turn.
 
     Raises:
-        NotTakenOver: the episode cannot go on from `taken`.
+        NotTakenOver: the episode cannot resume from `taken`.
     """
     agent = _PolicyAgent(policy, task, tokenizer, config, seed=seed, session=session, taken=taken, on_turn=on_turn)
     playing = task.session(sandbox, epsilon=config.reward_epsilon)
@@ -293,7 +286,7 @@ async def run_episode(
         try:
             if await playing.open():
                 finish = await run_agent(agent, execute, max_turns=config.max_turns)
-        except RequestFailed as error:  # what others asked for goes on: see `fill`, which ends when nothing else comes
+        except RequestFailed as error:  # other requests continue; `fill` ends when none arrives
             failed = Masked("request_failed", f"environment {task.environment.id}: {first_line(error)}")
             logging.warning("an episode of %s is masked: %s", task.environment.id, error)
         finally:
@@ -323,7 +316,7 @@ async def run_episode(
 
 
 class _PolicyAgent:
-    """A policy that acts in token ids: appended to, never rendered again. Implements `Agent`."""
+    """A policy that acts in token ids, which are appended and never rendered again. Implements `Agent`."""
 
     def __init__(
         self,
@@ -371,10 +364,10 @@ class _PolicyAgent:
         return said.calls
 
     def _again(self, most: int) -> Completion | None:
-        """What was drawn of this turn before; None: it is a new one.
+        """Return the recorded completion of this turn, or None for a new turn.
 
         Raises:
-            NotTakenOver: it is no turn after which this episode would have gone on.
+            NotTakenOver: the episode could not have continued after the recorded turn.
         """
         place = self.turns
         if place >= len(self._taken):
@@ -387,7 +380,7 @@ class _PolicyAgent:
         return Completion(list(turn.token_ids), list(turn.logprobs), list(turn.versions), turn.finish)
 
     def record(self, results: Sequence[ToolCallResult], calls: Sequence[CallRecord]) -> None:
-        """Show people what became of the calls of the last turn; keep what is counted of them."""
+        """Add the last turn's calls and outputs to the messages, and keep the call records."""
         self._called = list(calls)
         called = [result.call for result in results if result.call is not None]
         self.messages[-1] = msgspec.structs.replace(self.messages[-1], tool_calls=called)
@@ -400,12 +393,12 @@ class _PolicyAgent:
         if place < len(self._taken):
             self._show(self._taken[place].observation)
             return True
-        # A turn's outputs may be a megabyte: a second of tokenising, which no other episode waits for.
+        # A turn's outputs can be a megabyte, a second of tokenising, so other episodes must not wait for it.
         tokenizer = self._tokenizer
         observation = await asyncio.to_thread(
             lambda: tokenizer.encode(tokenizer.format.tool_results_text(list(outputs)))
         )
-        if self.token_ids[-1] != tokenizer.eos_id:  # another token ended the turn, which the format closes all the same
+        if self.token_ids[-1] != tokenizer.eos_id:  # the format closes the turn
             observation = [tokenizer.eos_id, *observation]
         if len(self.token_ids) + len(observation) >= self._limit:
             return False
@@ -429,8 +422,8 @@ class _PolicyAgent:
 
 
 def episode_stats(episodes: list[Episode]) -> dict[str, Any]:
-    """Means over the scored episodes, by metric name; empty when there are none. Those of sub-tasks are over the
-    episodes that have any."""
+    """Return means over the scored episodes by metric name; empty if there are none. Metrics of sub-tasks are means
+    over the episodes that have some."""
     scored = [(episode, episode.score) for episode in episodes if episode.score is not None]
     if not scored:
         return {}

@@ -1,7 +1,7 @@
-"""Adaptive batch filling (paper §3.1): sample until n groups are worth training on; surplus waits for the next update.
+"""Adaptive batch filling (paper §3.1): sample until n groups have a training signal; surplus waits for the next update.
 
-A group is valid when the standard deviation of its rewards exceeds delta: in a group of equal rewards every advantage
-is zero, and it would only thin the batch out.
+A group is valid if the standard deviation of its rewards exceeds delta. With equal rewards every advantage is zero, and
+the group would only dilute the batch.
 """
 
 from __future__ import annotations
@@ -23,34 +23,35 @@ from synthesis.core.typed import convert_to
 
 
 def begun_at_once(concurrent: int, size: int) -> int:
-    """How many groups `fill` may have begun that have not entered, where as many episodes are under way at once as
-    `concurrent` groups have.
+    """Return how many groups `fill` may have started that have not entered the buffer.
 
-    A group ends with its slowest episode, and enters behind those begun before it; meanwhile the room that the others
-    leave is for episodes of groups begun later. Twice as many are begun, so, but no more for that than two batches: the
-    share of valid groups is little known when the first have entered, and what is begun in vain is surplus. (14B,
-    batches of 256, the episodes of 64 groups at once: 2, 8 and 16 simulated servers take 9, 21 and 28 % less time for a
-    batch so. `python -m benchmarks.rl_simulation --async_steps=0 --concurrent_groups=64`.)
+    A group ends with its slowest episode, and enters after the groups started before it. Meanwhile, episodes of groups
+    started later use the free capacity. So twice as many groups are started as `concurrent`, up to two batches. The
+    limit exists because the share of valid groups is uncertain at first, and excess groups are surplus.
+
+    Simulated for 14B, batches of 256 and the episodes of 64 groups at once, a batch takes 9, 21 and 28 % less time with
+    2, 8 and 16 servers. (`python -m benchmarks.rl_simulation --async_steps=0 --concurrent_groups=64`.)
 
     Args:
+        concurrent: groups whose episodes run at once.
         size: groups in a batch.
     """
     return max(concurrent, 2 * min(concurrent, size))
 
 
 def group_deviation(rewards: Sequence[float]) -> float:
-    """Population standard deviation of a group's rewards; exactly 0 when they are equal (rounding would say 1e-17)."""
+    """Return the population standard deviation of rewards; exactly 0 if they are equal (rounding would give 1e-17)."""
     values = np.asarray(rewards, dtype=np.float64)
     return float(values.std()) if values.size and values.min() < values.max() else 0.0
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The episodes of one prompt.
+    """Episodes of one prompt.
 
     Attributes:
-        update: whose weights sampled their oldest token.
-        episodes: the scored ones.
-        masked: why each of the others has no score.
+        update: the update whose weights sampled the oldest token.
+        episodes: those with a score.
+        masked: the reason for each episode without a score.
     """
 
     index: int
@@ -69,7 +70,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class _Waiting(msgspec.Struct, frozen=True):
-    """A group in a checkpoint. (8,192 episodes of 30,000 tokens that wait, as lists of numbers, are 7.6 GB of JSON.)"""
+    """A waiting group in a checkpoint, in compact form (8,192 episodes of 30,000 tokens are 7.6 GB as JSON lists)."""
 
     index: int
     environment_id: str
@@ -78,20 +79,19 @@ class _Waiting(msgspec.Struct, frozen=True):
 
 
 class FillCounts(msgspec.Struct):
-    """What happened to groups since `GroupBuffer.begin`.
+    """Counts of sampled groups and episodes since `GroupBuffer.begin`; `voided` counts groups with fewer than two
+    scored episodes.
 
     Attributes:
-        sampled, valid: groups that finished, and those of them that are worth training on.
-        voided: groups with fewer than two scored episodes.
-        equal: groups whose rewards are all the same number.
-        within_delta: groups whose rewards differ, by no more than delta.
+        sampled, valid: finished groups, and the valid ones among them.
+        equal: groups whose rewards are all equal.
+        within_delta: groups whose rewards differ by at most delta.
         largest_deviation: of the rewards of a group in `within_delta`.
-        wasted_episodes, sampled_episodes: scored ones of groups that finished: of those not valid, and of all.
-        masked: episodes without a score, of groups that finished, by reason.
-        examples: the first message of each of those reasons.
-        expired: valid groups that left untrained, too old.
-        cancelled: groups that did not finish: still under way when the deadline had passed and the batch was full, or
-            already too old to be trained on.
+        wasted_episodes, sampled_episodes: scored episodes of finished groups: of invalid groups, and of all.
+        masked: episodes without a score in finished groups, by reason.
+        examples: the first message for each reason.
+        expired: valid groups that became too old before training.
+        cancelled: unfinished groups: running when the deadline had passed and the batch was full, or already too old.
     """
 
     sampled: int = 0
@@ -117,7 +117,7 @@ class FillCounts(msgspec.Struct):
 
     @property
     def masked_share(self) -> float:
-        """Masked episodes over all episodes of groups that finished."""
+        """Return the share of masked episodes among all episodes of finished groups."""
         return self.masked_episodes / max(1, self.sampled_episodes + self.masked_episodes)
 
     def mask(self, episodes: Sequence[Masked]) -> None:
@@ -129,7 +129,7 @@ class FillCounts(msgspec.Struct):
 
     @property
     def why_masked(self) -> str:
-        """The reasons, the most frequent first, each with its number of episodes and a message."""
+        """Return the reasons, most frequent first, each with its number of episodes and a message."""
         by_count = sorted(self.masked.items(), key=lambda item: -item[1])
         return "; ".join(f"{count} {reason} ({self.examples.get(reason, ''):.300})" for reason, count in by_count)
 
@@ -138,7 +138,7 @@ class FillCounts(msgspec.Struct):
         return self.wasted_episodes / self.sampled_episodes if self.sampled_episodes else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """By name."""
+        """Return the counts and shares by metric name."""
         return {
             "groups_sampled": self.sampled,
             "groups_equal": self.equal,
@@ -158,8 +158,8 @@ class FillCounts(msgspec.Struct):
 
 
 class Lengths(msgspec.Struct):
-    """Episodes and their sampled tokens since the run began: those that were trained on, and all that ended, those of
-    cancelled groups as far as they had come."""
+    """Episode and token counts since the run started: trained episodes, and all ended ones, with partial ones of
+    cancelled groups."""
 
     trained: int = 0
     trained_tokens: int = 0
@@ -168,14 +168,14 @@ class Lengths(msgspec.Struct):
 
     @property
     def bias(self) -> float:
-        """Mean length of what is trained on over that of what is sampled: below 1 short episodes are preferred."""
+        """Return the mean length of trained over that of sampled episodes; below 1, short episodes are preferred."""
         if not self.trained_tokens or not self.drawn_tokens:
             return 1.0
         return self.trained_tokens / self.trained / (self.drawn_tokens / self.drawn)
 
 
 class GroupBuffer:
-    """Valid groups that wait to be trained on."""
+    """Buffer of valid groups that wait for training."""
 
     def __init__(self, size: int, *, delta: float, max_age: int) -> None:
         """
@@ -195,23 +195,23 @@ class GroupBuffer:
 
     @property
     def missing(self) -> int:
-        """How many more valid groups the batch needs."""
+        """Number of valid groups that the batch still needs."""
         return max(0, self.size - len(self.groups))
 
     def begin(self, update: int) -> None:
-        """Start filling for `update`: groups that are too old by now leave, counted."""
+        """Start filling for `update`. Groups that are now too old are removed and counted."""
         self.update = update
         kept = [group for group in self.groups if not self.too_old(group.update)]
         self.counts = FillCounts(expired=len(self.groups) - len(kept))
         self.groups = kept
 
     def too_old(self, update: int) -> bool:
-        """Whether what that update's weights drew can be trained on no more."""
+        """Return whether tokens sampled by that update's weights are too old for training."""
         return self.update - update > self.max_age
 
     @property
     def summary(self) -> str:
-        """The numbers of groups since `begin`, with the reasons for which groups are not trained on."""
+        """Group counts since `begin`, with the reasons for exclusion."""
         counts = self.counts
         parts = [f"{counts.sampled} groups sampled", f"{counts.valid} valid", f"{counts.equal} of equal rewards"]
         if counts.within_delta:
@@ -228,7 +228,7 @@ class GroupBuffer:
         return ", ".join(parts)
 
     def add(self, group: Group) -> bool:
-        """Count a sampled group and keep it if it is valid and not too old; returns whether it is valid."""
+        """Count a sampled group, and keep it if it is valid and recent enough. Return whether it is valid."""
         deviation = group.deviation
         valid = deviation > self.delta
         self.counts.sampled += 1
@@ -254,18 +254,19 @@ class GroupBuffer:
         return valid
 
     def give_up(self, episodes: int, tokens: int) -> None:
-        """Count a group that will not finish, and what it had sampled."""
+        """Count a group that will not finish, and the tokens it sampled."""
         self.counts.cancelled += 1
         self.lengths.drawn += episodes
         self.lengths.drawn_tokens += tokens
 
     def take(self) -> list[Group]:
-        """The batch: exactly `size` groups, the oldest first, of equals those that came first; the rest stays.
+        """Remove and return the batch: exactly `size` groups, the oldest first, ties in order of arrival.
 
-        Masked episodes are in `counts` and no more in the groups: a process that takes a batch from a journal has none.
+        Masked episodes are removed from the groups (`counts` has them), since a batch read from a journal has none
+        either.
 
         Raises:
-            ValueError: fewer than `size` valid groups are here: a short batch is never trained on.
+            ValueError: there are fewer than `size` valid groups. A short batch is never trained on.
         """
         if self.missing:
             raise ValueError(f"the buffer holds {len(self.groups)} valid groups of {self.size}; keep sampling")
@@ -276,13 +277,13 @@ class GroupBuffer:
         return [msgspec.structs.replace(group, masked=[]) for group in batch]
 
     def give_back(self, batch: Sequence[Group]) -> None:
-        """Of a batch that was taken and is not trained on."""
+        """Put a batch from `take` back that will not be trained on."""
         self.groups = [*batch, *self.groups]
         self.lengths.trained -= sum(len(group.episodes) for group in batch)
         self.lengths.trained_tokens -= sum(map(_tokens, batch))
 
     def metrics(self, batch: Sequence[Group], update: int) -> dict[str, float]:
-        """How filling went: counts since `begin`, what waits now, the batch's mean age in updates, `Lengths.bias`."""
+        """Return the counts since `begin`, the surplus, the batch's mean age in updates, and `Lengths.bias`."""
         return {
             **self.counts.metrics(),
             "surplus": len(self.groups),
@@ -291,15 +292,15 @@ class GroupBuffer:
         }
 
     def copy(self) -> GroupBuffer:
-        """As it is now; the groups themselves are shared."""
+        """Return a copy that shares the groups themselves."""
         other = GroupBuffer(self.size, delta=self.delta, max_age=self.max_age)
         other.groups, other.counts = list(self.groups), self.counts.copy()
         other.update, other.lengths = self.update, msgspec.structs.replace(self.lengths)
         return other
 
     def state(self) -> dict[str, Any]:
-        """The waiting groups and the counts as JSON values, for a checkpoint; logprobs are rounded to float32, which is
-        what training computes with."""
+        """Return the waiting groups and the counts as JSON values for a checkpoint. Logprobs are rounded to float32,
+        the dtype of training."""
         groups = [
             _Waiting(group.index, group.environment_id, group.update, [compact(one) for one in group.episodes])
             for group in self.groups
@@ -307,7 +308,7 @@ class GroupBuffer:
         return msgspec.to_builtins({"groups": groups, "counts": self.counts, "lengths": self.lengths})
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`, of this version or of one before, which had episodes as JSON."""
+        """Restore a `state`, also of the previous version, whose episodes are JSON."""
         self.groups = [_group(one) for one in state["groups"]]
         self.counts = convert_to(state["counts"], FillCounts)
         self.lengths = convert_to(state.get("lengths", {}), Lengths)
@@ -318,7 +319,7 @@ def _tokens(group: Group) -> int:
 
 
 def _group(value: Mapping[str, Any]) -> Group:
-    """A group of a `GroupBuffer.state`."""
+    """Parse a group of a `GroupBuffer.state`."""
     if not all("spans" in episode for episode in value["episodes"]):
         return _of_tokens(convert_to(value, Group))
     one = convert_to(value, _Waiting)
@@ -326,7 +327,7 @@ def _group(value: Mapping[str, Any]) -> Group:
 
 
 def _of_tokens(group: Group) -> Group:
-    """The group with its tokens' versions; early checkpoints have each turn's, all of which are the group's."""
+    """Return the group with a version per token. Early checkpoints have one per turn, all equal to the group's."""
 
     def versions(episode: Episode) -> list[int]:
         if len(episode.versions) == len(episode.token_ids):
@@ -349,35 +350,35 @@ async def fill(
 ) -> bool:
     """Sample groups concurrently until the buffer holds a batch.
 
-    Groups enter the buffer in the order in which they were started, and how many are started next depends only on the
-    groups before: the batch is the same whatever the order in which they finish. A group that is under way when the
-    batch is full runs to its end and is surplus.
+    The batch does not depend on the order in which groups finish. Groups enter the buffer in the order of their start,
+    and the number started next depends only on earlier groups. A group still running when the batch is full finishes
+    and becomes surplus.
 
-    So the slowest group holds up all others, until the deadline. From then on they enter in the order in which they
-    finish, those that were under way at the deadline are replaced by new ones, and what is under way when the batch is
-    full is cancelled and counted. The batch then depends on time, and slow groups are less likely to be in it.
+    The slowest group therefore delays all others, until the deadline. After it, groups enter in the order in which they
+    finish, and groups running at the deadline are replaced by new ones. When the batch is full, running groups are
+    cancelled and counted. The batch then depends on timing, and slow groups are less likely to be in it.
 
     Args:
         sample: starts the next group.
-        oversample: groups under way = missing / share of valid groups so far x this; above 1 trades surplus for fewer
-            waits at the end of a batch.
-        concurrent: upper bound of groups under way: begun and not entered; those that were at the deadline come on top,
-            or nothing could replace them where there are as many.
+        oversample: factor on the number of running groups, missing / share of valid groups so far. Above 1 it trades
+            surplus for less waiting at the end of a batch.
+        concurrent: most groups started but not entered. Groups running at the deadline do not count, so that they can
+            be replaced.
         max_groups: give up after this many groups; None never gives up.
-        deadline_seconds: from now; None is never.
-        on_group: told of each group and whether it was valid.
+        deadline_seconds: from now; None for no deadline.
+        on_group: called with each group and whether it was valid.
 
     Returns:
-        True when a batch is there; False when `max_groups` were sampled and it is not.
+        True when the batch is full; False when `max_groups` were sampled and it is not.
     """
     clock = asyncio.get_running_loop().time
     deadline = math.inf if deadline_seconds is None else clock() + deadline_seconds
     running: list[asyncio.Task[Group]] = []
-    late: set[asyncio.Task[Group]] | None = None  # of those running, the ones that were at the deadline
+    late: set[asyncio.Task[Group]] | None = None  # the running tasks that were already running at the deadline
     started = 0
 
     def wanted() -> int:
-        # The floor keeps a run of bad luck (or a hard curriculum) from asking for an unbounded number at once.
+        # The lower bound limits how many start at once after bad luck or with a hard curriculum.
         share = max(buffer.counts.valid_share, 0.125)
         return len(late or ()) + min(concurrent, math.ceil(buffer.missing / share * oversample))
 
@@ -385,7 +386,7 @@ async def fill(
         while True:
             if late is None and clock() >= deadline:
                 late = set(running)
-            # In order; and once it is late, whoever is done, before others are started in their place.
+            # In order before the deadline; after it, take finished groups before starting replacements.
             first = running[:1] if late is None else running
             task = next((task for task in first if task.done()), None)
             if late is None or task is None:

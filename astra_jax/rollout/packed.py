@@ -1,4 +1,4 @@
-"""Episodes and turns as bytes, for journals, checkpoints and datasets: of thousands of numbers JSON would be slow and
+"""Binary form of episodes and turns for journals, checkpoints and datasets; JSON of thousands of numbers is slow and
 long."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from synthesis.core.typed import convert_to
 
 
 class Packed(msgspec.Struct, array_like=True):
-    """An episode or a turn as bytes. What is not numbers is JSON, which holds whatever a policy can say: arguments with
-    integers of any length and lone surrogates, of which msgpack takes neither."""
+    """An episode or a turn as bytes. Other fields are JSON, which supports integers of any length and lone surrogates
+    in arguments, unlike msgpack."""
 
     token_ids: bytes
     mask: bytes
@@ -24,14 +24,14 @@ class Packed(msgspec.Struct, array_like=True):
 
 
 def packed(episode: Episode) -> Packed:
-    """See `Packed`."""
+    """Pack an episode, see `Packed`."""
     rest = msgspec.structs.replace(episode, token_ids=[], loss_mask=[], logprobs=[], versions=[])
     ids, mask, logprobs = _ints(episode.token_ids), bytes(episode.loss_mask), _floats(episode.logprobs)
     return Packed(ids, mask, logprobs, _ints(episode.versions), _text(rest))
 
 
 def unpacked(content: Packed) -> Episode:
-    """The episode that was `packed`."""
+    """Return the episode that was `packed`."""
     values = {
         "token_ids": np.frombuffer(content.token_ids, np.int32).tolist(),
         "loss_mask": list(content.mask),
@@ -42,15 +42,15 @@ def unpacked(content: Packed) -> Episode:
 
 
 class CompactEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """An episode in the least room that says what is trained on: 2 or 4 bytes a token, 4 more where it was sampled.
+    """An episode in its most compact form for training: 2 or 4 bytes a token, plus 4 for each sampled one.
 
     Attributes:
-        tokens: how many it has, T.
+        tokens: number of tokens, T.
         token_ids: [T] little-endian unsigned integers of 2 or 4 bytes.
-        spans: [S, 2] little-endian int32: tokens of one kind that follow each other: how many, and the version that
-            drew them, or -1: they were not sampled.
-        logprobs: little-endian float32 of the sampled tokens alone: what training computes with.
-        text: the rest of the episode, JSON, as in `Packed`.
+        spans: [S, 2] little-endian int32, one per run of tokens of a kind: its length, and the version that sampled it,
+            or -1 if not sampled.
+        logprobs: little-endian float32 of the sampled tokens only; training computes in this dtype.
+        text: the rest of the episode as JSON, as in `Packed`.
     """
 
     tokens: int
@@ -61,7 +61,7 @@ class CompactEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compact(episode: Episode) -> CompactEpisode:
-    """See `CompactEpisode`."""
+    """Compact an episode, see `CompactEpisode`."""
     rest = msgspec.structs.replace(episode, token_ids=[], loss_mask=[], logprobs=[], versions=[])
     ids, sampled = np.asarray(episode.token_ids, np.int64), np.asarray(episode.loss_mask, bool)
     kinds = np.where(sampled, np.asarray(episode.versions, np.int64), -1)
@@ -77,10 +77,10 @@ def compact(episode: Episode) -> CompactEpisode:
 
 
 def expanded(content: CompactEpisode) -> Episode:
-    """The episode that was `compact`, its logprobs rounded to float32.
+    """Return the episode that was `compact`, its logprobs rounded to float32.
 
     Raises:
-        ValueError: its parts do not fit together, or are none.
+        ValueError: its parts are invalid or inconsistent.
     """
     width = len(content.token_ids) // max(1, content.tokens)
     ids = np.frombuffer(content.token_ids, "<u2" if width == 2 else "<u4")
@@ -101,14 +101,14 @@ def expanded(content: CompactEpisode) -> Episode:
 
 
 def packed_turn(turn: FinishedTurn) -> Packed:
-    """See `Packed`."""
+    """Pack a turn, see `Packed`."""
     ids, logprobs = _ints([*turn.token_ids, *turn.observation]), _floats(turn.logprobs)
     rest = msgspec.structs.replace(turn, token_ids=[], observation=[], logprobs=[], versions=[])
     return Packed(ids, b"", logprobs, _ints(turn.versions), _text(rest))
 
 
 def unpacked_turn(content: Packed) -> FinishedTurn:
-    """The turn that was `packed_turn`."""
+    """Return the turn that was `packed_turn`."""
     logprobs = np.frombuffer(content.logprobs, np.float64).tolist()
     ids = np.frombuffer(content.token_ids, np.int32).tolist()
     versions = np.frombuffer(content.versions, np.int32).tolist()

@@ -1,7 +1,7 @@
-"""The one interface through which every loop samples: token ids in, token ids and their logprobs out.
+"""Interface through which every loop samples: token ids in, token ids and their logprobs out.
 
-Two kinds of policy stand behind it: the embedded JAX engine (`rollout/engine/`) and external servers. Text never
-crosses this line, so what is trained on is exactly what was sampled.
+Two kinds of policy implement it: the embedded JAX engine (`rollout/engine/`) and external servers. Text never crosses
+this interface, so training uses exactly the sampled tokens.
 """
 
 from __future__ import annotations
@@ -13,67 +13,68 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 100.0
-"""Of a draw that is not greedy: what logits of a few thousand are divided by without leaving float32's range, and what
-makes any distribution uniform."""
+"""Temperature range for sampling that is not greedy. Logits of a few thousand divided by the minimum stay within
+float32's range. The maximum makes any distribution uniform."""
 MIN_TOP_P = 1e-6
-"""Less is no other nucleus than the likeliest token, and at 1e-46 float32 makes it 0, of which nothing is in."""
+"""Smallest nucleus. Lower values also keep the likeliest token only, and at 1e-46 float32 rounds to 0: an empty
+nucleus."""
 MAX_TOKEN_ID = 2**31 - 1
 """Token ids, and counts of tokens, are int32 on the device."""
 MAX_PENALTY = 2.0
-"""Of presence and frequency, either way, as OpenAI has it."""
+"""Largest absolute presence or frequency penalty, as in OpenAI's API."""
 MIN_REPETITION, MAX_REPETITION = 0.01, 100.0
-"""A logit that is divided, or multiplied, by so much stays within float32's range."""
+"""Range of the repetition penalty: logits that are divided or multiplied by it stay within float32's range."""
 MAX_ALTERNATIVES = 20
-"""Tokens that are shown beside a drawn one, as OpenAI has it; a static shape."""
+"""Most alternatives returned for a sampled token, as in OpenAI's API. A static shape."""
 
 
 class RequestFailed(RuntimeError):
-    """This one request cannot be carried out, and the policy goes on without it; the cause is chained."""
+    """This request failed and the policy continues without it. The cause is chained."""
 
 
 class ConstraintError(ValueError):
-    """A constraint cannot say which tokens may follow: it has become too complex, or its completion left it."""
+    """A constraint cannot name the allowed tokens: it became too complex, or the completion violated it."""
 
 
 class Constraint(Protocol):
-    """Which tokens may follow in one completion, such as those that go on with JSON of a schema."""
+    """Rule for the tokens allowed next in one completion, for example to continue JSON of a schema."""
 
     def allow(self, drawn: Sequence[int], words_w: np.ndarray) -> None:
-        """Set the bits of the tokens that may come next. Called in a thread, by one at a time.
+        """Set the bits of the tokens that may come next. Called in a thread, one call at a time.
 
-        Args:
-            drawn: the completion so far; from call to call it only grows.
-            words_w: int32, all zero, a bit for each id of the vocabulary: that of id i is bit i % 32 of word i // 32.
+        `drawn` is the completion so far; it only grows from call to call. `words_w` is int32, all zero, with one bit
+        per vocabulary id: id i is bit i % 32 of element i // 32.
 
         Raises:
-            ConstraintError: it cannot be said; the request is given up.
+            ConstraintError: the allowed tokens cannot be determined; the request is aborted.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How one completion is drawn. Penalties come first, then the constraint, temperature, min_p, top_k and top_p.
+    """Sampling parameters of a completion. Penalties apply first, then constraint, temperature, min_p, top_k and top_p.
 
     Attributes:
         max_tokens: at most this many new tokens, from 1 to `MAX_TOKEN_ID`; see `prompt_logprobs`.
         stop_ids: sampling ends after any of these, from 0 to `MAX_TOKEN_ID`; the stop token is part of the completion.
-        seed: the draw at sequence position p depends on (seed, p) and the distribution alone, never on the batch.
+        seed: the token at sequence position p depends only on (seed, p) and the distribution, never on the batch.
         temperature: divides the logits, from `MIN_TEMPERATURE` to `MAX_TEMPERATURE`; 0 is greedy.
         top_p: nucleus mass from `MIN_TOP_P` to 1, which samples from the whole distribution.
-        top_k: draw among so many of the likeliest tokens, ties with the last included, up to `MAX_TOKEN_ID`; 0 is all.
-        min_p: draw among tokens that are at least so likely, in shares of the likeliest one, from 0 to 1.
-        presence_penalty: taken from the logit of each token that the completion has already, up to `MAX_PENALTY`.
-        frequency_penalty: likewise, as often as it has it.
-        repetition_penalty: the positive logits of tokens that the prompt or the completion has are divided by it, the
-            negative ones multiplied, from `MIN_REPETITION` to `MAX_REPETITION`; 1 is none.
-        alternatives: show so many of the likeliest tokens at each place, up to `MAX_ALTERNATIVES`.
-        constraint: which tokens may follow, or None; of this completion alone.
+        top_k: sample among the k likeliest tokens, including ties with the last one, up to `MAX_TOKEN_ID`; 0 disables
+            it.
+        min_p: sample among tokens with at least this share of the likeliest token's probability, from 0 to 1.
+        presence_penalty: subtracted from the logit of each token already in the completion, up to `MAX_PENALTY`.
+        frequency_penalty: subtracted once for each occurrence of the token in the completion, up to `MAX_PENALTY`.
+        repetition_penalty: divides positive logits and multiplies negative logits of tokens in the prompt or
+            completion, from `MIN_REPETITION` to `MAX_REPETITION`; 1 disables it.
+        alternatives: return this many of the likeliest tokens at each position, up to `MAX_ALTERNATIVES`.
+        constraint: restricts the next token of this completion; None for no restriction.
         prompt_logprobs: return the logprobs of the prompt's tokens too, with `alternatives` for each. They are the
             model's own: no option above changes them. `max_tokens` may then be 0.
 
     Raises:
-        ValueError: a number is out of its range, or none.
+        ValueError: a value is out of its range, or NaN.
     """
 
     max_tokens: int
@@ -92,7 +93,7 @@ class Sampling:
 
     @property
     def shaped(self) -> bool:
-        """Whether it asks for more than a temperature and a nucleus."""
+        """True if it asks for more than a temperature and a nucleus."""
         given = (self.top_k, self.min_p, self.presence_penalty, self.frequency_penalty, self.alternatives)
         return any(given) or self.repetition_penalty != 1 or self.constraint is not None
 
@@ -124,13 +125,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """What was sampled.
+    """Sampled completion of a request.
 
     Attributes:
         token_ids: the new tokens, the stop token included.
-        logprobs: of each token under the distribution it was drawn from (temperature and nucleus applied); for greedy
-            draws, under the model's own distribution (temperature 1). Finite.
-        versions: of the weights that drew each token: several where an update of the weights fell into it.
+        logprobs: of each token under the distribution it was sampled from (temperature and nucleus applied). Greedy
+            sampling uses the model's own distribution (temperature 1). Finite.
+        versions: weight version that sampled each token; several if the weights were updated during the completion.
         finish: `stop` after a stop token; `length` at `max_tokens` or at the policy's context length.
     """
 
@@ -141,7 +142,7 @@ class Completion:
 
     @property
     def policy_version(self) -> int:
-        """Of the weights that drew the last token."""
+        """Version of the weights that sampled the last token."""
         return self.versions[-1]
 
 
@@ -151,15 +152,15 @@ Alternatives = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Drawn:
-    """The next tokens of a completion that is under way; fields as in `Completion`.
+    """Next tokens of a completion in progress; other fields as in `Completion`.
 
     Attributes:
         finish: None while more tokens follow.
-        alternatives: of each token, the likeliest ones at its place with their logprobs, the likeliest first: as many
-            as `Sampling.alternatives` asks for, fewer where no more could be drawn. Empty when none are asked for.
-        cached: prompt tokens whose keys and values were taken over from an earlier sequence; with the first part.
-        prompt_logprobs: of the prompt's tokens from the second on, when asked for; with the first part.
-        prompt_alternatives: likewise; as `alternatives`.
+        alternatives: for each token, the likeliest tokens at its position with their logprobs, likeliest first. There
+            are `Sampling.alternatives` of them, or fewer if fewer could be sampled.
+        cached: prompt tokens whose keys and values were reused from an earlier sequence; only in the first part.
+        prompt_logprobs: of the prompt's tokens from the second on, if requested; only in the first part.
+        prompt_alternatives: like `alternatives`, for the prompt's tokens; only in the first part.
     """
 
     token_ids: list[int]
@@ -173,16 +174,16 @@ class Drawn:
 
 
 class Policy(Protocol):
-    """Whoever samples tokens."""
+    """Sampler of tokens."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
         """Continue `token_ids`.
 
         Args:
             token_ids: the whole sequence so far, never empty.
-            session: names an episode. Turns of one session extend one sequence, so a policy keeps what it knows of it
-                (KV cache, server) until `release`; an empty name keeps nothing. Of names that are alike up to their
-                last dot the sequences begin alike: episodes of one group.
+            session: names an episode. Turns of a session extend one sequence, so a policy keeps its state (KV cache,
+                server) until `release`. An empty name keeps nothing. Sessions whose names are equal up to the last dot
+                share a prefix: episodes of one group.
 
         Raises:
             ValueError: the sequence does not fit the policy's context.
@@ -199,42 +200,42 @@ class TrainablePolicy(Policy, Protocol):
 
     @property
     def samples_with_given_arrays(self) -> bool:
-        """Whether it goes on to sample with the very arrays that `update` was given: a step that runs at the same time
-        must not be given them too, since it donates them."""
+        """True if it samples from the arrays passed to `update`. A concurrent training step must not use them, since it
+        donates its inputs."""
         ...
 
     async def prepare(self, params: Any, version: int) -> None:
-        """Do what an `update` to these weights takes and sampling need not wait for, which goes on meanwhile with the
-        weights before. On several hosts all call it.
+        """Do the part of an `update` that can overlap with sampling from the current weights. On several hosts all call
+        it.
 
         Raises:
-            Exception: it could not be done; see the policy.
+            Exception: preparation failed; see the policy.
         """
         ...
 
     async def update(self, params: Any, version: int) -> None:
-        """Sample with these weights from now on; on several hosts all call it. What is under way goes on with them.
+        """Sample with these weights from now on. Requests in progress continue with them. On several hosts all call it.
 
         Args:
             params: a pytree of arrays.
-            version: what tokens drawn by them are marked with.
+            version: number recorded with each token that these weights sample.
 
         Raises:
-            Exception: nobody took them over; see the policy.
+            Exception: the weights could not be replaced; see the policy.
         """
         ...
 
     async def sleep(self) -> None:
-        """Nobody asks for a token until the next `update`, which wakes it: let go meanwhile of what sampling alone
-        takes on the devices that it shares with the trainer. On several hosts all call it."""
+        """Free the device memory that only sampling needs. No token is requested until the next `update`, which wakes
+        it. On several hosts all call it."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What is to be logged of it with each step, by name."""
+        """Return the metrics to log with each step, by name."""
         ...
 
     async def close(self) -> None:
-        """Give back what it holds; it samples no more."""
+        """Release all resources; the policy cannot sample afterwards."""
         ...
 
 
@@ -269,10 +270,10 @@ class SamplerBase:
 
 @dataclass(frozen=True)
 class PolicyLimits:
-    """What a policy can take.
+    """Limits of a policy.
 
     Attributes:
-        slots: requests that it runs at once.
+        slots: requests that run at once.
         max_length: the longest sequence, prompt and completion.
         max_stops: the most stop ids of one request.
         vocab_size: token ids are below it.
@@ -285,31 +286,31 @@ class PolicyLimits:
 
 
 class StreamingPolicy(Policy, Protocol):
-    """A policy that shows tokens as they are drawn: what `astra_jax.serving` serves."""
+    """A policy that streams tokens as they are sampled. `astra_jax.serving` serves it."""
 
     @property
     def limits(self) -> PolicyLimits: ...
 
     @property
     def running(self) -> int:
-        """Requests that tokens are drawn for."""
+        """Number of requests being sampled."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their turn."""
+        """Number of requests in the queue."""
         ...
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it can serve no more."""
+        """The error that stopped the policy, or None."""
         ...
 
     def stream(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> AsyncGenerator[Drawn, None]:
-        """As `generate`, in parts; the last has a `finish`. Closing the iterator gives the request up.
+        """Stream a completion in parts; the last has a `finish`. Closing the iterator aborts the request.
 
         Raises:
             ValueError: as `generate`.
-            RequestFailed: this request cannot be carried out; others can.
+            RequestFailed: this request failed; others can still succeed.
         """
         ...

@@ -1,4 +1,4 @@
-"""What an episode plays in: the tools of its environment, whatever that is, and what it is worth when it is over."""
+"""Sessions in which episodes run: the tools of an environment of any kind, and the score at the end."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ MaskReason = Literal[
 MASK_REASONS: tuple[MaskReason, ...] = get_args(MaskReason)
 
 _PATIENCE = 24
-"""Times `MOST_SECONDS` that an episode may take to begin: behind a server's gate it waits for episodes before it."""
+"""Multiple of `MOST_SECONDS` that an episode may take to start, since it may queue for a server's capacity."""
 
 
 ENVIRONMENT_DIED = "environment_died"
-"""Outcome of a call that has ended its environment, and of all after it."""
+"""Outcome of a call that ended its environment, and of all later calls."""
 
 
 class Masked(msgspec.Struct, frozen=True):
-    """The reason for which an episode has no reward and is not trained on, and a message that says what happened."""
+    """Reason why an episode has no reward and is excluded from training, with a message."""
 
     reason: MaskReason
     message: str
 
 
 class CallOutcome(NamedTuple):
-    """What came of a call that was carried out; fields as of `CallRecord`.
+    """Result of a call; fields as in `CallRecord`.
 
     Attributes:
-        infrastructure: it says nothing about the policy; the episode is masked.
+        infrastructure: the infrastructure failed, so the result says nothing about the policy; the episode is masked.
     """
 
     outcome: str
@@ -66,28 +66,28 @@ class CallOutcome(NamedTuple):
 
 
 class EpisodeSession(Protocol):
-    """One episode's tools and its score.
+    """Tools and score of one episode.
 
     Attributes:
-        stateful: calls leave something behind that later ones see.
-        failure: the first infrastructure failure of this episode; None while there is none.
+        stateful: later calls see state that earlier ones leave.
+        failure: the first infrastructure failure of this episode, or None.
     """
 
     stateful: bool
     failure: Masked | None
 
     async def open(self) -> bool:
-        """Begin; False where infrastructure failed."""
+        """Start the episode. Return False if the infrastructure failed."""
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, max_chars: int) -> CallOutcome:
-        """Carry out a call that is in order; several may be under way."""
+        """Execute a valid call; several may run at once."""
         ...
 
     async def score(
         self, messages: Sequence[Message], calls: Sequence[CallRecord], finish: Finish, rewards: Rewards
     ) -> Reward | None:
-        """What the episode is worth; None where infrastructure failed.
+        """Return the reward of the episode, or None if the infrastructure failed.
 
         Raises:
             Unscorable: as `Rewards.score`.
@@ -95,15 +95,15 @@ class EpisodeSession(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
         ...
 
 
 class CodeSession:
-    """An episode of a record: code in the sandbox, and F1. See `EpisodeSession`.
+    """An episode of a record, with code in the sandbox and F1. See `EpisodeSession`.
 
     Args:
-        tools: what the episode offers, by name.
+        tools: the tools offered, by name.
         sub_tasks: by the name of the tool that solves them.
         epsilon: in the precision's denominator.
     """
@@ -124,14 +124,14 @@ class CodeSession:
         self.failure: Masked | None = None
 
     async def open(self) -> bool:
-        """There is nothing to begin."""
+        """Return True: there is nothing to start."""
         return True
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, max_chars: int) -> CallOutcome:
-        """Carry out a call; calls to a world come one after the other."""
+        """Execute a call; calls that share state run one after the other."""
         earlier = list(self._earlier)
         if self.stateful:
-            self._earlier.append(arguments)  # before it ends, since a call after it may see what it stores
+            self._earlier.append(arguments)  # before it ends, since a later call may see what it stores
         result = await self._calls.call(self._tools[name], arguments)
         if result.is_infrastructure:
             self._fail(f"tool {name}: {result.kind.value}: {result.error.partition(chr(10))[0]}")
@@ -143,7 +143,7 @@ class CodeSession:
         return CallOutcome(result.kind.value, shown, solved, result.is_infrastructure)
 
     async def counted(self, calls: Sequence[CallRecord]) -> Reward | None:
-        """The F1 reward of these calls and the state that they have left; None where the sandbox failed."""
+        """Return the F1 reward of these calls and the final state, or None if the sandbox failed."""
         grade = await self._calls.grade()
         if grade is None:
             self._fail("the checks of the final state could not be run")
@@ -168,17 +168,17 @@ class CodeSession:
         self.failure = self.failure or Masked("sandbox_failed", f"environment {self._environment.id}: {what}")
 
     async def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there are no resources."""
 
 
 class ForeignSession:
-    """An episode of any other environment, whose calls are made in their order. See `EpisodeSession`."""
+    """An episode of any other environment; its calls run in order. See `EpisodeSession`."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._session: EnvironmentSession | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._death = ""  # why the environment takes no more calls
+        self._death = ""  # reason why the environment accepts no more calls
         self.stateful = True
         self.failure: Masked | None = None
 
@@ -192,16 +192,16 @@ class ForeignSession:
         return True
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, max_chars: int) -> CallOutcome:
-        """Carry out one after the other, in the order in which they come.
+        """Execute one call at a time, in order of arrival.
 
-        After one that did not answer in time, or that ended the environment's process, none reaches the environment.
+        After a call that timed out or ended the environment's process, no call reaches the environment.
         """
         assert self._session is not None, "open it first"
         async with self._one_at_a_time:
             try:
                 if self._death:
                     raise EnvironmentDied(self._death)
-                # A copy: what foreign code does to its arguments is not what the policy wrote.
+                # A copy, since foreign code may change its arguments.
                 answer = await in_time(partial(self._session.call, name, copy.deepcopy(dict(arguments))))
             except (EnvironmentDied, Late) as error:
                 if not self._death:
@@ -241,7 +241,7 @@ class ForeignSession:
         self.failure = self.failure or Masked(reason, message)
 
     async def close(self) -> None:
-        """Nothing that the environment does then keeps an episode from ending."""
+        """Close the session. Errors of the environment are only logged."""
         try:
             if self._session is not None:
                 await in_time(self._session.close)
@@ -250,10 +250,10 @@ class ForeignSession:
 
 
 async def begun(environment: Environment) -> EnvironmentSession:
-    """A new episode of an environment, for which there may be a queue; a warning says so where it takes long.
+    """Start an episode of an environment, which may queue; a warning is logged if it takes long.
 
     Raises:
-        ToolsUnavailable: it cannot be begun, or that does not end.
+        ToolsUnavailable: it cannot start, or does not start in time.
     """
 
     def warn() -> None:
@@ -265,7 +265,7 @@ async def begun(environment: Environment) -> EnvironmentSession:
 
     warning = asyncio.get_running_loop().call_later(MOST_SECONDS, warn)
     try:
-        # In this task, in which it is closed too: what a session opens may belong to the task.
+        # In the task that also closes it, since resources of a session may be bound to their task.
         return await in_time(environment.begin, _PATIENCE)
     except OwnCodeError as error:
         raise ToolsUnavailable(f"begin {error}") from error
@@ -274,16 +274,16 @@ async def begun(environment: Environment) -> EnvironmentSession:
 
 
 class Late(OwnCodeError):
-    """Foreign code took longer than it may."""
+    """Foreign code exceeded its time limit."""
 
 
 async def in_time(work: Callable[[], Awaitable[T]], times: int = 1) -> T:
-    """Await foreign code, for `MOST_SECONDS` or so many times as long.
+    """Await foreign code, for at most `times` x `MOST_SECONDS`.
 
     Raises:
         Late: it took longer.
-        OwnCodeError: it raised, whatever that was: SystemExit, StopIteration and a cancellation of its own too.
-        ToolsUnavailable, EnvironmentDied: as it raised them.
+        OwnCodeError: it raised any other error, including SystemExit, StopIteration and its own cancellation.
+        ToolsUnavailable, EnvironmentDied: raised by the code.
     """
     seconds = times * MOST_SECONDS
     try:
@@ -300,7 +300,7 @@ async def in_time(work: Callable[[], Awaitable[T]], times: int = 1) -> T:
 
 
 def _is_of_the_loop(error: BaseException) -> bool:
-    """Whether it ends our task, and was not raised by the code that the task has called."""
+    """Return whether the error ends our task, rather than being raised by the code called."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # the loop has ended
@@ -309,10 +309,10 @@ def _is_of_the_loop(error: BaseException) -> bool:
 
 
 def masked(environment: Environment, error: Exception, what: str = "") -> str:
-    """Return the line of the log about an episode that is masked.
+    """Return the log line about a masked episode.
 
     Args:
-        what: which code of the environment's raised or was late.
+        what: the part of the environment's code that raised or was late.
     """
     of = f"{what} " if isinstance(error, OwnCodeError) else ""
     return f"an episode of {environment.id} is masked: {of}{first_line(error)}"

@@ -1,9 +1,8 @@
-"""Filling batches ahead of the trainer: groups go on across updates, and enter as they finish.
+"""Asynchronous batch filling, ahead of the trainer: groups run across updates, and enter the buffer as they finish.
 
-What is started now has tokens of the sampler's version v, and is of use to the updates from v to v + k. So there are
-never more groups, those that wait and the valid ones to be expected of those under way, than those updates still take.
-A group that is too old when it ends, or before, is dropped and counted; of those that wait the oldest train first, so
-that long ones are not overtaken for ever.
+A group started now has tokens of the sampler's version v, and can be used by updates v to v + k. So waiting groups and
+expected valid groups among the running ones never exceed what those updates take. A group that becomes too old is
+dropped and counted. The oldest waiting groups train first, so that long ones are not overtaken forever.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from astra_jax.rollout.filling import Group, GroupBuffer
 
 
 class TooOld(Exception):
-    """Raised by a group under way: it cannot be trained on any more.
+    """Raised by a running group that is too old for training.
 
     Attributes:
-        episodes, tokens: that it had, as far as it had come.
+        episodes, tokens: sampled so far.
     """
 
     def __init__(self, episodes: int, tokens: int) -> None:
@@ -29,19 +28,19 @@ class TooOld(Exception):
 
 
 class GroupStream:
-    """Samples into a buffer until it is closed.
+    """Task that samples groups into a buffer until it is closed.
 
     Args:
         buffer: its `update` is the next one that a batch is taken for.
         sample: starts the next group, which may raise `TooOld`.
         async_steps: k.
-        last: the number of updates after which there are no more.
-        concurrent: upper bound of groups under way.
-        max_groups: a batch is given up after so many groups since the one before; None never gives up.
-        on_group: told of each group that ended, and whether it is valid.
+        last: the number of updates in the run.
+        concurrent: most groups running at once.
+        max_groups: give up on a batch after this many groups since the previous one; None never gives up.
+        on_group: called with each finished group and whether it is valid.
 
     Attributes:
-        version: updates that the sampler's weights have behind them; at most `buffer.update`.
+        version: number of updates in the sampler's weights; at most `buffer.update`.
     """
 
     def __init__(
@@ -67,10 +66,10 @@ class GroupStream:
         self._task.add_done_callback(lambda _: self._news.set())
 
     async def ready(self) -> bool:
-        """Wait for a batch; False: `max_groups` were sampled since the one before, and there is none.
+        """Wait for a batch. Return False if `max_groups` were sampled since the previous batch without filling one.
 
         Raises:
-            Exception: what a group raised; nothing is sampled any more.
+            Exception: the error of a group; sampling has stopped.
         """
         self._wake.set()
         while self._buffer.missing:
@@ -83,17 +82,17 @@ class GroupStream:
         return True
 
     def taken(self) -> None:
-        """A batch has left the buffer, which begins the next one."""
+        """Note that a batch has left the buffer, and start the next one."""
         self._started = 0
         self._wake.set()
 
     def follow(self, version: int) -> None:
-        """The sampler has weights of this version now."""
+        """Note the version of the sampler's weights."""
         self.version = version
         self._wake.set()
 
     async def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the running groups."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -103,7 +102,7 @@ class GroupStream:
 
     @property
     def _wanted(self) -> int:
-        """How many groups should be under way."""
+        """Number of groups that should be running."""
         if self._given_up:
             return 0
         until = min(self.version + self._async_steps + 1, self._last)

@@ -1,7 +1,7 @@
-"""The tool calls of an episode: checked, carried out in its session, shown as `synthesis.core.tool_results` has it.
+"""Tool calls of an episode: checked, executed in its session, and shown as in `synthesis.core.tool_results`.
 
-Whatever the policy got wrong (a call that cannot be read, an unknown tool, arguments that do not fit) becomes an error
-observation and counts as a call. What the infrastructure got wrong voids the episode.
+A mistake of the policy (malformed call, unknown tool, invalid arguments) becomes an error observation and counts as a
+call. An infrastructure failure excludes the episode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from synthesis.core.tool_schemas import UncheckableSchema, with_integers
 
 @dataclass(frozen=True)
 class ToolCallResult:
-    """A call that could be read, what became of it, and whether the infrastructure failed."""
+    """A parsed call, its record, and whether the infrastructure failed."""
 
     call_id: str
     call: ToolCall | None
@@ -30,14 +30,14 @@ class ToolCallResult:
 
 
 class NotTakenOver(Exception):
-    """An episode cannot go on from its recorded turns; it is begun anew. The message says why."""
+    """The episode cannot resume from its recorded turns and restarts from scratch. The message says why."""
 
 
 class EpisodeTools:
-    """The tools of one episode: carries out calls and remembers them, with the sub-tasks that each solved.
+    """Tools of one episode: executes calls and records them, with the sub-tasks that each solved.
 
     Args:
-        session: where they are carried out.
+        session: executes the calls.
         specs: the tools that the episode offers, by name.
         max_chars: the shown output is cut after this many characters.
 
@@ -50,7 +50,7 @@ class EpisodeTools:
         self._session, self._specs, self._max_chars = session, specs, max_chars
 
     async def execute(self, turn: int, calls: Sequence[Call]) -> list[ToolCallResult]:
-        """Run the calls of a turn, as parsed from it, all at once; where they leave a state, one after the other."""
+        """Execute the parsed calls of a turn, all at once, or one after the other if the session is stateful."""
         numbered = enumerate(calls)
         results = await asyncio.gather(*(self._execute(turn, call, f"call_{turn}_{i}") for i, call in numbered))
         self.calls += [result.record for result in results]
@@ -59,11 +59,11 @@ class EpisodeTools:
     async def repeat(
         self, turn: int, calls: Sequence[Call], recorded: Sequence[CallRecord]
     ) -> Sequence[ToolCallResult]:
-        """What became of a turn's calls when they were made before. Where they leave a state they are made again, and
-        must come to the same.
+        """Return the results of a turn's calls made earlier. In a stateful session they are executed again, and must
+        give the same results.
 
         Raises:
-            NotTakenOver: they are other calls than those, or came to something else.
+            NotTakenOver: the calls or their results differ.
         """
         asked = [("", {}) if isinstance(one, MalformedCall) else (one.name, one.arguments) for one in calls]
         if asked != [(one.name, one.arguments) for one in recorded] or any(one.turn != turn for one in recorded):
@@ -96,10 +96,10 @@ class EpisodeTools:
 
 
 def _call(requested: Call, call_id: str) -> ToolCall | None:
-    """A call that could be read."""
+    """Return the call, or None if it is malformed."""
     return None if isinstance(requested, MalformedCall) else ToolCall(call_id, requested.name, requested.arguments)
 
 
 def outputs_of(results: Sequence[ToolCallResult]) -> list[str] | None:
-    """What the policy is shown of each call; None when the infrastructure failed."""
+    """Return the output shown to the policy for each call, or None if the infrastructure failed."""
     return None if any(result.infrastructure for result in results) else [result.record.output for result in results]

@@ -1,1 +1,1 @@
-"""What a run of either loop needs: checkpoints, metrics, hosts, preemption, its identity and its record."""
+"""Infrastructure shared by both training loops: checkpoints, metrics, hosts, preemption, run identity and record."""

@@ -16,15 +16,15 @@ from astra_jax.run import frozen
 
 
 class AdapterBase:
-    """The frozen weights under a run's adapters, read once.
+    """Frozen weights under a run's adapters, read once.
 
     Args:
         start: returns the weights; the run takes them over.
-        origin: where `start` reads them.
+        origin: the source that `start` reads.
 
     Attributes:
         params: the weights on their devices; None until they are loaded.
-        reference: which weights these are, with a digest of each array.
+        reference: identity of the weights, with a digest of each array.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class AdapterBase:
         return self.params
 
     def check(self, digests: Mapping[str, str]) -> None:
-        """Compare the weights with those that a checkpoint's adapters were trained on.
+        """Check that the weights equal the base of a checkpoint's adapters.
 
         Raises:
             WeightsError: they differ.

@@ -1,4 +1,4 @@
-"""Start of JAX's backend: the first mistake of a GPU or TPU user is one that JAX cannot start."""
+"""Start of JAX's backend, with errors that explain why it fails and how to fix it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from synthesis.core.terminal import say
 
 
 class BackendError(Refusal):
-    """JAX cannot start the backend that it is set to use; the message says why, and what to install or set."""
+    """JAX cannot start its configured backend. The message says why, and what to install or set."""
 
 
 class _Backend(NamedTuple):
-    """How to get a backend.
+    """Installation of a backend.
 
     Attributes:
         install: the command that installs its plugin.
-        plugins: the distributions that may be it.
-        check: what to check where a plugin is installed and does not start.
+        plugins: the distributions that may provide it.
+        check: what to check if an installed plugin does not start.
     """
 
     install: str
@@ -52,12 +52,12 @@ _BACKENDS = {
 _NAMED = re.compile(r"[Bb]ackend:? '?([A-Za-z]\w*)'?")
 _BEFORE = re.compile(r"Unable to initialize backend '\w+': ")
 _BEHIND = (" (set JAX_PLATFORMS", " (you may need")
-"""JAX's own advice behind a reason."""
+"""Starts of JAX's own advice after a reason."""
 
 
 @functools.cache
 def start_backend() -> None:
-    """Start JAX's backend, which later work uses. Warns where it is not the first one that JAX is set to use.
+    """Start JAX's backend for later work. Warns if it is not the first one in JAX's settings.
 
     Raises:
         BackendError: it cannot start.
@@ -68,7 +68,7 @@ def start_backend() -> None:
     names = [one for value in wanted.values() for one in value.split(",") if one]
     try:
         started = jax.devices()[0].client.platform
-    except Exception as error:  # JAX has many wordings and types, also an `AssertionError` without a text
+    except Exception as error:  # JAX raises many types, even an `AssertionError` without text
         raise BackendError(_explanation(str(error), setting, names)) from error
     aliases = {"gpu": ("cuda", "rocm"), "cuda": ("cuda", "gpu"), "rocm": ("rocm", "gpu")}
     if names and started not in aliases.get(names[0], names[:1]):

@@ -1,7 +1,7 @@
-"""The one form of a training batch: packed rows, and the one rule of what is trained on.
+"""Packed training batches, and the rule for which tokens are trained on.
 
-Everything about a token stands at the token: its mask, the logprob with which it was sampled, its advantage. The token
-at t is predicted at t - 1, so inside a step all of it is moved one place to the left (`shift`).
+All values of a token are at its own position: its mask, the logprob with which it was sampled, its advantage. The token
+at t is predicted at t - 1, so inside a step all values are shifted left by one (`shift`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Config = TypeVar("Config", bound="TrainingConfig")
 
 @struct.dataclass
 class PackedBatch:
-    """Packed rows, each [B, T]; numpy as they are made, and a pytree, so they may be put on devices.
+    """Packed rows, each [B, T]; created as numpy arrays, and a pytree, so they can be put on devices.
 
     Attributes:
         tokens_bt: int32 token ids; 0 on padding.
-        loss_mask_bt: in SFT float32, the weight in the loss of the tokens that the model must emit, 1 unless the data
-            say otherwise; in GRPO int32, 1 on the tokens that it has sampled. 0 elsewhere. It belongs to the token
-            itself: the loss of predicting token t + 1 from token t counts where `loss_mask_bt[t + 1]` is not 0 and both
-            are in one segment, so the first token of a document is never trained on.
+        loss_mask_bt: nonzero on tokens that the model must emit, 0 elsewhere. In SFT float32, the weight in the loss,
+            by default 1; in GRPO int32, 1 on sampled tokens. It belongs to the token itself: predicting token t + 1
+            from token t counts if `loss_mask_bt[t + 1]` is not 0 and both are in one segment. So the first token of a
+            document is never trained on.
         segment_ids_bt: int32, 0 on padding, then 1, 2, … for the documents of a row.
         positions_bt: int32, within the document, from 0.
     """
@@ -47,31 +47,31 @@ class PackedBatch:
 
 
 def shift(x_bt: jax.Array) -> jax.Array:
-    """Each position's successor; 0 at the end of a row."""
+    """Return each position's successor; 0 at the end of a row."""
     return jnp.pad(x_bt[:, 1:], ((0, 0), (0, 1)))
 
 
 def unshift(x_bt: jax.Array) -> jax.Array:
-    """What was computed where a token is predicted, at the token itself; 0 at the start of a row."""
+    """Move values from where a token is predicted to the token itself; 0 at the start of a row."""
     return jnp.pad(x_bt[:, :-1], ((0, 0), (1, 0)))
 
 
 def same_document(batch: PackedBatch) -> jax.Array:
-    """[B, T], bool: whether the *next* token belongs to the same document; padding is of none."""
+    """Return [B, T], bool: true if the *next* token belongs to the same document; false on padding."""
     return (shift(batch.segment_ids_bt) == batch.segment_ids_bt) & (batch.segment_ids_bt > 0)
 
 
 def target_mask(batch: PackedBatch) -> jax.Array:
-    """[B, T], float32: the weight at t of the *next* token; 0 where that belongs to another document."""
+    """Return [B, T], float32: the weight at t of the *next* token; 0 if that belongs to another document."""
     return (shift(batch.loss_mask_bt) * same_document(batch)).astype(jnp.float32)
 
 
 def least_lengths(batch: PackedBatch, lengths: Sequence[int], micro_batches: int) -> np.ndarray:
-    """Which length is the least that holds all rows of a micro-batch: int32 [A], indices of `lengths`.
+    """Return the smallest length that fits all rows of each micro-batch: int32 [A], indices into `lengths`.
 
     Args:
         batch: of numpy arrays.
-        lengths: ascending; the last is that of the rows.
+        lengths: ascending; the last is the row length.
     """
     rows_bt = np.greater(batch.segment_ids_bt, 0)
     used_at = rows_bt.reshape(micro_batches, -1, rows_bt.shape[1]).any(axis=1)
@@ -80,15 +80,15 @@ def least_lengths(batch: PackedBatch, lengths: Sequence[int], micro_batches: int
 
 
 def context_size(mesh: AnyMesh | None) -> int:
-    """Devices that share a sequence."""
+    """Return the number of devices that share a sequence."""
     return 1 if mesh is None else mesh.shape["context"]
 
 
 def on_mesh(config: Config, mesh: Any) -> Config:
-    """The configuration with the micro-batch that a mesh takes, where it leaves that open: a row for each place.
+    """Return the configuration with the mesh's micro-batch size if it has none: one row per shard of the batch axes.
 
     Args:
-        mesh: a mesh, an abstract one, or None: the configuration as it is.
+        mesh: a mesh or abstract mesh; None leaves the configuration unchanged.
     """
     if mesh is None or config.micro_batch_size is not None:
         return config
@@ -96,20 +96,20 @@ def on_mesh(config: Config, mesh: Any) -> Config:
 
 
 def in_mesh_order(tree: Any, mesh: AnyMesh | None) -> Any:
-    """Arrays [B, T] with their positions in the order in which the devices of `context` hold them."""
+    """Return arrays [B, T] with their positions in the order of the devices of `context`."""
     return jax.tree.map(lambda x: zigzag(x, context_size(mesh)), tree)
 
 
 def to_each_device(x: np.ndarray, mesh: Mesh | None) -> jax.Array:
-    """Put all of an array, the same on every host, on each device."""
+    """Put an array, the same on every host, on each device completely."""
     return _put(x, mesh, PartitionSpec())
 
 
 def to_device(batch: Any, mesh: Mesh | None, *, micro_batches: int | None = None) -> Any:
-    """Put the arrays [B, T] of a batch where they are needed.
+    """Put the arrays [B, T] of a batch on their devices.
 
     Args:
-        micro_batches: split the rows into so many, [A, B / A, T]; None leaves [B, T].
+        micro_batches: split the rows into this many, [A, B / A, T]; None leaves [B, T].
     """
 
     def put(x_bt: np.ndarray) -> jax.Array:

@@ -1,16 +1,16 @@
-"""Checkpoints: the paper's rule, weights at high frequency and the full training state only for the last one or two.
+"""Checkpoints by the paper's rule: weights often, and the full training state only for the last one or two.
 
-Two folders, each an Orbax checkpoint manager's:
+Each of the two folders belongs to an Orbax checkpoint manager:
 
     dir/params/<step>/    the weights; all kept unless `keep_params` says otherwise
     dir/states/<step>/    the optimizer's state and a JSON `extra` (data iterator, configs, …); the newest `keep_states`
 
-Beside the arrays of each lies a digest of every one, which is compared when they are read.
+Each step also has a digest of every array, which is compared on reading.
 
-A step can be resumed from when it is in both. Orbax writes into a temporary folder and renames it, or, in a bucket,
-marks it when all is there: a step is there whole or not at all. Saving is asynchronous after the copy to host memory.
-Either folder may be the slower one, so older steps go only when the new one is whole in both: whenever a run is killed,
-the step that it could be resumed from before is there, or the next one is.
+A run can resume from a step that is in both folders. Orbax writes into a temporary folder and renames it, or marks it
+when complete in a bucket, so a step is complete or absent. Saving is asynchronous after the copy to host memory. Either
+folder may be the slower one, so older steps are removed only when the new step is complete in both. A run killed at any
+time therefore has its previous or its next step.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ PyTree = Any
 T = TypeVar("T")
 
 SAVED = "_CHECKPOINT_METADATA"
-"""A file of each step, which says when it was saved."""
+"""File in each step with the time of saving."""
 
 _DIGESTS, _EXTRA = "digests", "(extra)"
-"""The item beside a step's arrays, and in it the name of `extra`, which no array has."""
+"""The item with a step's digests, and the entry for `extra` in it, a name that no array has."""
 
 
 class CheckpointError(Refusal):
-    """There is no such checkpoint, or it does not fit what it is to be restored into; the message says why."""
+    """The checkpoint does not exist or does not fit the requested structure. The message says why."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint cannot be read, or holds something else than was saved; the message names the step and the array."""
+    """A checkpoint cannot be read, or its contents differ from what was saved. The message names the step and the
+    array."""
 
 
 class BucketError(CheckpointError):
-    """The bucket of checkpoints does not take or give them now; what lies there is whole."""
+    """The bucket cannot be written or read now; the checkpoints in it are intact."""
 
     away = True
 
@@ -65,10 +66,10 @@ class Checkpointer:
     """Saves and restores a training run's weights and state under one folder.
 
     Args:
-        dir: made if it is not there; left-overs of interrupted saves in it are removed.
-        reading: nothing is written, made or removed there, where a run may be saving.
-        keep_states: so many of the newest full states are kept, at least 1.
-        keep_params: so many of the newest weights are kept; None keeps all. Those of a state that is kept stay too.
+        dir: created if missing; left-overs of interrupted saves in it are removed.
+        reading: write, create and remove nothing, since a run may be saving there.
+        keep_states: number of newest full states to keep, at least 1.
+        keep_params: number of newest weights to keep; None keeps all. Weights of kept states stay too.
     """
 
     def __init__(
@@ -89,20 +90,20 @@ class Checkpointer:
     def save(
         self, step: int, *, params: PyTree, state: PyTree | None = None, extra: dict[str, Any] | None = None
     ) -> float:
-        """Save a step in the background, replacing it if it is there. The arrays may be donated once this returns.
+        """Save a step in the background, replacing an existing one. The arrays may be donated once this returns.
 
         Args:
             step: ascending over a run.
             params: the weights, a pytree of arrays.
-            state: the rest of the training state, e.g. the optimizer's; None saves the weights alone.
+            state: the rest of the training state, e.g. the optimizer's; None saves only the weights.
             extra: JSON, saved with `state`; only with it.
 
         Returns:
-            Seconds until it returned: what the caller waited for.
+            Seconds that the caller waited.
 
         Raises:
             ValueError: `extra` without `state`.
-            CheckpointError: this or the save before could not be written; what was saved earlier is whole. In a
+            CheckpointError: this save or the previous one could not be written; earlier checkpoints are intact. In a
                 bucket it is a `BucketError`.
             LeaseError: another process has taken over the run's folder in a bucket.
             RemovedError: the run's folder on disk was removed or replaced.
@@ -118,7 +119,7 @@ class Checkpointer:
     def _save(self, step: int, params: PyTree, state: PyTree | None, extra: dict[str, Any] | None) -> None:
         self._wait()
         for manager in (self._states, self._params):
-            if step in manager.all_steps():  # from a run that died after it, before its next full state
+            if step in manager.all_steps():  # left by a run that died before its next full state
                 manager.wait_until_finished()
                 manager.delete(step)
         digests = ocp.args.JsonSave(digests_of(named(params)))
@@ -133,7 +134,7 @@ class Checkpointer:
         self._removed = self._remover.submit(_remove, saved, self._outdated())
 
     def _outdated(self) -> list[tuple[CheckpointManager, list[int]]]:
-        """What goes once the newest step is whole, by the order in which steps were saved."""
+        """Return the steps to remove once the newest is complete. Steps are in the order of saving."""
         params, states = self._params.all_steps(), self._states.all_steps()
         kept = [step for step in states if step in params][-self._keep_states :]
         weights = params if self._keep_params is None else [*params[-self._keep_params :], *kept]
@@ -142,7 +143,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Names the folder in errors of the file system, such as a full disk; Orbax may say them a save later."""
+        """Name the folder in errors of the file system, such as a full disk. Orbax may raise them one save later."""
         try:
             yield
         except Exception as error:
@@ -156,31 +157,31 @@ class Checkpointer:
             ) from error
 
     def latest(self) -> int | None:
-        """The newest step that can be resumed from, or None. Waits for saves under way."""
+        """Return the newest step that a run can resume from, or None. Waits for saves in progress."""
         self.wait()
         return max(set(self._params.all_steps()) & set(self._states.all_steps()), default=None)
 
     def params_steps(self) -> list[int]:
-        """The steps whose weights are there, ascending. Waits for saves under way."""
+        """Return the steps with weights, ascending. Waits for saves in progress."""
         self.wait()
         return sorted(self._params.all_steps())
 
     def restore(self, step: int, like: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree, dict[str, Any]]:
-        """The full state of a step.
+        """Return the full state of a step.
 
         Args:
             step: from `latest()`.
-            like: `(params, state)`: arrays or `jax.ShapeDtypeStruct`s of the structure, shapes, types and shardings
-                that are wanted.
+            like: `(params, state)`: arrays or `jax.ShapeDtypeStruct`s with the wanted structure, shapes, types and
+                shardings.
 
         Returns:
             `(params, state, extra)`.
 
-        Each host reads its part, and all must call it: what one of them fails of is raised on all.
+        Each host reads its part, and all must call it. A failure on one host is raised on all.
 
         Raises:
-            CheckpointError: the step is not there, or differs from `like` in structure, shape or type.
-            DamagedError: it cannot be read, or is not what was saved.
+            CheckpointError: the step does not exist, or differs from `like` in structure, shape or type.
+            DamagedError: it cannot be read, or differs from what was saved.
             BucketError: its bucket does not answer.
         """
         params_like, state_like = like
@@ -190,18 +191,18 @@ class Checkpointer:
     def restore_latest(
         self, like: tuple[PyTree, PyTree], check: Callable[[dict[str, Any]], None] = lambda extra: None
     ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
-        """The newest full state that every host can read; one that cannot be is left out, with a warning that names it.
+        """Return the newest full state that every host can read. Unreadable ones are skipped with a warning.
 
         Args:
-            like: as for `restore`.
-            check: given `extra` before anything else is read; what it raises is raised.
+            like: as in `restore`.
+            check: called with `extra` before anything else is read; its errors are raised.
 
         Returns:
-            (step, params, state, extra), or None: there is no checkpoint.
+            (step, params, state, extra), or None if there is no checkpoint.
 
         Raises:
-            CheckpointError: a state differs from `like` in structure, shape or type, or none can be read, or there are
-                weights and states, and none of the same step.
+            CheckpointError: a state differs from `like` in structure, shape or type; no state can be read; or weights
+                and states have no common step.
         """
         self.wait()
         there = [sorted(one.all_steps()) for one in (self._params, self._states)]
@@ -229,11 +230,11 @@ class Checkpointer:
         return None
 
     def read_extra(self, step: int) -> dict[str, Any]:
-        """The `extra` of a step's full state, without its arrays.
+        """Return the `extra` of a step's full state, without its arrays.
 
         Raises:
             CheckpointError: the step has no full state.
-            DamagedError: it cannot be read, or is not what was saved.
+            DamagedError: it cannot be read, or differs from what was saved.
         """
 
         def read() -> dict[str, Any]:
@@ -246,10 +247,10 @@ class Checkpointer:
         return self._on_all(step, read)
 
     def params_dtypes(self, step: int) -> dict[str, str]:
-        """In which types the weights of a step were saved, by their names.
+        """Return the saved dtypes of a step's weights, by name.
 
         Raises:
-            CheckpointError: the step is not there.
+            CheckpointError: the step does not exist.
             DamagedError: it cannot be read.
         """
 
@@ -261,11 +262,11 @@ class Checkpointer:
         return self._on_all(step, read)
 
     def restore_params(self, step: int, like: PyTree) -> PyTree:
-        """The weights of a step; `like` and the errors as for `restore`."""
+        """Return the weights of a step; `like` and errors as in `restore`."""
         return self._arrays(self._params, step, "params", like)
 
     def _arrays(self, manager: CheckpointManager, step: int, item: str, like: PyTree) -> PyTree:
-        """The arrays of a step's item, as they were saved."""
+        """Return the arrays of a step's item, with their saved values checked."""
 
         def read() -> tuple[PyTree, dict[str, str]]:
             self._require(manager, step, "weights" if manager is self._params else "full state")
@@ -277,7 +278,7 @@ class Checkpointer:
         return restored
 
     def _digests(self, manager: CheckpointManager, step: int) -> dict[str, str]:
-        """What was saved beside a step's arrays; nothing where an earlier version saved them."""
+        """Return the saved digests of a step; empty for checkpoints of earlier versions."""
         if not (epath.Path(manager.directory) / str(step) / _DIGESTS).exists():
             return {}
         return manager.read(step, **{_DIGESTS: ocp.args.JsonRestore()})
@@ -290,8 +291,8 @@ class Checkpointer:
             )
 
     def _on_all(self, step: int, read: Callable[[], T]) -> T:
-        """What each host reads by itself. Where that fails on one it fails on all, and of the same kind: a host that
-        went on to another step would do so alone."""
+        """Return each host's own result of `read`. A failure on one host becomes the same kind of failure on all, so
+        that all hosts try the same next step."""
         failure: CheckpointError | None = None
         try:
             with self._reading(step):
@@ -307,7 +308,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """What Orbax says of files that it cannot make sense of is of any type."""
+        """Turn Orbax's errors of any type into checkpoint errors."""
         try:
             yield
         except CheckpointError:
@@ -324,7 +325,7 @@ class Checkpointer:
             ) from error
 
     def wait(self) -> None:
-        """Return when no save is under way any more. Raises `CheckpointError` if one could not be written."""
+        """Wait until no save is in progress. Raises `CheckpointError` if one could not be written."""
         with self._writing():
             self._wait()
 
@@ -340,10 +341,10 @@ class Checkpointer:
         self._both(ocp.CheckpointManager.wait_until_finished)
 
     def _both(self, end: Callable[[ocp.CheckpointManager], None]) -> None:
-        """The second one too where the first one fails: threads that still save as Python ends print tracebacks, or
-        wait for each other for ever."""
+        """Call `end` on both managers, even if the first call fails. Threads still saving at exit would print
+        tracebacks or deadlock."""
         with contextlib.ExitStack() as stack:
-            for manager in (self._states, self._params):  # the last one is ended first
+            for manager in (self._states, self._params):  # the last one is called first
                 stack.callback(end, manager)
             if (removed := self._removed) is not None:
                 self._removed = None
@@ -372,15 +373,15 @@ class Checkpointer:
 
 
 class CheckpointManager(ocp.CheckpointManager):
-    """Orbax's, which goes on with what an earlier process left.
+    """Orbax's manager, extended to continue from what an earlier process left.
 
     Args:
-        dir: made if it is not there.
-        name: another one for each manager of a process: on several hosts their saves wait for each other by name, and
-            two managers that save the same step at once would meet at one barrier.
-        keep: so many of the newest steps; None is all.
-        handlers: by item; without them a new process could not read the metadata of what an earlier one saved.
-        reading: it neither makes its folder nor clears away what an interrupted save left.
+        dir: created if missing.
+        name: unique for each manager of a process. On several hosts saves synchronise by name, so two managers saving
+            the same step would share a barrier.
+        keep: number of newest steps to keep; None keeps all.
+        handlers: by item; without them a new process could not read the metadata of earlier saves.
+        reading: do not create the folder or remove left-overs of an interrupted save.
     """
 
     def __init__(
@@ -405,32 +406,33 @@ class CheckpointManager(ocp.CheckpointManager):
         self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers), multiprocessing_options=alone)
 
     def read(self, step: int, **item: ocp.args.CheckpointArgs) -> Any:
-        """An item of a step, as this host sees it; sharded arrays' parts of other hosts are theirs to read.
+        """Return an item of a step as this host sees it; other hosts read their own parts of sharded arrays.
 
-        Unlike `restore` it meets nobody: after a read that failed on one host only, that one would never come.
+        Unlike `restore` it does not synchronise hosts: after a read that failed on one host, that host would never
+        arrive.
         """
         (name,) = item
         return self._reader.restore(self.directory / str(step), args=ocp.args.Composite(**item))[name]
 
     def remove(self, steps: Sequence[int]) -> None:
-        """`delete` without its meeting of all hosts, a collective, which no thread beside the training may have. Each
-        host calls it; the first one deletes."""
+        """Delete steps without Orbax's synchronisation of hosts. That is a collective, which only the training thread
+        may run. Each host calls this; the first one deletes."""
         self._checkpoints.delete_if(lambda info: info.step in steps)
         self._checkpoint_deleter.delete_steps(steps)
 
     def reached_preemption(self, step: int) -> bool:
-        """Never: the run asks by its own count (`Preemption`), and JAX's service has one count for all who ask.
+        """Return False: the run uses its own count (`Preemption`), and JAX's service has one count for all callers.
 
-        Orbax asks with the step of each save, from its threads too. A notice that came just then was for that step: no
-        count of the run's would have reached it.
+        Orbax asks with the step of each save, also from its threads. A preemption notice at that moment would be for
+        that step, which the run's count might never reach.
         """
         del step
         return False
 
 
 def _remove(saved: Sequence[CheckpointManager], outdated: Sequence[tuple[CheckpointManager, list[int]]]) -> None:
-    """Remove what is outdated once all is saved; where that fails nothing is, and whoever waits for it is told. Nor is
-    it where the folder is another run's by then, which the next save says."""
+    """Remove outdated steps once all saves are complete. If a save failed, nothing is removed, and its error reaches
+    the waiting caller. If another run owns the folder by then, nothing is removed, and the next save reports it."""
     try:
         for manager in saved:
             manager.wait_until_finished()
@@ -445,19 +447,19 @@ _AWAY = re.compile(
     r"(ABORTED|CANCELLED|DEADLINE_EXCEEDED|INTERNAL|PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAUTHENTICATED|UNAVAILABLE"
     r"|UNKNOWN): "
 )
-"""With which tensorstore's messages begin where the bucket is what is wrong."""
+"""Starts of tensorstore's messages when the bucket itself fails."""
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether it is the bucket that fails, and not what an object there holds. Rather too often: a run that ends may be
-    started again, one that leaves a whole checkpoint out deletes it when it comes to that step once more."""
-    if isinstance(error, ValueError):  # tensorstore's, or of JSON
+    """Return whether the bucket fails, rather than the data of an object. In doubt it returns True. A run that ends can
+    be restarted, but a run that skips an intact checkpoint later deletes it at the same step."""
+    if isinstance(error, ValueError):  # from tensorstore, or from JSON
         return _AWAY.match(str(error)) is not None
     return not isinstance(error, (FileNotFoundError, LookupError, TypeError))
 
 
 def _meet(name: str, *, key: str, timeout_ms: int) -> None:
-    """Orbax's wait for the other hosts, which ends when a save of this manager has failed on one of them."""
+    """Wait for the other hosts as Orbax does, but stop when a save of this manager failed on one of them."""
     if jax.process_count() > 1:
         every = ocp.multihost.get_barrier_sync_fn()
         meet_unless_failed(f"saves/{name}", lambda: every(key=key, timeout_ms=timeout_ms))
@@ -471,12 +473,12 @@ def _abstract(tree: PyTree) -> PyTree:
 
 
 def _leaves(tree: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
-    """(shape, dtype) by path."""
+    """Return (shape, dtype) by path."""
     return {name: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for name, leaf in named(tree).items()}
 
 
 def named(tree: PyTree) -> dict[str, Any]:
-    """The leaves by their paths as plain names: Orbax gives namedtuples back as dicts, tuples as lists."""
+    """Return the leaves by path as plain names: Orbax restores namedtuples as dicts, and tuples as lists."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {".".join(_key(k) for k in path): leaf for path, leaf in leaves}
 

@@ -1,4 +1,4 @@
-"""Accelerators: what they hold and how fast they are."""
+"""Memory and speed of accelerators."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chip:
-    """One accelerator as JAX sees it.
+    """An accelerator as JAX sees it.
 
     Attributes:
-        hbm_bytes: what a program can have; a little below the data sheet's.
+        hbm_bytes: memory available to a program; slightly below the data sheet's.
         flops: bf16 peak, a second.
         hbm_bandwidth: bytes a second.
         link_bandwidth: bytes a second that a chip can receive over all its links.
-        kinds: how JAX names it (`device_kind`), by the beginning.
+        kinds: prefixes of JAX's name for it (`device_kind`).
         slices: topology names, ascending in size; of GPUs, `GPUS` in one host or `HOSTSxGPUS`.
         network_bandwidth: bytes a second that a GPU can receive from other hosts, a TPU from other slices.
         description: of a GPU, for the compiler: `stream_executor.GpuDeviceInfoProto` fields that differ between kinds.
-        clock: of a TPU, cycles a second: those of the compiler's estimates.
-        matrix_side: of a TPU's matrix units: a matmul over fewer than so many numbers leaves a part of them unused.
-        narrow: (name of `matmuls.MATMULS`, times the bf16 peak) of what its matrix units multiply themselves; other
-            types the compiler turns into bfloat16 first.
-        compiler_options: (name, value) each, of every training program for it; see `compiler`.
+        clock: of a TPU, cycles a second, used in the compiler's estimates.
+        matrix_side: of a TPU's matrix units: a matmul over a smaller dimension leaves part of them unused.
+        narrow: (name of `matmuls.MATMULS`, factor over the bf16 peak) of types that its matrix units support; the
+            compiler converts other types to bfloat16 first.
+        compiler_options: (name, value) each, for every training program on it; see `compiler`.
     """
 
     name: str
@@ -41,54 +41,54 @@ class Chip:
 
 
 GIB = 2**30
-# What each option brings, in compiled cycles: docs/scale.md.
+# Gains of each option, in compiled cycles: docs/scale.md.
 _TPU_OPTIONS = (
-    # XLA cuts a matmul with gathered weights into a loop over their parts: smaller matmuls, whose sums are rounded to
-    # bfloat16 after each. Never below a million MiB.
+    # XLA splits a matmul with gathered weights into a loop over parts: smaller matmuls, whose sums are rounded to
+    # bfloat16 after each. Disabled below a million MiB.
     ("xla_jf_spmd_threshold_for_windowed_einsum_mib", "1000000"),
-    # Collectives start and end at different places; what follows says who carries them out in between.
+    # Collectives start and end at different points; the options below decide what executes them in between.
     ("xla_enable_async_all_gather", "true"),
     ("xla_enable_async_all_reduce", "true"),
     ("xla_tpu_enable_async_collective_fusion", "true"),
     ("xla_tpu_enable_async_collective_fusion_multiple_steps", "true"),
     ("xla_tpu_overlap_compute_collective_tc", "true"),
 )
-# A layer's weights are gathered, and its gradients summed, in pieces of the matmuls beside them; without these the chip
-# waits for each.
+# A layer's weights are gathered, and its gradients summed, in pieces of the adjacent matmuls. Without these options
+# the chip waits for each.
 _BY_THE_MATMULS = (
     ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"),
     ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "true"),
 )
-# Matmuls wait for collectives. JAX 0.12's compiler refuses pieces of collectives beside matmuls on every chip but v5e:
-# it says that they may lead to wrong results and hangs there.
+# Matmuls wait for collectives. JAX 0.12's compiler refuses collectives fused with matmuls on every chip but v5e: it
+# reports that results may be wrong, and hangs.
 _BETWEEN_MATMULS = (
     ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "false"),
     ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "false"),
 )
-# By the sparse cores, also scattered sums, which matmuls do not take with them. A v5p has such cores too, but its
-# compiler leaves nearly all collectives of a cube to the others, and then they are waited for.
+# Run on the sparse cores, including scattered sums, which matmuls cannot include. A v5p has sparse cores too, but its
+# compiler leaves nearly all collectives of a cube to the other cores, which then wait.
 _BY_SPARSE_CORES = (
     ("xla_tpu_enable_sparse_core_collective_offload_all_gather", "true"),
     ("xla_tpu_enable_sparse_core_collective_offload_all_reduce", "true"),
     ("xla_tpu_enable_sparse_core_collective_offload_reduce_scatter", "true"),
-    # Over two axes of a mesh that are each a side of the slice; else they are waited for.
+    # Over two mesh axes that are each a side of the slice; otherwise the chip waits for them.
     ("xla_tpu_enable_sparse_core_collective_offload_2d_all_gather", "true"),
-    # Over both sides of a slice (v6e:4x4) a scattered sum would be a whole one otherwise, of twice the bytes.
+    # Otherwise a scattered sum over both sides of a slice (v6e:4x4) would be a full sum, with twice the bytes.
     ("xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter", "true"),
     ("xla_tpu_enable_sparse_core_reduce_scatter_v2", "true"),
 )
-# Half of vector memory for what one operation works on: larger blocks of matmuls, and more fused into them. (v5p's
-# compiler has refused whole steps with it.)
+# Half of vector memory as the working set of one operation: larger matmul blocks and more fusion. (v5p's compiler has
+# rejected whole steps with it.)
 _LARGE_WINDOWS = (("xla_tpu_scoped_vmem_limit_kib", "65536"),)
 _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
-# The data sheets' peaks in 8 bits over those in bf16. These TPUs' units know no e4m3: a matmul of them takes as many of
-# the compiler's cycles as one in bfloat16 (4,096 x 4,096 x 4,096 on v5p: 547,213 and 544,403; int8 275,123).
+# The data sheets' 8-bit peaks over their bf16 peaks. These TPUs have no e4m3 units: such a matmul takes as many
+# compiler cycles as bfloat16 (4,096 x 4,096 x 4,096 on v5p: 547,213 and 544,403; int8 275,123).
 _INT8 = (("int8", 2.0),)
 _INT8_AND_FP8 = (("int8", 2.0), ("fp8", 2.0))
-# HBM: the compiler's own "available" in its out-of-memory message. The rest: Google's system architecture pages, with
-# 4 links of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e), and between slices 6.4 Tb/s for 256 chips (v5e), 50
-# Gb/s a chip (v5p), 25.6 Tb/s for 256 (v6e). The clock is
-# the peak over what the matrix units do in a cycle: 4 of 128 x 128 (v5e), 8 (v5p), 4 of 256 x 256 (v6e).
+# HBM: "available" in the compiler's out-of-memory message. The rest: Google's system architecture pages, with 4 links
+# of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e), and between slices 6.4 Tb/s for 256 chips (v5e), 50 Gb/s a
+# chip (v5p), 25.6 Tb/s for 256 (v6e). The clock is the peak over the work of the matrix units in a cycle: 4 of 128 x
+# 128 (v5e), 8 (v5p), 4 of 256 x 256 (v6e).
 CHIPS = {
     "v5e": Chip(
         "v5e",
@@ -160,7 +160,7 @@ CHIPS = {
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip that JAX calls so, or None: a CPU, or one that is not in the table."""
+    """Return the chip with this JAX name, or None for a CPU or an unknown chip."""
     names = {name: chip for chip in CHIPS.values() for name in chip.kinds}
     longest = max((name for name in names if device_kind.startswith(name)), key=len, default=None)
     return None if longest is None else names[longest]

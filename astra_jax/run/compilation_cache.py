@@ -1,7 +1,7 @@
-"""Compiled programs are kept from one start of a program to the next: a restart traces, and compiles nothing.
+"""Persistent cache of compiled programs: a restarted program traces but does not compile.
 
-JAX's persistent compilation cache, with a folder by default. Its names hold what a program depends on: the HLO, the
-versions of JAX and of the compiler, its options, the devices.
+It is JAX's compilation cache with a default folder. Cache keys include all that a program depends on: the HLO, the
+versions of JAX and the compiler, compiler options, and devices.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from synthesis.core.files import in_bucket, location, user_cache
 from synthesis.core.refusals import InputError
 
 FOLDER = "compiled"
-"""In a run's workdir."""
+"""Folder name in a run's workdir."""
 
 _WORTH_A_REQUEST = 0.5
-"""Seconds of compiling below which a program is not fetched from a bucket."""
+"""Compile time in seconds below which a program is not fetched from a bucket."""
 
 
 def keep_programs(folder: Folder | None = None) -> None:
-    """Compile nothing that is in `folder`, and keep there what is compiled. Call it before anything is.
+    """Load compiled programs from `folder`, and store new ones there. Call it before anything is compiled.
 
-    Who names a folder of their own with JAX_COMPILATION_CACHE_DIR keeps it; JAX_ENABLE_COMPILATION_CACHE=false turns
-    it off. On CPUs a folder of each kind of processor is made in it: what is compiled for one may not run on another.
+    JAX_COMPILATION_CACHE_DIR overrides the folder, and JAX_ENABLE_COMPILATION_CACHE=false disables the cache. On CPUs
+    each kind of processor has its own subfolder, since its programs may not run on another.
 
     Args:
-        folder: on disk or in a bucket; all hosts may share it. By default `~/.cache/astra-jax/compiled`, or of
-            XDG_CACHE_HOME, where one can be written.
+        folder: on disk or in a bucket; all hosts may share it. By default `~/.cache/astra-jax/compiled`, or in
+            XDG_CACHE_HOME, if writable.
     """
     if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]  # made as JAX is imported
         return
@@ -62,7 +62,7 @@ def _can_write(folder: Path) -> bool:
 
 
 def _processor() -> str:
-    """A digest of what instructions this processor has."""
+    """Return a digest of this processor's instruction set."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     found = next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())

@@ -1,4 +1,4 @@
-"""What the compiler is told beside the program: the chip's options (`chips.CHIPS`), and a run's own over them."""
+"""Compiler options of programs: the chip's (`chips.CHIPS`), overridden by the run's own."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from synthesis.core.refusals import InputError
 _OPTION = re.compile(r"[a-z0-9_]{1,120}=\S{1,200}")
 
 Options = tuple[tuple[str, str], ...]
-"""(name, value), sorted: they are part of a key."""
+"""(name, value), sorted, since they are part of a key."""
 
 
 def compiler_options(device_kind: str, own: Sequence[str] = ()) -> Options:
-    """The options of programs for a device.
+    """Return the compiler options of programs for a device.
 
     Args:
-        device_kind: as JAX says it. A kind that is no chip of the table, such as a CPU, has none of its own.
-        own: NAME=VALUE each; they replace the chip's of that name, and NAME= alone leaves it to the compiler.
+        device_kind: JAX's name. A kind that is not in the table, such as a CPU, has no options of its own.
+        own: NAME=VALUE each, overriding the chip's; NAME= uses the compiler's default.
 
     Raises:
-        InputError: one is no NAME=VALUE.
+        InputError: one is not NAME=VALUE.
     """
     chip = chip_of(device_kind)
     options = dict(chip.compiler_options) if chip is not None else {}
@@ -48,10 +48,10 @@ def compiler_options(device_kind: str, own: Sequence[str] = ()) -> Options:
 
 
 def check_options(own: Sequence[str], mesh: Mesh | None) -> None:
-    """Refuse a run's own options that the compiler for its devices does not take.
+    """Raise an error for run options that the compiler of its devices does not accept.
 
     Raises:
-        InputError: it knows no such option, or not with that value; the message names it.
+        InputError: the option or its value is not supported; the message names it.
     """
     if not own:
         return
@@ -99,18 +99,18 @@ class Program:
         return self._told(args, kwargs)(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Have it compiled for arguments like these, of which shapes, types and places are looked at: a call with such
-        compiles nothing."""
+        """Compile it for arguments of these shapes, types and shardings. A later call with such arguments compiles
+        nothing."""
         kwargs = self._with_jit_key(kwargs)
         self._told(args, kwargs).lower(*args, **kwargs).compile()
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As of `jax.jit`."""
+        """Lower it as `jax.jit` does."""
         kwargs = self._with_jit_key(kwargs)
         return self._for(args, kwargs)[0].lower(*args, **kwargs)
 
     def cache_size(self) -> int:
-        """How many programs were compiled."""
+        """Return the number of compiled programs."""
         return sum(jitted._cache_size() for jitted in self._jitted.values())
 
     def _told(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -139,15 +139,15 @@ def program(**arguments: Any) -> Callable[[Callable[..., Any]], Program]:
 
 
 class CompiledAhead:
-    """Programs that are compiled in a thread, in turn, beside what a start does until it needs them.
+    """Programs that a thread compiles one by one, while the start of a run does other work.
 
     with CompiledAhead({"train_step": lambda: train_step.compile(...)}) as ahead:
         ...
         ahead.wait("train_step")
         train_step(...)
 
-    One at a time: a compiler uses the host's cores by itself, and several hosts come to the same program in the same
-    order. `with` ends after the program that is being compiled, which cannot be broken off; later ones are left out.
+    Only one compiles at a time: a compiler uses all of the host's cores, and several hosts need the same order. Leaving
+    `with` waits for the program being compiled, which cannot be cancelled; later ones are skipped.
 
     Args:
         jobs: by name; each compiles a program.
@@ -158,8 +158,8 @@ class CompiledAhead:
         self._jobs: dict[str, Future[None]] = {name: self._pool.submit(job) for name, job in jobs.items()}
 
     def wait(self, name: str) -> None:
-        """Return when that program is compiled; at once where its turn has not come, or where it cannot be compiled:
-        who calls it then compiles it, and sees why it cannot be."""
+        """Wait until a program is compiled. Returns at once if it has not started or has failed; the caller then
+        compiles it and sees the error."""
         job = self._jobs.pop(name, None)
         if job is None or job.cancel():
             return

@@ -1,4 +1,4 @@
-"""The settings that every training loop has; each loop's configuration adds its own, and reasons for defaults."""
+"""Settings shared by all training loops; each loop's configuration adds its own, and reasons for defaults."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ OptimizerMemory = Literal["device", "host"]
 LearningRate = Annotated[float, Bound(least=0, most=100)]
 WeightDecay = Annotated[float, Bound(least=0, most=100)]
 Decay = Annotated[float, Bound(least=0, below=1)]
-"""Of a running mean."""
+"""Decay rate of a running mean."""
 ROW_BUCKET = "a length in row_buckets"
-"""Which setting a row's length is from, for messages."""
+"""Setting that defines a row's length, for messages."""
 
 _FORMER_NAMES = {
     "data.rows": "batch_size",
@@ -37,7 +37,7 @@ _FORMER_NAMES = {
 
 
 def todays_name(setting: str) -> str:
-    """Of a setting with a dotted name, which may be what it was called before, in a checkpoint or by habit."""
+    """Return the current dotted name of a setting, whose given name may be a former one."""
     for former, name in _FORMER_NAMES.items():
         if setting == former or setting.endswith(f".{former}"):
             return setting.removesuffix(former) + name
@@ -78,7 +78,7 @@ class JitKey:
     """
 
     def __getattr__(self, name: str) -> Any:
-        """Report a field that is missing here. Raises AttributeError."""
+        """Report a missing field. Raises AttributeError."""
         raise AttributeError(
             f"a compiled program reads the setting {name!r}, which {type(self).__name__} does not have; if the setting "
             "is annotated with `HostOnly`, remove that annotation or pass the value to the program as an array"
@@ -93,7 +93,7 @@ def _key_type(kind: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Settings):
-    """What SFT and GRPO share.
+    """Settings that SFT and GRPO share.
 
     Attributes:
         steps: optimizer steps; None where the loop works them out.
@@ -113,11 +113,11 @@ class TrainingConfig(Settings):
             updates are not lost: at 2e-6 nearly all are below half of a bfloat16's last place. The optimizer computes
             in float32 either way. Without effect on float32 weights.
         moments: what the optimizer's running means are kept in: `float32`, or `bfloat16`, rounded stochastically, with
-            half of the bytes. Cannot be changed when a run goes on.
+            half of the bytes. Cannot be changed when a run resumes.
         optimizer_memory: where those of the layers' matrices are between steps: with the weights (`device`), or in the
             host's memory (`host`), from where they come a layer at a time. A step differs by rounding only.
         on_nonfinite: a step whose loss or gradient is not finite changes nothing; then the run stops (`stop`), before
-            anything else is saved, or goes on (`skip`), and such steps are counted. After 10 of them in a row the run
+            anything else is saved, or continues (`skip`), and such steps are counted. After 10 of them in a row the run
             stops; if they are more than half of all steps, it ends with an error.
         remat: what the backward pass recomputes; a policy of the model's forward pass.
         matmul: in which numbers the layers' matrices are multiplied, forward and for the activations' gradient: the

@@ -15,7 +15,8 @@ from astra_jax.run.optimizers import all_finite
 from synthesis.core.refusals import Refusal
 
 MAX_SKIPPED_IN_A_ROW = 10
-"""Consecutive steps that `on_nonfinite=skip` may skip. The weights do not change meanwhile, so that only another batch
+"""Most consecutive steps that `on_nonfinite=skip` may skip. The weights do not change meanwhile, so only another batch
+can help, and ten did not. `max_faults` has the same default.
 can help, and ten of them did not. `max_faults` has the same default."""
 
 

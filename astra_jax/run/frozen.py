@@ -1,11 +1,11 @@
-"""The frozen weights under adapters: a run's checkpoints have them by reference, with a digest of each array.
+"""Frozen weights under adapters. A run's checkpoints refer to them, with a digest of each array.
 
-    dir/lora.json       beside the checkpoints: which adapters those are, and the weights under them
+    dir/lora.json       beside the checkpoints: settings of the adapters, and the weights under them
     dir/params/<step>/  the adapters
 
-So a run's `checkpoints/` is a model all the same: who reads it (`weights.load`) reads the weights from where the run
-had them, sees that they are the same, and adds the adapters. Rows that were made for added tokens are part of no
-digest: they are means, whose last bits are others on another mesh or chip.
+So a run's `checkpoints/` is still a model. A reader (`weights.load`) reads the weights from their original location,
+checks that they are the same, and adds the adapters. Rows created for added tokens are in no digest: they are means,
+whose last bits depend on the mesh and chip.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ FILE = "lora.json"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where weights were read: see `weights.load`.
+    """Source of weights, see `weights.load`.
 
     Attributes:
-        folder: of either kind.
-        step: of Orbax checkpoints; None in Hugging Face's folders.
-        rows: how many the embedding has there, where tokens were added to it; None: as many as the model.
-        spelled: as of `weights.load`.
-        adapter: the folder of `peft` whose adapter the run's own continue; None: theirs are new.
+        folder: Hugging Face's or Orbax's.
+        step: of Orbax checkpoints; None in Hugging Face folders.
+        rows: of the stored embedding, if tokens were added; None if it has as many as the model.
+        spelled: as in `weights.load`.
+        adapter: the folder of `peft` whose adapter the run continues; None for new adapters.
     """
 
     folder: str
@@ -53,7 +53,7 @@ class Origin:
     adapter: str | None = None
 
     def made(self, rows: int) -> np.ndarray:
-        """Of an embedding of so many rows, which were not read but made: [rows], bool."""
+        """Return a mask of the embedding rows that were created rather than read: [rows], bool."""
         made = np.arange(rows) >= (rows if self.rows is None else self.rows)
         made[[number for number in self.spelled if number < rows]] = True
         return made
@@ -61,14 +61,15 @@ class Origin:
 
 @dataclass(frozen=True)
 class Frozen:
-    """What adapters were trained on.
+    """Identity of the weights that adapters were trained on.
 
     Attributes:
-        lora: their settings.
-        origin: of the weights under them; None: whoever trained did not say.
-        param_dtype: of those.
-        digests: by name; made rows count as zeros.
-        whole: of arrays with made rows, digests with those, which are `digests` in files of before. Not written.
+        lora: settings of the adapters.
+        origin: of the weights; None if unknown.
+        param_dtype: of the weights.
+        digests: by name; created rows count as zeros.
+        whole: digests that include created rows, for arrays that have some. Earlier files have these as `digests`. Not
+            written.
     """
 
     lora: LoRA
@@ -78,18 +79,18 @@ class Frozen:
     whole: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, base: Params, where: object) -> None:
-        """See that weights are those.
+        """Check that weights are the ones recorded here.
 
         Args:
-            where: they were read, for the message.
+            where: their source, for the message.
 
         Raises:
-            WeightsError: they are not; names the first that differs.
+            WeightsError: they differ; names the first difference.
         """
         self.compare(frozen(base, self.lora, self.origin), where)
 
     def compare(self, found: Frozen, where: object) -> None:
-        """As `check`, of weights of which this is known."""
+        """Compare like `check`, with the recorded identity of other weights."""
         if wrong := sorted(
             name
             for name in found.digests.keys() | self.digests.keys()
@@ -103,7 +104,7 @@ class Frozen:
 
 
 def frozen(base: Params, lora: LoRA, origin: Origin | None) -> Frozen:
-    """Of weights that adapters are to be trained on. On several hosts each calls this."""
+    """Return the identity of weights for adapters to train on. On several hosts each calls this."""
     arrays = named(base)
     made = {} if origin is None else _made(arrays, origin)
     whole = digests_of({name: arrays[name] for name in made})
@@ -111,7 +112,7 @@ def frozen(base: Params, lora: LoRA, origin: Origin | None) -> Frozen:
 
 
 def _made(arrays: Mapping[str, Any], origin: Origin) -> dict[str, np.ndarray]:
-    """Where arrays have rows that were made: of those that have some, booleans that broadcast to them."""
+    """Return masks of created rows, by name, for arrays that have some; they broadcast to the arrays."""
     found = {}
     for name, array in arrays.items():
         if (at := axes.vocabulary(name)) is not None and (made := origin.made(array.shape[at])).any():
@@ -120,7 +121,7 @@ def _made(arrays: Mapping[str, Any], origin: Origin) -> dict[str, np.ndarray]:
 
 
 def write(content: Frozen, directory: Folder) -> None:
-    """Write it beside checkpoints; the first process does."""
+    """Write it beside checkpoints, on the first process."""
     if is_first():
         written = msgspec.to_builtins(content)
         del written["whole"]
@@ -128,7 +129,7 @@ def write(content: Frozen, directory: Folder) -> None:
 
 
 def read(directory: Folder) -> Frozen | None:
-    """What lies beside checkpoints; None: they hold whole weights.
+    """Read the file beside checkpoints; None if they contain all weights.
 
     Raises:
         WeightsError: it cannot be read.

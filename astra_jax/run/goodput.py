@@ -1,4 +1,4 @@
-"""Goodput: the share of a run's wall time that became steps which it has kept."""
+"""Goodput: the share of a run's wall time spent on steps that it has kept."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from absl import logging
 
 
 class Goodput:
-    """Since a run's first start: lost are the pauses between its starts, what a start takes, and steps that a fault
-    took back, whose rows are forgotten. Each row of its metrics says how far it is, so that the next start goes on.
+    """Goodput since a run's first start. Lost time is pauses between starts, startup, and steps undone by a fault,
+    whose rows are removed. Each row of metrics has the totals, from which the next start continues.
 
     Args:
-        rows: that the run has kept, of its starts before this one.
-        now: seconds of a clock that all starts share and that never jumps while a process runs, when this one begins
-            with its first step.
-        began: when the first process of the run was started that is known of, for where no row says it.
+        rows: kept from earlier starts of the run.
+        now: seconds, at the first step of this start, of a clock shared by all starts that never jumps within a
+            process.
+        began: start time of the run's first known process, used if no row has it.
     """
 
     LONGEST = 366 * 86400.0
-    """Seconds since the first start above which a clock is taken for wrong, as one that was not set yet."""
+    """Seconds since the first start above which a clock is considered wrong, for example not yet set."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], now: float, began: float) -> None:
         last = rows[-1] if rows else {}
@@ -37,7 +37,7 @@ class Goodput:
             self._began = now - self._kept
 
     def step(self, now: float) -> dict[str, float]:
-        """What a row says of the time up to it."""
+        """Return the goodput metrics of a row."""
         self._kept, self._from = self._kept + max(0.0, now - self._from), now
         whole = max(now - self._began, self._kept, 1e-9)
         return {

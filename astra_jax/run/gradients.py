@@ -1,10 +1,10 @@
-"""Gradients of sums, added up over micro-batches: N small batches give what one large one would.
+"""Gradients of sums, accumulated over micro-batches: N small batches give the result of a large one.
 
-A loss function returns *sums* over tokens and counts, never means: what they are divided by is applied once, with the
-optimizer's step (`optimizers.apply_gradients`).
+A loss function returns *sums* over tokens and counts, never means. The division happens once, in the optimizer's step
+(`optimizers.apply_gradients`).
 
-On a mesh each replica (`mesh`) adds up the gradients of its own rows, and replicas exchange them once, when all
-micro-batches are there: so little goes over the network between slices.
+On a mesh each replica (`mesh`) accumulates the gradients of its own rows. Replicas exchange them once after all
+micro-batches, which keeps network traffic between slices low.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from jax.sharding import PartitionSpec as P
 from astra_jax.mesh import AnyMesh, in_each_replica
 
 LossFunction = Callable[..., tuple[jax.Array, Any]]
-"""(params, batch, base=frozen weights under them or None, mesh=where all are) → (summed loss, other sums)."""
+"""(params, batch, base=frozen weights or None, mesh=their mesh) → (summed loss, other sums)."""
 
 
 def gradient_shapes(params: Any, mesh: Mesh | None = None) -> Any:
-    """Of what gradients are added up in: float32, whatever the weights are, and on each weight's devices. In bfloat16 a
-    sum stops growing at 256 times what is added to it.
+    """Return the shapes of gradient accumulators: float32 for any weight dtype, on each weight's devices. In bfloat16 a
+    sum stops growing at 256 times the addend.
 
-    With several replicas there is an axis more, the first one, for each replica's own.
+    With several replicas there is an additional first axis for each replica's own.
     """
 
     def shape(x: Any) -> jax.ShapeDtypeStruct:
@@ -41,25 +41,25 @@ def gradient_shapes(params: Any, mesh: Mesh | None = None) -> Any:
 
 
 def zero_gradients(params: Any, mesh: Mesh | None = None) -> Any:
-    """Arrays of `gradient_shapes`."""
+    """Return zero arrays of `gradient_shapes`."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), gradient_shapes(params, mesh))
 
 
 def gradients_of(loss: LossFunction, params: Any, base: Any, batch: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
-    """(gradients of `params`, (summed loss, other sums)) of one micro-batch."""
+    """Return (gradients of `params`, (summed loss, other sums)) of one micro-batch."""
     sums, gradients = jax.value_and_grad(partial(loss, base=base, mesh=mesh), has_aux=True)(params, batch)
     return gradients, sums
 
 
 def add(total: Any, more: Any) -> Any:
-    """Leaf by leaf, in the type of `total`."""
+    """Add trees leaf by leaf, in the dtypes of `total`."""
     return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, more)
 
 
 def added(
     loss: LossFunction, params: Any, base: Any, gradients: Any, batch: Any, mesh: Mesh | None = None
 ) -> tuple[Any, Any]:
-    """(gradients with those of one more micro-batch, its (summed loss, other sums)); `whole` makes of both those of all
+    """Return (gradients including one more micro-batch, its (summed loss, other sums)). `whole` sums both over
     replicas."""
     alone = mesh is None or mesh.shape["data"] == 1
 
@@ -72,12 +72,12 @@ def added(
 
 
 def _own(tree: Any) -> Any:
-    """A replica's, with the axis of replicas."""
+    """Add the axis of replicas to a replica's own values."""
     return jax.tree.map(lambda x: x[None], tree)
 
 
 def whole(tree: Any, mesh: Mesh | None) -> Any:
-    """The sum over replicas of what `added` returned."""
+    """Sum results of `added` over replicas."""
     return tree if mesh is None or mesh.shape["data"] == 1 else jax.tree.map(lambda x: x.sum(0), tree)
 
 
@@ -91,11 +91,11 @@ def accumulated(
     lengths: Sequence[int | None] = (None,),
     which_a: jax.Array | None = None,
 ) -> tuple[Any, Any]:
-    """(gradients, (summed loss, other sums)) of all micro-batches of a batch whose leaves are [A, B / A, T].
+    """Return (gradients, (summed loss, other sums)) of all micro-batches of a batch whose leaves are [A, B / A, T].
 
     Args:
-        lengths: to which rows may be cut, None: they are whole; a branch of the program for each.
-        which_a: int32, of each micro-batch the index of its own: what is behind that is padding and is not computed.
+        lengths: possible row lengths, None for whole rows; the program has a branch for each.
+        which_a: int32, index into `lengths` for each micro-batch. Positions beyond are padding and are not computed.
             None: rows are whole.
     """
     alone = mesh is None or mesh.shape["data"] == 1
@@ -119,14 +119,14 @@ def accumulated(
 
 def _accumulated(gradients: Callable[..., Any], params: Any, batch: Any, which_a: jax.Array | None) -> tuple[Any, Any]:
     first = jax.tree.map(lambda x: x[0], (batch, which_a))
-    if jax.tree.leaves(batch)[0].shape[0] == 1:  # no second copy of the gradients
+    if jax.tree.leaves(batch)[0].shape[0] == 1:  # avoids a second copy of the gradients
         return gradients(*first)
     shapes = jax.eval_shape(gradients, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=jnp.float32), params)
 
     def step(total: Any, micro: Any) -> tuple[Any, None]:
-        # The barrier keeps the gradients' reduce-scatter in the loop: XLA would move it behind, where each device
-        # holds whole gradients (and its TPU compiler fails while it tries).
+        # The barrier keeps the gradients' reduce-scatter in the loop. XLA would move it after the loop, where each
+        # device has whole gradients (and its TPU compiler fails).
         return add(total, jax.lax.optimization_barrier(gradients(*micro))), None
 
     begin = zeros, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])

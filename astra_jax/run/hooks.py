@@ -99,7 +99,7 @@ class Hook:
 
 
 class HookError(Refusal):
-    """A hook ended in a way that would have ended the program with it."""
+    """A hook raised an exception that would have ended the program."""
 
 
 class Hooks:
@@ -120,7 +120,7 @@ class Hooks:
         return any(step % every == 0 or step == last for every in self._intervals)
 
     def call(self, point: str, run: Run, state: TrainState, *arguments: Any) -> list[Any]:
-        """Call one method of all hooks; the values that they return."""
+        """Call one method of all hooks; return their results."""
         return [self._call(hook, point, run, state, *arguments) for hook in self._hooks]
 
     def call_due(self, point: str, last: int, run: Run, state: TrainState, batch: Any, row: dict[str, float]) -> None:
@@ -138,7 +138,7 @@ class Hooks:
         except BaseException as error:
             if hook.is_fatal and isinstance(error, Exception):
                 raise
-            if hook.is_fatal:  # SystemExit would end the run as if it had finished
+            if hook.is_fatal:  # SystemExit would end the run like a finished one
                 raise HookError(f"hook {name} raised {type(error).__name__}: {first_line(error)}") from error
             self.failures[name] += 1
             if self.failures[name] == 1:

@@ -1,4 +1,5 @@
-"""Several hosts, one program: what only the first of them does, how the others learn of it, and of each other's end."""
+"""Coordination of several hosts in one program: work of the first host, exchange of values, and detection of failed
+hosts."""
 
 from __future__ import annotations
 
@@ -33,27 +34,27 @@ _FAILURES = "astra-failures/"
 _RUNNING, _ENDED, _FAILED = "running", "ended", "failed: "
 _PREEMPTED = "RECEIVED_PREEMPTION_NOTICE"  # kPreemptionNoticeKey of XLA's preemption_sync_manager.cc
 _SAID = 500
-"""Bytes of an error that other hosts are told."""
+"""Most bytes of an error sent to other hosts."""
 _FAULT = "!"
-"""With which it begins where the run may go well when it is started again."""
+"""Prefix of an error that may not recur when the run is restarted."""
 _PIECE = 128 << 20
-"""Bytes that the first host tells the others at once: each of its devices has a copy, and lengths are int32."""
+"""Bytes per broadcast from the first host: each device has a copy, and lengths are int32."""
 _PULSE_SECONDS = 1.0
 _BEATS = 10
-"""Signs of life within the deadline."""
+"""Heartbeats per deadline."""
 _LOOK_SECONDS = 0.5
-"""Between two looks at whether something has failed on another host."""
+"""Seconds between checks for failures on other hosts."""
 _ENDING_SECONDS = 0.2
-"""Between two looks at who has not come to its end yet."""
+"""Seconds between checks for hosts that have not ended."""
 
 
 def is_first() -> bool:
-    """Whether this process is the one that talks to rollout servers, samples, and writes metrics."""
+    """Return whether this is the first process, which talks to rollout servers, samples, and writes metrics."""
     return jax.process_index() == 0
 
 
 def from_first(value: bytes) -> bytes:
-    """The first process's `value`, on every process; all must call it. What the others pass is ignored."""
+    """Return the first process's `value` on every process; all must call it. Other processes' values are ignored."""
     if jax.process_count() == 1:
         return value
     whole, rest = multihost_utils.broadcast_one_to_all(np.array(divmod(len(value), _PIECE), np.int32)).tolist()
@@ -67,7 +68,7 @@ def from_first(value: bytes) -> bytes:
 
 
 def from_every(value: bytes, most: int) -> list[bytes]:
-    """Each process's `value`, in their order; all must call it.
+    """Return each process's `value`, in order; all must call it.
 
     Args:
         value: of up to `most` bytes, the last of which is not zero.
@@ -79,12 +80,13 @@ def from_every(value: bytes, most: int) -> list[bytes]:
 
 
 def host_is_preempted() -> bool:
-    """Whether any host has had a SIGTERM. JAX's preemption service, which takes it, keeps it where all of them meet."""
+    """Return whether any host received a SIGTERM. JAX's preemption service handles the signal and publishes it to all
+    hosts."""
     return _put_where_all_meet(_PREEMPTED) is not None
 
 
 def _put_where_all_meet(key: str) -> str | None:
-    """What any host has put there."""
+    """Return the value that any host published under a key, or None."""
     client = distributed.global_state.client
     assert client is not None
     try:
@@ -96,19 +98,20 @@ def _put_where_all_meet(key: str) -> str | None:
 
 
 class HostError(Refusal):
-    """Another host has failed; the message says which one, and of what. To start again would not help."""
+    """Another host failed. The message says which one and why. Restarting would not help."""
 
 
 class HostFaultError(HostError):
-    """Another host has failed of what may go well when the run is started again."""
+    """Another host failed with an error that may not recur when the run is restarted."""
 
     away = True
 
 
 def failure_of_any(error: Exception | None) -> Exception | None:
-    """This host's error, or a `HostError` that says which host failed and of what; on several hosts all must call it.
+    """Return this host's error, or a `HostError` that names the failed host and its error. On several hosts all must
+    call it.
 
-    It is a `HostFaultError` where the one that failed ends with a fault: what starts a run again asks any of them.
+    It is a `HostFaultError` if the failed host ends with a fault, since a restarting service may ask any host.
     """
     if jax.process_count() == 1:
         return error
@@ -122,19 +125,18 @@ def failure_of_any(error: Exception | None) -> Exception | None:
 
 
 def meet_unless_failed(what: str, meet: Callable[[], None]) -> None:
-    """Wait for the other hosts in a library's way, or learn that what it is waited for has failed on one of them.
+    """Wait for the other hosts with a library's function, or raise if the awaited work failed on one of them.
 
-    Orbax's background threads go to meet the others after a save that failed, too, while those wait elsewhere for what
-    this host will never have written: for twenty minutes, in which nobody learns of it. Called while an exception is
-    handled, this says so to the others instead, and returns; theirs fail then. It holds for all that is waited for
-    under this name from then on.
+    After a failed save, Orbax's background threads still wait for the others, which wait elsewhere for data that this
+    host never writes: twenty minutes without a message. Called while an exception is handled, this function publishes
+    the failure and returns, and the others raise. This applies to all later waits under the same name.
 
     Args:
-        what: a name for all that fails together.
-        meet: blocks until all are there.
+        what: a name for all work that fails together.
+        meet: blocks until all hosts have arrived.
 
     Raises:
-        OSError: it has failed on another host, which the message names.
+        OSError: it failed on another host, which the message names.
     """
     failed = f"{_FAILURES}{what}"
     if (error := sys.exc_info()[1]) is not None:
@@ -161,12 +163,12 @@ def meet_unless_failed(what: str, meet: Callable[[], None]) -> None:
 
 @dataclass
 class _Place:
-    """Where this host's main thread is.
+    """Progress of this host's main thread.
 
     Attributes:
-        marks: how many places it came by; every host comes by the same ones.
-        step: the training step that it is at.
-        pulse: grows while it waits for something of its own, such as rollouts; 0: it is in no such wait.
+        marks: number of marked points passed; the same points on every host.
+        step: the current training step.
+        pulse: grows while the host waits for its own work, such as rollouts; 0 otherwise.
     """
 
     marks: int = 0
@@ -178,13 +180,13 @@ _place = _Place()
 
 
 def reached(step: int) -> None:
-    """Say where the main thread is. Every host calls this as often, at the same places; also amid what takes long, of
-    which others cannot tell that it goes on (`HostWatch`)."""
+    """Record the main thread's progress. Every host must call this equally often, at the same points. Long operations
+    call it too, so that others see progress (`HostWatch`)."""
     _place.marks, _place.step, _place.pulse = _place.marks + 1, step, 0
 
 
 async def awaited(work: Awaitable[T]) -> T:
-    """What this host alone waits for, such as rollouts; meanwhile other hosts see that its main thread is well."""
+    """Await work of this host only, such as rollouts, while other hosts see that its main thread is alive."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
@@ -197,30 +199,30 @@ async def awaited(work: Awaitable[T]) -> T:
 
 
 class Roll:
-    """What the hosts have said of themselves, and which of them the others wait for in vain.
+    """Progress reports of all hosts, and detection of hosts that block the others.
 
     Args:
         me: this host's number.
-        count: how many there are.
-        deadline: seconds after which a host without a sign of life is gone.
-        step_deadline: seconds by which a host may be behind the others.
+        count: number of hosts.
+        deadline: seconds without a heartbeat after which a host is considered dead.
+        step_deadline: most seconds that a host may lag behind the others.
         now: seconds of a clock.
     """
 
     def __init__(self, me: int, count: int, deadline: float, step_deadline: float, now: float) -> None:
         self._me, self._count, self._deadline, self._step_deadline = me, count, deadline, step_deadline
         self._said = dict.fromkeys(range(count), "")
-        self._heard = dict.fromkeys(range(count), now)  # when something new was said
+        self._heard = dict.fromkeys(range(count), now)  # time of the last new report
         self._places = {host: _Place() for host in range(count)}
-        self._moved = dict.fromkeys(range(count), now)  # when it came to another place
+        self._moved = dict.fromkeys(range(count), now)  # time of the last progress
 
     @staticmethod
     def beat(number: int, place: _Place, state: str) -> str:
-        """What a host says of itself."""
+        """Return this host's progress report."""
         return f"{number} {place.marks} {place.step} {place.pulse} {state}"
 
     def hear(self, host: int, said: str, now: float) -> None:
-        """What a host says; other hosts than there are have nothing to say."""
+        """Process the report of a host; unknown hosts are ignored."""
         if host not in self._said or said == self._said[host]:
             return
         self._said[host], self._heard[host] = said, now
@@ -229,11 +231,11 @@ class Roll:
             self._places[host], self._moved[host] = place, now
 
     def all_ended(self) -> bool:
-        """Whether every host has come to its end."""
+        """Return whether every host has ended."""
         return all(said.split(" ", 4)[-1] == _ENDED for said in self._said.values())
 
     def verdict(self, now: float) -> str | None:
-        """Why this run cannot go on, if it cannot."""
+        """Return the reason why this run cannot continue, or None."""
         states = {host: said.split(" ", 4)[-1] for host, said in self._said.items()}
         for host, state in states.items():
             named = f"host {host} of {self._count}"
@@ -267,16 +269,15 @@ class Roll:
 class HostWatch:
     """While it is open, the end of any host ends all of them, with an error that names that host.
 
-    A collective waits for a host that is gone, on TPUs for ever; JAX's own heartbeat aborts it after 100 s with a
-    trace of C++. Here each host gives signs of life through JAX's coordination service, from a thread of its own, and
-    leaves this process with exit code 1 when another one has given none for `deadline` seconds, or has said that it
-    failed. The signs say where the main thread is (`reached`, `awaited`): a host whose main thread hangs gives them
-    too, and is behind the others. With one host nothing is watched.
+    A collective waits for a dead host, on TPUs forever. JAX's own heartbeat aborts it after 100 s with a C++ trace.
+    Here a thread of each host sends heartbeats through JAX's coordination service. It exits the process with code 1 if
+    another host has sent none for `deadline` seconds, or has reported a failure. Heartbeats include the main thread's
+    progress (`reached`, `awaited`), which reveals a host whose main thread hangs. With one host nothing is watched.
 
     Args:
-        deadline: seconds; longer than anything that may stop all of a process's threads.
-        step_deadline: seconds; longer than anything that one host does alone while the others wait, and than half of
-            what all do together from one place to the next.
+        deadline: seconds; longer than any pause of all threads of a process.
+        step_deadline: seconds; longer than any work of one host for which others wait, and than half of the joint work
+            between two marked points.
     """
 
     def __init__(self, deadline: float = 60.0, step_deadline: float = 1800.0) -> None:
@@ -303,7 +304,7 @@ class HostWatch:
             return
         first = next(iter(str(error).strip().splitlines()), "")
         if _of_a_collective(error):
-            # A broken collective says nothing of who broke it: the watch finds out, and ends this process.
+            # A broken collective does not name the dead host: the watch finds it and ends this process.
             say(f"error: host {jax.process_index()}: {first}; looking which host is gone", file=sys.stderr)
             time.sleep(1.5 * self._deadline)
         self._say(f"{_FAILED}{type(error).__name__}: {first}")
@@ -311,10 +312,10 @@ class HostWatch:
         self._gave_up = time.monotonic() + self._deadline / 2
 
     def _wait_for_all(self) -> None:
-        """At exit, before JAX waits for the others without watching them.
+        """At exit, wait for all hosts while watching them, before JAX waits without.
 
-        And the thread has ended when Python does: Python 3.11 ends one that is in a call of C++ by an exception, which
-        aborts the process (exit code -6 of a run that was finished).
+        The thread must end before Python does: Python 3.11 ends a thread inside a C++ call by an exception, which
+        aborts the process (exit code -6 for a finished run).
         """
         if self._state == _ENDED:
             self._thread.join()
@@ -335,12 +336,12 @@ class HostWatch:
                 for name, value in client.key_value_dir_get(_STATES):
                     roll.hear(int(name.rpartition("/")[2]), value, now)
             except JaxRuntimeError as error:
-                if self._state == _ENDED:  # the first host has closed the service
+                if self._state == _ENDED:  # the first host closed the service
                     return
                 if not failed:
                     first = str(error).splitlines()[0]
                     self._leave(f"host 0 of {count}, where the others meet, does not answer: {first}")
-            # What has failed itself ends by itself: its own error is what there is to say.
+            # A failed host ends by itself and reports its own error.
             if not failed and (reason := roll.verdict(now)) is not None:
                 self._leave(reason)
             if now > self._gave_up:
@@ -355,20 +356,20 @@ class HostWatch:
         again = "start all hosts again, they go on from the last checkpoint"
         say(f"error: {reason}; {again}", file=sys.stderr)
         if is_first():
-            # JAX aborts all others the moment that their meeting place is gone: they must have found out before.
+            # JAX aborts the others once their coordination service is gone: let them find the reason first.
             time.sleep(3 * self._deadline / _BEATS)
         os._exit(1)
 
 
 _STATUS = re.compile(r"(?:ABORTED|CANCELLED|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
-"""With which XLA's messages begin, of what a host that is gone makes others fail of."""
+"""Starts of XLA's messages for failures caused by a dead host."""
 
 
 def _of_a_collective(error: BaseException | None) -> bool:
-    """Whether it, or what it was raised over, is what JAX raises when a host is gone.
+    """Return whether an error or its causes are what JAX raises when a host is dead.
 
-    That is a bare `ValueError` where the collective fails before it is begun. What is closed on the way out may fail
-    too, and then is what is raised.
+    If a collective fails before it starts, JAX raises a bare `ValueError`. A failing cleanup may hide the original
+    error.
     """
     while error is not None:
         if isinstance(error, JaxRuntimeError) or isinstance(error, ValueError) and _STATUS.match(str(error)):

@@ -1,4 +1,4 @@
-"""Whether a workdir's checkpoint belongs to the run that wants to resume from it."""
+"""Identity of a run: decides whether it may resume from a workdir's checkpoint."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from synthesis.core.files import location, write_text
 from synthesis.core.workdir import WorkdirError
 
 _IGNORED = (*resumable_fields(TrainingConfig), "workers", "row_buckets", "concurrent_groups", "deadline_seconds")
-"""Names of settings that identities of this or an earlier version have, and that may differ."""
+"""Settings that may differ, although identities of this or an earlier version have them."""
 _LATER = ("trajectories.attempts", "tokenizer", "model.family")
-"""Parts that earlier versions did not save: settings whose default changes nothing that was finished, and what could
-not be compared then (there was one family, whose weights no other one can restore)."""
+"""Parts that earlier versions did not save. Either the setting's default changes no result, or there was nothing to
+compare: only one model family existed, and its weights do not fit another."""
 
 CHANGEABLE_ON_RESUME = (
     *("learning_rate", "schedule", "warmup_fraction", "final_fraction", "weight_decay", "max_grad_norm", "steps"),
     *("group_size", "delta"),
 )
-"""Settings of a loop that decide what it computes, and may change all the same when a run resumes: they need nothing
-of what was computed before. GRPO's objective is another one. Each change is recorded with its step."""
+"""Settings that affect results but may still change on resume, since they depend on no earlier result. GRPO's objective
+is another one. Each change is recorded with its step."""
 
 _ID_BYTES = 8
 
@@ -38,15 +38,15 @@ _BEFORE = {
     "final_fraction": 1.0,
     "schedule": "cosine",
 }
-"""What every run had before there were these settings."""
+"""Values of settings in runs from before these settings existed."""
 
 
 def settings_of(config: TrainingConfig) -> dict[str, Any]:
     """Return the settings in a run's identity: all but the `Resumable` ones."""
     settings = dataclasses.asdict(config)
-    if config.lora.rank is None:  # as runs were before there were adapters
+    if config.lora.rank is None:  # identities from before adapters have none
         del settings["lora"]
-    else:  # as runs were before rows of tokens were trained beside them, and before weights lay under them in 8 bits
+    else:  # older identities have neither trained token rows nor 8-bit weights
         for name in ("tokens", "stored"):
             if getattr(config.lora, name) == getattr(FULL, name):
                 del settings["lora"][name]
@@ -54,21 +54,20 @@ def settings_of(config: TrainingConfig) -> dict[str, Any]:
 
 
 def model_settings(model: Model) -> dict[str, Any]:
-    """A model's part of a run's identity: its sizes, and its family, since two may have the same sizes."""
+    """Return a model's part of a run's identity: its sizes, and its family, since families may share sizes."""
     return {"family": model.family, **dataclasses.asdict(model)}
 
 
 def run_identity(**parts: Any) -> dict[str, Any]:
-    """Nested settings as flat JSON values with dotted names, as they come back from a checkpoint."""
+    """Return nested settings as flat JSON values with dotted names, in the form of a checkpoint."""
     return _flatten(json.loads(json.dumps(parts)))
 
 
 def run_id(workdir: Folder) -> str:
-    """What a run is called beside others, by servers that several may come to: drawn once for a workdir, by the first
-    host.
+    """Return a run's unique name for servers that several runs may use. The first host creates it once for a workdir.
 
     Raises:
-        WorkdirError: the file that has it holds something else.
+        WorkdirError: the file with the name has other contents.
     """
     path = location(workdir) / "run_id"
     if not path.exists():
@@ -85,7 +84,7 @@ def check_same_run(
     """Compare a checkpoint's identity with this run's.
 
     Args:
-        weights: checkpoints of that run, which a new run may start from.
+        weights: checkpoints of that run, from which a new run may start.
 
     Raises:
         WorkdirError: they differ.
@@ -99,8 +98,8 @@ def check_same_run(
 
 
 def resume_changes(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings in which this run differs from a checkpoint's identity and may: by name, (before, now). The number of
-    steps is one where both have it: the identity of a run with a constant learning rate has none."""
+    """Return the allowed differences from a checkpoint's identity: name to (before, now). The number of steps is
+    included only if both have it: a constant learning rate has none."""
     before, now = _comparable(saved), _comparable(ours)
     return {name: (before.get(name), now.get(name)) for name in _different(saved, ours) if _may_change(name)}
 
@@ -111,7 +110,7 @@ def _may_change(name: str) -> bool:
 
 
 def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Name the differences between an identity that was saved and this run's; "" where there are none."""
+    """Return the differences between a saved identity and this run's as text; "" if there are none."""
     names = _different(saved, ours)
     saved, ours = _comparable(saved), _comparable(ours)
     shown = [f"{name} is {saved.get(name)!r} there, {ours.get(name)!r} here{_flag(name)}" for name in names[:3]]
@@ -119,7 +118,7 @@ def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def _flag(name: str) -> str:
-    """The flag of a setting, in brackets; "" where it is no setting of a loop."""
+    """Return the flag of a setting in brackets; "" if it is not a loop's setting."""
     return f" (--config.{name})" if name.startswith(("sft.", "grpo.")) else ""
 
 
@@ -127,11 +126,11 @@ def _different(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     saved, ours = _comparable(saved), _comparable(ours)
     ours = {name: value for name, value in ours.items() if name in saved or not name.endswith(_LATER)}
     names = [name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name)]
-    return sorted(names, key=lambda name: (name.count("."), name))  # outer ones, which decide the inner ones, first
+    return sorted(names, key=lambda name: (name.count("."), name))  # outer ones first, since they decide the inner ones
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """An identity under today's names, also one that an earlier version saved, without what changes no result."""
+    """Return an identity (of any version) under current names, without settings that change no result."""
     found = {todays_name(name): value for name, value in identity.items()}
     free: tuple[str, ...] = _IGNORED
     if not any(name.endswith("param_dtype") and value == "bfloat16" for name, value in found.items()):

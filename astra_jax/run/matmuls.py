@@ -1,4 +1,4 @@
-"""Whether a run's matmuls can be in the numbers that it asks for: its model, its library, its chips."""
+"""Check that a run's model, libraries and chips support its number format for matmuls."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from synthesis.core.refusals import InputError
 
 
 def check_matmul(matmul: str, model: Model, mesh: Mesh | None, field: str = "matmul") -> None:
-    """Refuse what would not be faster, or cannot be computed, before anything is read or compiled.
+    """Raise an error for formats that are not faster or not supported, before anything is read or compiled.
 
-    A device that is no chip of the table, such as a CPU, emulates all of them: slowly, for tests.
+    A device that is not in the table, such as a CPU, emulates all formats slowly, for tests.
 
     Raises:
-        InputError: the model is not multiplied in such numbers, or the chip only emulates them.
+        InputError: the model does not support the format, or the chip only emulates it.
         Refusal: the library is not installed.
     """
     model.check_matmul(matmul, field)

@@ -1,8 +1,9 @@
-"""How the hosts of a run meet before JAX does, so that whoever does not come is named.
+"""Meeting of a run's hosts before JAX's own, so that errors name missing hosts.
 
-JAX's own meeting says nothing while it waits, and aborts with a trace of C++ that names no host. Here the first host
-listens where JAX's service will be, the others come and say which of how many they are, and wait. When all are there
-each is asked whether it still is, and then they are told to go on; at the deadline those who came are told who did not.
+JAX's own meeting prints nothing while it waits, and aborts with a C++ trace that names no host. Here the first host
+listens on the address of JAX's later service. The others connect, send their number and the host count, and wait. When
+all are connected, each is asked to confirm and then released. At the deadline all connected hosts get the numbers of
+the missing ones.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from synthesis.core.terminal import say
 
 _HELLO, _READY, _GO, _NO = "astra-host", "ready", "go", "no "
 _LINE = 512
-"""Bytes of a line."""
+"""Most bytes of a line."""
 _HELLO_SECONDS = 5.0
-"""For a line of who has connected: strangers find open ports too."""
+"""Seconds to wait for a line of a new connection; strangers connect to open ports too."""
 _TELL_SECONDS = 10.0
-"""Between two lines about who is waited for."""
+"""Seconds between two messages about missing hosts."""
 
 
 class MeetingError(Refusal):
-    """The hosts did not meet; the message says who is missing, or which two do not fit together."""
+    """The hosts did not meet. The message names the missing host, or two that do not match."""
 
 
 class HostsMissing(MeetingError):
-    """Some did not come in time."""
+    """Some hosts did not connect in time."""
 
     away = True
 
 
 class Meeting:
-    """Around JAX's own meeting: at the deadline a line, and this process ends, before JAX aborts it with a trace.
+    """Guard around JAX's own meeting: at the deadline it prints a line and exits, before JAX aborts with a trace.
 
-    For hosts that find each other by what their cluster says there is nobody to name; for others `meet` has done that.
+    Hosts that their cluster lets find each other cannot be named here; for others `meet` has done that.
 
     Args:
-        seconds: to wait for the others.
+        seconds: time limit for the others.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -63,17 +64,17 @@ class Meeting:
 
 
 def meet(address: str, count: int, host: int, seconds: float, tell: Callable[[str], None]) -> None:
-    """Return when all hosts of a run are there.
+    """Return when all hosts of a run are connected.
 
     Args:
         address: host:port of the first one.
-        count: how many they are.
-        host: this one's number.
-        seconds: to wait for the others.
-        tell: gets a line now and then while somebody is missing.
+        count: number of hosts.
+        host: number of this one.
+        seconds: time limit for the others.
+        tell: called with a message now and then while a host is missing.
 
     Raises:
-        MeetingError: some did not come in time, or say another number of hosts, or one number is there twice.
+        MeetingError: some did not connect in time, have another host count, or share a number.
     """
     name, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port) < 65_536:
@@ -104,7 +105,7 @@ def _receive(port: int, count: int, seconds: float, until: float, tell: Callable
                     told = time.monotonic()
                     tell(f"waits for {_named(missing, count)}, {left:.0f} s more")
                 listening.settimeout(min(left, 1.0, _TELL_SECONDS))
-                with contextlib.suppress(OSError):  # nobody came, or who did says nothing, or went
+                with contextlib.suppress(OSError):  # nobody connected, or the connection failed
                     came, _ = listening.accept()
                     stack.callback(came.close)
                     _welcome(came, count, there)
@@ -114,14 +115,14 @@ def _receive(port: int, count: int, seconds: float, until: float, tell: Callable
             raise
         for came in there.values():
             _say(came, _GO)
-        for came in there.values():  # they close first: JAX is to have the port at once
+        for came in there.values():  # they close first, so JAX can use the port at once
             with contextlib.suppress(OSError):
                 came.settimeout(_HELLO_SECONDS)
                 came.recv(1)
 
 
 def _welcome(came: socket.socket, count: int, there: dict[int, socket.socket]) -> None:
-    """Note who has connected; a stranger is left standing. Raises `MeetingError`."""
+    """Register a new connection; strangers are disconnected. Raises `MeetingError`."""
     words = _line(came, _HELLO_SECONDS).split(" ")
     if words[0] != _HELLO or len(words) != 3 or not all(one.isascii() and one.isdecimal() for one in words[1:]):
         came.close()
@@ -141,10 +142,11 @@ def _welcome(came: socket.socket, count: int, there: dict[int, socket.socket]) -
 
 
 def _missing(count: int, there: dict[int, socket.socket]) -> list[int]:
-    """Who is not there, or has gone again. That a connection stands says little: its end may be on the way."""
+    """Return the hosts that are not connected. An open connection is no proof, since its end may be on the way, so
+    hosts confirm."""
     missing = [host for host in range(1, count) if host not in there or not _stands(there[host])]
     if not missing and (missing := sorted(host for host, came in there.items() if not _is_ready(came))):
-        for host in missing:  # it may come again
+        for host in missing:  # it may connect again
             there.pop(host).close()
     return missing
 
@@ -193,7 +195,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 
 def _line(there: socket.socket, seconds: float) -> str:
-    """What is said up to the end of a line; what came, where it ends before. Raises `TimeoutError` of a slow one."""
+    """Read a line, or the part of it before the connection ended. Raises `TimeoutError` for a slow sender."""
     until, said = time.monotonic() + seconds, b""
     while not said.endswith(b"\n") and len(said) < _LINE:
         if (left := until - time.monotonic()) <= 0:
@@ -211,7 +213,7 @@ def _say(there: socket.socket, text: str) -> None:
 
 
 def _stands(there: socket.socket) -> bool:
-    """Whether who came has not gone again."""
+    """Return whether a connection is still open."""
     there.setblocking(False)
     try:
         return bool(there.recv(1))

@@ -1,4 +1,4 @@
-"""How fast a loop trains: tokens a second, the share of the chips' peak, and memory."""
+"""Training speed: tokens a second, share of the chips' peak, and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from astra_jax.run.chips import chip_of
 
 
 class Meter:
-    """Tokens, arithmetic and time since `start`.
+    """Tokens, arithmetic operations and time since `start`.
 
     Attributes:
         was_read: whether `read` was called since `start`.
@@ -33,14 +33,15 @@ class Meter:
         self.was_read = False
 
     def add(self, segment_ids_bt: np.ndarray) -> None:
-        """A batch, or micro-batch, that is trained on."""
+        """Add a batch or micro-batch that is trained on."""
         self._tokens += int((segment_ids_bt > 0).sum())
         if self._peak is not None:
             self._flops += self._model.batch_flops(segment_ids_bt)
 
     def read(self) -> dict[str, float]:
-        """Tokens a second; of known chips the share of their peak (documents by their own length, padding and
-        recomputation for nothing), of devices that tell it their most memory in use; this process's most memory."""
+        """Return tokens a second and this process's peak memory. Known chips also have the share of their peak; it
+        counts documents by their own length, without padding and recomputation. Devices that report it also have their
+        peak memory."""
         seconds = time.perf_counter() - self._started
         self.was_read = True
         found = {"tokens_per_second": self._tokens / seconds}

@@ -1,9 +1,9 @@
 """Training metrics: TensorBoard for people, `metrics.jsonl` for programs.
 
-The JSONL file is the record: one complete line a step, in order, no step twice, also after a crash and a resume. A run
-that is exhausted ends it with a line that is no step, see `EXHAUSTED`.
+The JSONL file is the record: one complete line a step, in order, without duplicates, also after a crash and a resume.
+For an exhausted run the last line is not a step, see `EXHAUSTED`.
 
-In a bucket, whose objects cannot be appended to, both are written on disk first and copied up whole now and then.
+In a bucket, whose objects cannot be appended to, both are written on disk first and copied regularly as a whole.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from synthesis.core.refusals import InputError
 
 FILE = "metrics.jsonl"
 EXHAUSTED = "exhausted/"
-"""First part of the names in a row that is no step: the run has no batch for the next one. Its `step` is the last
-step that was made; when the run resumes, the row leaves."""
+"""Prefix of the names in a row that is not a step: there was no batch for the next step. Its `step` is the last
+completed one; when the run resumes, the row is removed."""
 
 FLUSH_SECONDS = 30.0
-"""Between two copies to a bucket, which takes an object anew at most once a second, and whole."""
+"""Seconds between two copies to a bucket, which accepts at most one whole write of an object a second."""
 
 
 class MetricWriter:
-    """Writes scalars by step to `dir`, which is made if it is not there.
+    """Writes scalars by step to `dir`, which is created if missing.
 
-    After a resume from step n call `truncate(n)` before the first `write`: steps that are trained again would otherwise
-    be in the file twice. A half-written last line, from a crash, is dropped when the file is opened.
+    After a resume from step n call `truncate(n)` before the first `write`, or retrained steps would be in the file
+    twice. A half-written last line from a crash is dropped on opening.
 
     Args:
         trackers: get each row too, and are closed at the end.
@@ -71,13 +71,14 @@ class MetricWriter:
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (open for the run's life)
         with naming(self._path):
-            # One write call of a whole line: a crash leaves it there or not, or cut, which the next start repairs.
+            # A single write of a whole line: after a crash it is complete, absent, or cut, which the next start
+            # repairs.
             self._file.write(line)
             self._file.flush()
         self._show(step, values)
 
     def amend(self, step: int, values: Mapping[str, float]) -> None:
-        """Add values to the newest row, where that is of this step; else append a row. Raises as `write`."""
+        """Add values to the newest row if it is of this step; otherwise append a row. Raises as `write`."""
         check_held(self.dir)
         rows = read_metrics(self._folder)
         if not rows or rows[-1]["step"] != step:
@@ -102,13 +103,13 @@ class MetricWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Return when all rows are where a process that starts after a crash finds them; on disk each is at once.
+        """Return when a process that starts after a crash would find all rows; on disk each row is durable at once.
 
-        Call it before a checkpoint is saved: the steps up to there are never trained again.
+        Call it before a checkpoint is saved, since earlier steps are never trained again.
 
         Raises:
-            StorageError: they could not be written to the bucket; what was there before still is.
-            OSError: or to the disk.
+            StorageError: they could not be written to the bucket; its previous contents are intact.
+            OSError: they could not be written to the disk.
         """
         if self._board is not None:
             with naming(self._path):
@@ -119,12 +120,12 @@ class MetricWriter:
         self._flushed = time.monotonic()
 
     def write_text(self, step: int, name: str, text: str) -> None:
-        """Show a text in TensorBoard; it is in no row."""
-        with naming(self._path):  # indented, it is shown as it is
+        """Show a text in TensorBoard only."""
+        with naming(self._path):  # indentation shows it verbatim
             self._opened_board().text(step, name, "\n".join("    " + line for line in text.splitlines()))
 
     def truncate(self, step: int) -> None:
-        """Forget rows after `step`; call it when training resumes from there."""
+        """Remove rows after `step`; call it when training resumes from there."""
         self._close_files()
         if self._path.exists():
             rows = read_metrics(self._folder)
@@ -166,13 +167,13 @@ class MetricWriter:
 
 
 UNUSED = ("torch", "google.cloud.storage", "boto3")
-"""What tensorboardX imports where it is installed, for tensors that we never give it and buckets that it never writes
-to: 1.6 and 0.3 s of a start's processor time."""
+"""Optional imports of tensorboardX, for tensors and buckets that are not used here: 1.6 and 0.3 s of a start's
+processor time."""
 
 
 @contextlib.contextmanager
 def _without(modules: Iterable[str]) -> Iterator[None]:
-    """For an import: those that nobody has imported are as if they were not installed."""
+    """Hide modules that are not imported yet, as if they were not installed."""
     hidden = [name for name in modules if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # an import of None raises ImportError
     try:
@@ -183,16 +184,16 @@ def _without(modules: Iterable[str]) -> Iterator[None]:
 
 
 class _Board:
-    """TensorBoard's file of events, written here and now.
+    """TensorBoard's event file, written synchronously.
 
-    `tensorboardX.SummaryWriter` writes in a thread, which a full disk ends; then it waits for that thread for ever.
+    `tensorboardX.SummaryWriter` writes in a thread; after a full disk ends that thread, it waits for it forever.
 
     Args:
-        purge: TensorBoard hides what an earlier process wrote for this step and those after, which come again.
+        purge: TensorBoard hides earlier entries from this step on, which are written again.
     """
 
     def __init__(self, folder: Path, purge: int | None) -> None:
-        # Not at a program's start: not every program or host gets here.
+        # Imported late: not every program or host needs it.
         with _without(UNUSED):
             from tensorboardX import summary
             from tensorboardX.event_file_writer import EventsWriter
@@ -217,7 +218,7 @@ class _Board:
         try:
             self._events.close()
         except OSError:
-            # It leaves its file open then, and Python 3.13 prints the error once more when it drops the file.
+            # It leaves its file open then, and Python 3.13 prints the error again when it drops the file.
             with contextlib.suppress(OSError):
                 self._events._py_recordio_writer.close()
             raise
@@ -227,27 +228,28 @@ class _Board:
 
 
 def is_exhausted(row: Mapping[str, Any]) -> bool:
-    """Whether a row is no step, see `EXHAUSTED`."""
+    """Return whether a row is not a step, see `EXHAUSTED`."""
     return any(name.startswith(EXHAUSTED) for name in row)
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Values as a line of the file has them."""
+    """Return values in the form of the file's lines."""
     row = {name: float(value) for name, value in values.items()}
     return {name: value if math.isfinite(value) else None for name, value in row.items()}
 
 
 def read_metrics(dir: Folder) -> list[dict[str, Any]]:
-    """The complete rows of `dir/metrics.jsonl`, each `{"step": int, name: float | None, …}`; empty without a file.
+    """Return the complete rows of `dir/metrics.jsonl`, each `{"step": int, name: float | None, …}`; empty without a
+    file.
 
     Raises:
-        ValueError: a line other than a cut-off last one is not JSON.
+        ValueError: a line other than a truncated last one is not JSON.
     """
     path = location(dir) / FILE
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    complete, rows = lines[:-1], []  # what follows the last newline is empty, or a line that a crash cut off
+    complete, rows = lines[:-1], []  # after the last newline there is nothing, or a truncated line
     for number, line in enumerate(complete, start=1):
         try:
             row = json.loads(line)

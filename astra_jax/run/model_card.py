@@ -1,7 +1,8 @@
-"""A trained run is a complete model: beside its weights lie tokenizer, chat template, generation configuration, card.
+"""Completion of a trained run as a model: tokenizer, chat template, generation configuration and card beside its
+weights.
 
-`write_card` writes the card, README.md as the Hugging Face Hub reads it: from what was trained, on which data (by their
-digests), with which configuration, to which figures, under which licence.
+`write_card` writes README.md for the Hugging Face Hub: method, datasets (with digests), configuration, metrics and
+licence.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LICENCE = re.compile(r"^license: ?([\w.-]{1,60})$", re.MULTILINE)
 _REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 _HEADER_BYTES = 1 << 14
 _OF_SPEED = ("seconds", "memory", "per_second", "mfu", "time", "share")
-"""Parts of the names of figures that say how a run went, not what came of it."""
+"""Parts of the names of metrics about speed and resources rather than results."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class TrainedOn:
     """A dataset of a run.
 
     Attributes:
-        role: what it was for, such as `data`.
-        name: where it is from, without the folders that it is in.
-        count: its records.
-        digest: sha256 of them.
+        role: its use, such as `data`.
+        name: its source, without parent folders.
+        count: number of records.
+        digest: sha256 of the records.
     """
 
     role: str
@@ -47,17 +48,17 @@ class TrainedOn:
 
 
 def trained_on(role: str, dataset: Folder) -> TrainedOn:
-    """A dataset as its card describes it. Raises as `read_card`."""
+    """Describe a dataset by its card. Raises as `read_card`."""
     card = read_card(dataset)
     name = str(card.get("source") or location(dataset))
     return TrainedOn(role, name if name.startswith("hub:") else name.rpartition("/")[2], card["count"], card["digest"])
 
 
 def complete(folder: Folder, tokenizer: ChatTokenizer, source: Folder) -> list[str]:
-    """Put beside the weights of a run what a model is beside them, from the folder of its tokenizer.
+    """Copy the other files of a model beside a run's weights, from the folder of its tokenizer.
 
     Returns:
-        Sentences that tell the user which files differ from the folder's, and which were not copied.
+        Sentences for the user: files that differ from the folder's, and files that were not copied.
     """
     chat_files.save_tokenizer(source, folder, tokenizer.changed_files)
     notes = []
@@ -82,14 +83,14 @@ def write_card(
     weights: Folder | None,
     summary: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Write the card of a run beside its weights, with the figures of its last logged step.
+    """Write the card of a run beside its weights, with the metrics of its last logged step.
 
     Args:
         workdir: the run's.
         method: `SFT` or `GRPO`.
         config: a dataclass, all of whose settings are JSON.
-        base: what it began from, as its user names it.
-        weights: the folder of that, whose card may name a licence.
+        base: name of the initial model as the user gave it.
+        weights: its folder, whose card may name a licence.
         summary: rows of the table that the run printed before its first step (`RunSummary`).
     """
     rows = [row for row in read_metrics(location(workdir) / "metrics") if not is_exhausted(row)]
@@ -99,7 +100,7 @@ def write_card(
 
 
 def _licence(weights: Folder) -> str:
-    """What the card beside the weights says, or ""."""
+    """Return the licence in the card beside the weights, or ""."""
     card = location(weights) / FILE
     if not card.exists():
         return ""
@@ -165,7 +166,7 @@ def _card(
 
 
 def _cell(text: str) -> str:
-    """A text of a user, as one cell of a table."""
+    """Format a user's text as one cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -1,6 +1,6 @@
-"""An optimizer's running means: in bfloat16, and in the host's memory.
+"""Storage of an optimizer's running means: in bfloat16, and in host memory.
 
-Which leaves of its state they are is told by their paths: they end in that of the weight whose statistics they hold.
+Paths identify them in the optimizer's state: each ends in the path of its weight.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import optax
 from astra_jax.axes import stacked_matrices
 
 HOST = "pinned_host"
-"""JAX's name of the host's memory that devices read and write themselves."""
+"""JAX's name for host memory that devices access directly."""
 
 Array = jax.Array
 _DEVICE = jax.memory.Space.Device
 
 
 def names_of(params: Any) -> list[str]:
-    """The weights' paths, in order."""
+    """Return the weights' paths, in order."""
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
 
 
 def owner_of(path: Any, x: Any, names: Collection[str]) -> str | None:
-    """Whose statistics a leaf of the state holds; None: a counter's, or a constant of all weights."""
+    """Return the path of the weight whose statistics a state leaf has; None for a counter or a common constant."""
     text = jax.tree_util.keystr(path)
     return max((name for name in names if text.endswith(name)), key=len, default=None) if x.ndim else None
 
 
 def steps_of(state: Any) -> Array:
-    """How many updates an optimizer has made."""
+    """Return the number of updates that an optimizer has made."""
     count: Array = optax.tree.get_all_with_path(state, "count")[0][1]
     return count
 
 
 def rounded(x: Array, key: Array) -> Array:
-    """To one of its two neighbours in bfloat16, each with the probability that makes it exact in expectation."""
-    # A bfloat16 is the upper half of a float32: noise in the lower half carries over with the right probability.
+    """Round to one of the two neighbours in bfloat16, with probabilities that make the expectation exact."""
+    # A bfloat16 is the upper half of a float32: noise in the lower half carries with the right probability.
     noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + noise
     nearby = jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
@@ -49,8 +49,8 @@ def rounded(x: Array, key: Array) -> Array:
 
 
 def in_bfloat16(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """The running means are kept in bfloat16 and computed in float32. Rounded to the nearest, one of 0.999 would stand
-    still; so they are rounded at random."""
+    """Keep running means in bfloat16 and compute them in float32. They are rounded stochastically, since with rounding
+    to nearest a decay of 0.999 would never change them."""
 
     def kept(state: Any, params: Any, how: Callable[[Any, Array], Array]) -> Any:
         names = names_of(params)
@@ -64,7 +64,7 @@ def in_bfloat16(optimizer: optax.GradientTransformationExtraArgs) -> optax.Gradi
         updates, new = optimizer.update(gradients, whole, params, **extra)
         key = jax.random.fold_in(jax.random.key(steps_of(new)), part)
 
-        def round_one(path: Any, x: Array) -> Array:  # by its name: other noise than its weight's
+        def round_one(path: Any, x: Array) -> Array:  # by name: its noise differs from its weight's
             return rounded(x, jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode())))
 
         return updates, kept(new, params, round_one)
@@ -73,18 +73,18 @@ def in_bfloat16(optimizer: optax.GradientTransformationExtraArgs) -> optax.Gradi
 
 
 Step = Callable[[Any, Any, Any, Any, Any], tuple[Any, Any]]
-"""(params, optimizer state, gradients, keys, part) → (params, optimizer state); of all weights, or of some, where the
-others' leaves are `optax.MaskedNode`s. `part` sets random numbers apart."""
+"""(params, optimizer state, gradients, keys, part) → (params, optimizer state); for all weights, or for some, with
+`optax.MaskedNode`s for the others. `part` makes random numbers distinct."""
 
 
 def may_be_away(params: Any) -> set[str]:
-    """The weights whose statistics may be in the host's memory: the layers' matrices, which come one at a time."""
+    """Return the weights whose statistics may be in host memory: the layers' matrices, processed layer by layer."""
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     return {jax.tree_util.keystr(path) for path in paths if stacked_matrices(path) is not None}
 
 
 def started(state: Any, places: Any) -> Any:
-    """A state as it is made, in a program, with what is to lie in the host's memory there."""
+    """Place a new state inside a program, with its host part in host memory."""
 
     def put(x: Array, place: Any) -> Array:
         return jax.device_put(x, jax.memory.Space.Host) if place.memory_kind == HOST else x
@@ -93,8 +93,8 @@ def started(state: Any, places: Any) -> Any:
 
 
 def restored(state: Any) -> Any:
-    """A state that was read, as programs want it: an array that something else than a program or `device_put` made in
-    the host's memory is taken for one of the devices'. So it goes there and back, a leaf at a time."""
+    """Prepare a restored state for programs. JAX treats host arrays not made by a program or `device_put` as device
+    arrays, so each leaf is copied to the devices and back."""
 
     def known(x: Array) -> Array:
         if x.sharding.memory_kind != HOST or x.aval.memory_space != _DEVICE:
@@ -105,22 +105,21 @@ def restored(state: Any) -> Any:
 
 
 def on_devices(x: Any) -> Any:
-    """An array that may be in the host's memory, copied from there to the devices that it is of."""
+    """Copy an array from host memory to its devices, if it is there."""
     away = isinstance(x, Array) and x.sharding.memory_kind == HOST
     return jax.device_put(x, x.sharding.with_memory_kind("device")) if away else x
 
 
 def away(tree: Any) -> Any:
-    """Arrays, copied to the host's memory: each part lies beside its device; `on_devices` is the way back."""
+    """Copy arrays to host memory, each part on its device's host; `on_devices` is the inverse."""
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(HOST)), tree)
 
 
 def stepped(step: Step, params: Any, state: Any, gradients: Any, keys: Any) -> tuple[Any, Any]:
-    """`step` with the state on the devices.
+    """Run `step` with the state on the devices.
 
-    What of it is in the host's memory comes, and goes back, a layer at a time, in a loop, which updates in place. The
-    compiler begins such copies as soon as their source is there: outside of a loop all would be under way before the
-    forward pass.
+    The part in host memory is copied to the devices and back, a layer at a time, in a loop that updates in place.
+    Outside a loop the compiler would start all copies before the forward pass, as soon as their source exists.
     """
     if all(jax.typeof(x).memory_space == _DEVICE for x in jax.tree.leaves(state)):
         return step(params, state, gradients, keys, 0)
@@ -171,10 +170,10 @@ def _hidden(x: Any) -> bool:
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """Of two trees of one structure, in which different leaves are masked."""
+    """Merge two trees of the same structure with complementary masks."""
     return jax.tree.map(lambda x, y: y if _hidden(x) else x, one, other, is_leaf=_hidden)
 
 
 def _like(tree: Any, mask: Any) -> Any:
-    """Masked as another is."""
+    """Mask a tree like another one."""
     return jax.tree.map(lambda x, y: y if _hidden(y) else x, tree, mask, is_leaf=_hidden)

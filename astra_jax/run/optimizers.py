@@ -1,9 +1,8 @@
-"""The optimizers of SFT and GRPO: AdamW or Muon behind a clip by the global norm.
+"""Optimizers of SFT and GRPO: AdamW or Muon after a clip by the global norm.
 
 Muon (Jordan et al. 2024; here Optax's, with the RMS matching of Liu et al., arXiv 2502.16982) makes each weight
-matrix's update orthogonal; embedding, head and norms go on with AdamW. It is for models trained from scratch: a tiny
-Qwen3 learns two to three times faster per token with it. Fine-tuning of pretrained weights stays with AdamW, as in the
-paper.
+matrix's update orthogonal. Embedding, head and norms use AdamW. Muon is for models trained from scratch: a tiny Qwen3
+learns two to three times faster per token with it. Fine-tuning of pretrained weights uses AdamW, as in the paper.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from synthesis.core.references import referred
 def make_optimizer(
     settings: TrainingConfig | JitKey, learning_rate: optax.ScalarOrSchedule
 ) -> optax.GradientTransformationExtraArgs:
-    """The chain clip → optimizer. No weight decay on norm scales and biases.
+    """Return the chain clip → optimizer. Norm scales and biases have no weight decay.
 
     Args:
-        settings: `b1`, `b2` and `eps` are AdamW's; with Muon, of the parameters that it leaves to AdamW.
+        settings: `b1`, `b2` and `eps` are AdamW's; with Muon, of the parameters that use AdamW.
         learning_rate: of all parameters; Muon's updates are scaled to AdamW's usual root mean square of 0.2.
 
-    With `settings.optimizer` of the user's own, a function of (settings, learning_rate) that returns an Optax
-    optimizer, it is that one behind the clip.
+    `settings.optimizer` may name a user's function of (settings, learning_rate) that returns an Optax optimizer, which
+    then follows the clip.
 
     Raises:
-        InputError: there is no such function.
+        InputError: the function does not exist.
     """
     name, eps, weight_decay = settings.optimizer, settings.eps, settings.weight_decay
     optimizer: Any = optax.adamw(
@@ -50,7 +49,7 @@ def make_optimizer(
             muon_weight_dimension_numbers=_dimension_numbers,
             consistent_rms=0.2,
         )
-        # Not Muon's own Adam, which decays norm scales too.
+        # Muon's own Adam would decay norm scales too.
         optimizer = optax.partition({"muon": matrices, "adamw": optimizer}, _labels)
     if name not in OPTIMIZERS:
         optimizer = referred(name)(settings, learning_rate)
@@ -59,9 +58,10 @@ def make_optimizer(
 
 
 def learning_rate(settings: TrainingConfig | JitKey, steps: int) -> optax.Schedule:
-    """Linear warm-up that reaches the peak with its last step, then a cosine down to `final_fraction` of the peak.
+    """Return a linear warm-up that reaches the peak at its last step, then a cosine down to `final_fraction` of the
+    peak.
 
-    `settings.schedule` may name a function of the user's own, of (settings, steps), that returns an Optax schedule.
+    `settings.schedule` may name a user's function of (settings, steps) that returns an Optax schedule.
     """
     if settings.schedule != "cosine":
         schedule_of_own: optax.Schedule = referred(settings.schedule)(settings, steps)
@@ -78,7 +78,7 @@ def learning_rate(settings: TrainingConfig | JitKey, steps: int) -> optax.Schedu
 
 
 def _clipped(most: float) -> optax.GradientTransformationExtraArgs:
-    """Optax's clip by the global norm, which is given, where not all gradients are."""
+    """Return Optax's clip by the global norm, which may be passed in if only some gradients are given."""
 
     def update(
         gradients: Any, state: Any, params: Any = None, *, norm: jax.Array | None = None, **extra: Any
@@ -91,7 +91,8 @@ def _clipped(most: float) -> optax.GradientTransformationExtraArgs:
 
 
 def _in_float32(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """State and updates in float32, whatever the weights are: a bfloat16 cannot hold a running mean of 0.999."""
+    """Keep state and updates in float32 for any weight dtype: bfloat16 cannot represent a running mean with decay
+    0.999."""
 
     def float32(tree: Any) -> Any:
         return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
@@ -103,19 +104,19 @@ def _in_float32(optimizer: optax.GradientTransformationExtraArgs) -> optax.Gradi
 
 
 def apply_updates(params: Any, updates: Any, *, rounding: Literal["nearest", "stochastic"], seed: jax.Array) -> Any:
-    """params + updates, added in float32 and rounded to the parameters' type.
+    """Return params + updates, added in float32 and rounded to the parameters' type.
 
     Args:
         updates: float32.
         rounding: to bfloat16: `stochastic` takes one of the sum's two neighbours (`moments.rounded`). Float32 is not
             rounded.
-        seed: int32, another one in each step.
+        seed: int32, different in each step.
     """
     return _added(params, updates, _keys(params, seed), rounding)
 
 
 def _keys(params: Any, seed: jax.Array) -> Any:
-    """Of random numbers, one for each weight."""
+    """Return a random key for each weight."""
     leaves, structure = jax.tree.flatten(params)
     return jax.tree.unflatten(structure, list(jax.random.split(jax.random.key(seed), len(leaves))))
 
@@ -139,20 +140,20 @@ def apply_gradients(
     optimizer: optax.GradientTransformationExtraArgs,
     rounding: Literal["nearest", "stochastic"],
 ) -> tuple[Any, Any, dict[str, jax.Array]]:
-    """One optimizer step; where a gradient is not finite, weights and state stay as they are, but for the place on the
-    schedule of the learning rate: that goes by the run's steps, of which this is one.
+    """Run one optimizer step. If a gradient is not finite, weights and state stay unchanged, except for the position in
+    the learning rate schedule, which counts the run's steps.
 
-    Whether the new weights are finite is known only when they are there, in the place of the old ones: to keep both
-    would take a float32 copy of all weights more. So a step from finite gradients that breaks a weight is told, and
-    nothing that came of it may be kept; with finite settings it takes a weight beyond its type's range.
+    New weights can be checked only after they replace the old ones, since keeping both would need another float32 copy
+    of all weights. So a step with finite gradients that breaks a weight is reported, and its results must be discarded.
+    With finite settings this needs a weight beyond its dtype's range.
 
     Args:
-        gradients: sums over all micro-batches; one NaN among them would reach every weight through the clip.
-        total: what they are divided by, here and nowhere else.
+        gradients: sums over all micro-batches; a single NaN would reach every weight through the clip.
+        total: the divisor of the sums, applied only here.
 
     Returns:
-        (params, optimizer state, `gradient_norm` before clipping: not finite when nothing was changed, and
-        `weights_finite`, whether all of the new weights are).
+        (params, optimizer state, metrics): `gradient_norm` before clipping, not finite if nothing was changed, and
+        `weights_finite`, true if all new weights are finite.
     """
 
     def divided(gradients: Any) -> Any:
@@ -180,7 +181,7 @@ def apply_gradients(
 
 
 def all_finite(tree: Any) -> jax.Array:
-    """Whether all numbers of a tree of arrays are finite, a scalar; on several hosts the same on each."""
+    """Return whether all numbers of a tree of arrays are finite, a scalar; the same on all hosts."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
 
@@ -188,12 +189,13 @@ def all_finite(tree: Any) -> jax.Array:
 def abstract_state(
     like: Any, optimizer: optax.GradientTransformation, shardings: Any = None, *, memory: OptimizerMemory = "device"
 ) -> tuple[Any, Any]:
-    """Shapes, types and places of the weights and the optimizer's state: statistics lie beside their weights.
+    """Return shapes, dtypes and shardings of the weights and the optimizer's state; statistics are sharded like their
+    weights.
 
     Args:
-        like: the weights' shapes and types, see `Model.abstract_params`.
+        like: shapes and dtypes of the weights, see `Model.abstract_params`.
         shardings: a `NamedSharding` for each parameter; None is one device.
-        memory: where the statistics of the layers' matrices are; all others, and counters, are on the devices.
+        memory: of the statistics of the layers' matrices; all others, and counters, are on the devices.
     """
     if shardings is None:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), like)
@@ -215,20 +217,20 @@ def abstract_state(
 def initial_state(
     params: Any, optimizer: optax.GradientTransformation, shardings: Any = None, *, memory: OptimizerMemory = "device"
 ) -> tuple[Any, Any]:
-    """The weights and the optimizer's state, each committed to its devices.
+    """Return the weights and the optimizer's state, committed to their devices.
 
-    All of it is committed, counters too: an array that is not, or that comes back from a step or a checkpoint with
-    another sharding, would compile the step a second time.
+    Everything is committed, including counters. An uncommitted array, or one with another sharding after a step or
+    restore, would compile the step a second time.
 
     Args:
-        params: taken over: where they lie as they should they are not copied, and a step is given them for good.
+        params: taken over: arrays that are already placed correctly are not copied, and a step donates them.
         shardings: a `NamedSharding` for each parameter; None is one device.
-        memory: as of `abstract_state`.
+        memory: as in `abstract_state`.
     """
     like, state = abstract_state(params, optimizer, shardings, memory=memory)
     places = jax.tree.map(lambda x: x.sharding, (like, state))
     params = jax.device_put(params, places[0])
-    # Jitted, so that the float32 copies of bfloat16 weights, of which it reads nothing but shapes, are never made.
+    # Jitted, so the float32 copies of bfloat16 weights are never made; only their shapes are used.
     init = jax.jit(lambda params: moments.started(optimizer.init(params), places[1]), out_shardings=places[1])
     return params, init(params)
 

@@ -1,4 +1,4 @@
-"""Stopping when asked to: SIGTERM, which clusters send some time before they take the machine away, and Ctrl-C."""
+"""Graceful stop on SIGTERM, which clusters send some time before they reclaim a machine, and on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from astra_jax.run.hosts import host_is_preempted
 
 
 class Preemption:
-    """While it is open, SIGTERM does not end the process, but asks it to stop after a step.
+    """While it is open, SIGTERM requests a stop after a step instead of ending the process.
 
-    Several hosts stop after the same step, though the notice reaches them at different times or only one of them; that
-    is `jax.distributed`'s preemption service, which takes the signal itself. In other threads than the main one signals
-    cannot be handled: there nothing changes.
+    Several hosts stop after the same step, though the notice reaches them at different times or only one of them.
+    `jax.distributed`'s preemption service handles the signal then. Signals can be handled only in the main thread; in
+    other threads this does nothing.
 
-    A SIGINT does what it did before, and is remembered: Python raises `KeyboardInterrupt` wherever it happens to be,
-    which may be a destructor or a callback of a library's C++, where it is swallowed. A run that has got that far is
-    interrupted when it asks next, or when it fails: a process of its own that the same Ctrl-C has ended is no bug.
+    SIGINT keeps its effect, and is remembered. Python raises `KeyboardInterrupt` at an arbitrary point, such as a
+    destructor or a C++ callback, where it may be swallowed. Such a run is interrupted at its next check, or when it
+    fails. A subprocess that the same Ctrl-C ended is then not reported as an error.
     """
 
     def __enter__(self) -> Preemption:
@@ -36,7 +36,7 @@ class Preemption:
         main = threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
         for number, handler in handlers.items() if main else ():
-            self._before[number] = signal.getsignal(number)  # first: a signal may come in between
+            self._before[number] = signal.getsignal(number)  # first: a signal may arrive in between
             signal.signal(number, handler)
         return self
 
@@ -53,7 +53,7 @@ class Preemption:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True
         before = self._before[signal.SIGINT]
-        if callable(before):  # Python's, which raises, or that of asyncio, which cancels the task that trains
+        if callable(before):  # Python's, which raises, or asyncio's, which cancels the training task
             before(number, frame)
 
     def _raise_again(self) -> None:
@@ -61,24 +61,24 @@ class Preemption:
             raise KeyboardInterrupt
 
     def noticed(self) -> bool:
-        """Whether any host is asked to stop, by now; hosts learn of it at different times.
+        """Return whether any host is known to be asked to stop; hosts learn of it at different times.
 
         Raises:
-            KeyboardInterrupt: this process has had a SIGINT, and goes on in spite of it.
+            KeyboardInterrupt: this process received a SIGINT that was swallowed.
         """
         self._raise_again()
         return host_is_preempted() if jax.process_count() > 1 else self._asked
 
     def asked(self) -> bool:
-        """Whether to save and stop after this step. On several hosts each must ask after each step.
+        """Return whether to save and stop after this step. On several hosts each must call it after each step.
 
         Raises:
-            KeyboardInterrupt: as of `noticed`.
+            KeyboardInterrupt: as in `noticed`.
         """
         self._raise_again()
         if jax.process_count() > 1:
-            # Counted from the start of the process, as the service counts: after a notice before anybody has asked it
-            # waits for number 1, which a run that goes on from step 100 would never come to.
+            # Counted from the start of the process, like the service: after a notice before the first call it waits
+            # for number 1, which a run resumed at step 100 would never reach.
             self._times += 1
             return multihost_utils.reached_preemption_sync_point(self._times)
         return self._asked

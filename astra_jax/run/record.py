@@ -1,4 +1,4 @@
-"""`run.json`: of what a run was made, for whoever asks a year later."""
+"""`run.json`: a record of a run's configuration, versions, hardware and starts, for later reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_run_record(workdir: epath.Path, config: Any) -> epath.Path:
         config: a dataclass, all of whose settings are JSON.
 
     Raises:
-        WorkdirError: the file that is there is none.
+        WorkdirError: the existing file is not a record.
     """
     path = workdir / FILE
     before = _read(path)
@@ -40,10 +40,10 @@ def write_run_record(workdir: epath.Path, config: Any) -> epath.Path:
 
 
 def write_changes(workdir: epath.Path, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Write into `workdir/run.json` which settings were changed at which step when the run resumed.
+    """Record in `workdir/run.json` which settings changed at which step on resume.
 
     Raises:
-        WorkdirError: the file that is there is none.
+        WorkdirError: the existing file is not a record.
     """
     path = workdir / FILE
     _write(path, {**_read(path), "changes": list(changes)})
@@ -63,7 +63,7 @@ def _write(path: epath.Path, record: Mapping[str, Any]) -> None:
 
 
 def start_of_run() -> dict[str, Any]:
-    """When, by which command, of which commit, with which versions, on what: JSON."""
+    """Return time, command, commit, versions and hardware of this start as JSON values."""
     import jax  # here, so that benchmarks can ask for the commit without it
 
     device = jax.devices()[0]

@@ -17,7 +17,7 @@ from synthesis.core.progress import say_beside_bars
 
 
 class ResumedSettings:
-    """The settings of a run beside those of the checkpoint that it resumes from.
+    """Settings of a run compared with the checkpoint that it resumes from.
 
     Args:
         loop: `sft` or `grpo`.
@@ -53,9 +53,9 @@ class ResumedSettings:
         """Record and print the settings that differ from those of the checkpoint of `step`.
 
         Args:
-            extra: what the checkpoint contains beside arrays.
+            extra: the checkpoint's data besides arrays.
         """
-        changed = dict(self._changed) if step < self._steps else {}  # a finished run computes nothing with them
+        changed = dict(self._changed) if step < self._steps else {}  # a finished run does not use them
         name = f"{self._loop}.steps"
         planned, _ = changed.pop(name, (None, None))
         planned = extra.get("steps", planned)  # the identity has it only if the learning rate is not constant
@@ -70,7 +70,7 @@ class ResumedSettings:
                 say_beside_bars(self._extension(step, changed) if one["setting"] == name else line)
 
     def _extension(self, step: int, changed: Mapping[str, tuple[Any, Any]]) -> str:
-        """Describe another number of steps, and the learning rate, whose schedule spans the new number."""
+        """Describe a changed number of steps, and the learning rate, whose schedule spans the new number."""
         planned, steps = changed[f"{self._loop}.steps"]
         schedule = ("learning_rate", "warmup_fraction", "final_fraction")
         past = {one: changed[f"{self._loop}.{one}"][0] for one in schedule if f"{self._loop}.{one}" in changed}

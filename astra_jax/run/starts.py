@@ -1,8 +1,7 @@
-"""Starts of a run that come to nothing, counted in its workdir, so that whatever starts it again does not for ever.
+"""Count of a run's starts without progress, kept in its workdir, so that a restarting service gives up eventually.
 
-Engines that restart a job count its faults over the whole job, or not at all; what they cannot see is whether it gets
-on. A start counts from its beginning, since a machine that is taken away says nothing; one that ends as it should
-takes itself back.
+Services that restart a job count its faults in total, or not at all, and cannot see its progress. A start is counted
+when it begins, since a reclaimed machine gives no notice; a start without a fault is subtracted when it ends.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from synthesis.core.refusals import Refusal
 from synthesis.core.typed import decode_json
 
 FILE = "starts.json"
-"""In a run's workdir."""
+"""File name in a run's workdir."""
 
 
 class FaultsError(Refusal):
-    """A run has ended with a fault again and again, and has not got on; the message says where it stands."""
+    """A run ended with a fault repeatedly without progress. The message says at which step."""
 
 
 class _Stand(msgspec.Struct, frozen=True):
-    """How far the last start found the run, and how many in a row have found it there."""
+    """Progress of the run at its last start, and the number of consecutive starts with the same progress."""
 
     step: int
     kept: int
@@ -33,11 +32,11 @@ class _Stand(msgspec.Struct, frozen=True):
 
 
 class Starts:
-    """The count of one workdir; of several hosts the first one's alone.
+    """Count of starts in one workdir, on the first host only.
 
     Args:
         workdir: on disk or in a bucket.
-        most: starts in a row that may end with a fault from the same place; 0: any number.
+        most: starts in a row that may end with a fault at the same progress; 0 for no limit.
     """
 
     def __init__(self, workdir: Folder, most: int) -> None:
@@ -45,19 +44,19 @@ class Starts:
         self._before: _Stand | None = None
 
     def begin(self, step: int, kept: int) -> None:
-        """Note a start.
+        """Count a start.
 
         Args:
-            step: of the checkpoint that it goes on from; 0: of none.
-            kept: of what is done since then and survives a fault, in whatever unit: more of it is progress too.
+            step: of the checkpoint that it resumes from; 0 without one.
+            kept: amount of later work that survives a fault, in any unit; more of it is progress too.
 
         Raises:
-            FaultsError: `most` starts have found the run here, and ended with a fault. The next one is let again.
+            FaultsError: `most` starts in a row ended with a fault at this progress. The next start is allowed again.
         """
         last = self._read()
         faults = last.faults if last is not None and (step, kept) <= (last.step, last.kept) else 0
         if self._most and faults >= self._most:
-            self._write(_Stand(step, kept, 0))  # and stays so: a start that is refused here has nothing to take back
+            self._write(_Stand(step, kept, 0))  # stays so: a refused start has nothing to subtract
             raise FaultsError(
                 f"{faults} starts in a row have ended with a fault and without progress, after step {step}: see what "
                 "their logs end with, and mend it; the same command then tries as often again (max_faults)"
@@ -66,7 +65,7 @@ class Starts:
         self._write(_Stand(step, kept, faults + 1))
 
     def take_back(self) -> None:
-        """This start has not ended with a fault. Where that cannot be written, it counts."""
+        """Subtract this start, which did not end with a fault. If that cannot be written, the start counts."""
         if self._before is not None:
             with contextlib.suppress(OSError, StorageError):
                 self._write(self._before)
@@ -82,7 +81,7 @@ class Starts:
 
 
 def is_fault(error: BaseException | None) -> bool:
-    """Whether a run that ends with this is one that may go well when it is started again, by whatever does that."""
+    """Return whether a run that ends with this error may succeed when it is restarted."""
     if isinstance(error, Refusal):
         return error.away
     return isinstance(error, Exception)

@@ -21,7 +21,7 @@ class TrainState:
     """Weights, optimizer state and step count of a run. A step donates the arrays and puts new ones here.
 
     Attributes:
-        step: number of steps that are done.
+        step: number of completed steps.
         params: the trained arrays: all weights, or the adapters.
         opt_state: optimizer state of `params`.
         base: frozen weights under adapters; None if all weights are trained.

@@ -1,4 +1,4 @@
-"""What a run prints before its first step, the same for SFT and GRPO: a table of facts, and warnings with remedies."""
+"""Table and warnings that SFT and GRPO print before the first step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from astra_jax.run.hosts import is_first
 from synthesis.core.progress import say_beside_bars
 
 FEWEST_STEPS = 50
-"""Fewer steps than this are warned of: a learning rate that rises and falls needs some, and most runs have hundreds."""
+"""Number of steps below which a warning is printed: a learning rate schedule needs some, and most runs have hundreds.
+"""
 _WIDTH = 15
 _TIMED_STEPS = 2
 
@@ -35,7 +36,7 @@ class RunSummary:
 
 
 def times(steps: int, every: int) -> int:
-    """Return how often something happens that is due every so many steps and after the last step."""
+    """Return the number of events that happen every `every` steps and after the last step."""
     return -(-steps // every)
 
 

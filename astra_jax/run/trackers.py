@@ -1,12 +1,12 @@
-"""Experiment trackers beside TensorBoard: `log_to` names them, and their own settings hold.
+"""Experiment trackers in addition to TensorBoard: `log_to` names them, and their own settings apply.
 
     wandb      WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline …
     mlflow     MLFLOW_TRACKING_URI (a server, or sqlite:///FILE), MLFLOW_EXPERIMENT_NAME …
-    trackio    TRACKIO_PROJECT; on this machine, `trackio show` is its page
+    trackio    TRACKIO_PROJECT; on this machine, `trackio show` is its page.
     my_module:MyTracker    a class with the methods of `Tracker`, made with (folder of the metrics, settings)
 
-A run that goes on goes on in the tracker too. What a tracker cannot take is a warning, once, and then it is left out:
-`metrics.jsonl` is the record.
+A resumed run continues in the tracker too. A tracker that fails is disabled with one warning: `metrics.jsonl` is the
+record.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from synthesis.core.refusals import InputError
 
 PROJECT = "astra-jax"
 _MLFLOW_RUN = "mlflow_run"
-"""A file beside the metrics with the id of MLflow's run, which MLflow chooses."""
+"""File beside the metrics with the id of MLflow's run, which MLflow chooses."""
 
 
 class Tracker(Protocol):
-    """Where rows go beside the files."""
+    """Additional destination of metric rows."""
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
-        """Take the scalars of a step."""
+        """Log the scalars of a step."""
 
     def close(self) -> None:
-        """All that was taken is there."""
+        """Finish writing all logged rows."""
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raises `InputError`: a tracker is not installed, or cannot be imported."""
+    """Check that trackers are installed. Raises `InputError` if one is not, or cannot be imported."""
     for name in names:
         if is_reference(name):
             referred(name)
@@ -49,11 +49,11 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 def opened(names: Sequence[str], folder: epath.Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """The trackers of a run, begun or gone on with.
+    """Return a run's trackers, started or resumed.
 
     Args:
         folder: of the run's metrics.
-        config: what they show of its settings; JSON.
+        config: settings to display; JSON.
     """
     folder.mkdir(parents=True, exist_ok=True)
     makers: dict[str, Any] = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio}
@@ -62,7 +62,7 @@ def opened(names: Sequence[str], folder: epath.Path, config: Mapping[str, Any]) 
 
 
 class _Guarded:
-    """A tracker that no run ends by."""
+    """A tracker whose errors cannot end the run."""
 
     def __init__(self, name: str, make: Any) -> None:
         self._name = name
@@ -81,7 +81,7 @@ class _Guarded:
     def _try(self, what: str, do: Any) -> None:
         try:
             do()
-        except Exception as error:  # of three libraries, and of whatever service is behind one
+        except Exception as error:  # errors of three libraries and their services
             self._tracker = None
             logging.warning(
                 "%s could not %s (%s: %s), and gets nothing more; metrics.jsonl has all rows",
@@ -90,7 +90,7 @@ class _Guarded:
 
 
 def _identity(folder: epath.Path) -> str:
-    """The same for each start of a run: of where its files are."""
+    """Return an id that is the same for each start of a run, from the location of its files."""
     return hashlib.sha256(os.fspath(folder).encode()).hexdigest()[:16]
 
 

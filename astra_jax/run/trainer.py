@@ -79,7 +79,7 @@ class TrainingJob(Protocol):
 
     Attributes:
         steps: number of steps of the whole run.
-        identity: what a checkpoint must share with the run, see `identity.run_identity`.
+        identity: settings that a checkpoint must share with the run, see `identity.run_identity`.
     """
 
     @property
@@ -96,10 +96,10 @@ class RunContext:
         name: shown beside the progress bar: `SFT` or `GRPO`.
         workdir: on disk or in a bucket; gets `checkpoints/`, `metrics/` and `profile/`. All hosts share it.
         job: the run's number of steps and its identity.
-        origin: where the starting weights are read; with adapters it is stored beside the checkpoints.
+        origin: the source of the starting weights; with adapters it is stored beside the checkpoints.
         unsaved_progress: returns how much work since the last checkpoint survives a fault, in any unit.
         log_every: steps between rows of metrics.
-        saves: write checkpoints. Without them the result is all that remains.
+        saves: write checkpoints. Without them only the result remains.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         progress: show a progress bar.
 
@@ -190,8 +190,8 @@ class RunContext:
         """Restore the latest checkpoint, or start from what `start` returns with a new optimizer state.
 
         Args:
-            start: called only if there is no checkpoint, so that two states never lie side by side. With adapters it
-                is always called, since no checkpoint contains the weights under them. The run takes its arrays over.
+            start: called only without a checkpoint, so that two states never use memory at once. With adapters it is
+                always called, since no checkpoint contains the weights under them. The run takes over its arrays.
 
         Raises:
             FaultsError: too many starts have ended with a fault and without progress.
@@ -241,17 +241,17 @@ class RunContext:
         return state
 
     def add_state(self, name: str, part: Stateful) -> None:
-        """Have the state of a part in every checkpoint; restore it now if the run resumed."""
+        """Include the state of a part in every checkpoint; restore it now if the run resumed."""
         self._parts[name] = part
         if self._restored is not None:
             part.set_state(self._restored[name])
 
     def add_hooks(self, hooks: Sequence[Hook]) -> None:
-        """Call these hooks too, behind the ones added before. On several hosts each must add the same ones."""
+        """Also call these hooks, after the ones added before. On several hosts each must add the same ones."""
         self._hooks.add(hooks)
 
     def constant(self, name: str, value: Callable[[], str]) -> str:
-        """Return a value that was fixed when the run first started, and that is in every checkpoint.
+        """Return a value that is fixed at the run's first start and saved in every checkpoint.
 
         Args:
             value: returns it if the run starts now; "" is returned for a run whose checkpoints do not have it.
@@ -293,8 +293,7 @@ class RunContext:
 
     @contextlib.contextmanager
     def step(self, state: TrainState) -> Iterator[None]:
-        """Surround a step: hooks, a trace if it is one of those to be traced, a sign of life for other hosts. Counts it
-        in `state.step`."""
+        """Enclose a step: calls hooks, traces it if requested, and signals other hosts. Increments `state.step`."""
         self._hooks.call("before_step", self, state)
         if self.meter.was_read:
             self.meter.start()
@@ -380,7 +379,7 @@ class RunContext:
     # ------------------------------------------------------------------------------------- waiting, together and alone
 
     async def wait(self, work: Awaitable[None], state: TrainState) -> bool:
-        """Wait for this host's work, such as rollouts; False if the run is to stop, in which case it is cancelled.
+        """Wait for this host's work, such as rollouts. Return False if the run is to stop, after cancelling the work.
 
         On several hosts each must call it, with work that ends at once if it has none.
 

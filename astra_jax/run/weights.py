@@ -1,6 +1,6 @@
 """Weights in a folder of either kind: Hugging Face's, or Orbax checkpoints as training saves them.
 
-Beside Orbax's weights lies the same `config.json` as beside Hugging Face's, so that a run's `checkpoints/` is a model.
+Orbax's weights have the same `config.json` beside them as Hugging Face's, so a run's `checkpoints/` is a model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from synthesis.core.files import in_bucket, location
 from synthesis.core.refusals import InputError, Refusal
 
 Spelled = Mapping[int, tuple[int, ...]]
-"""Token ids by the id of a token that they spell."""
+"""Token ids that spell a token, by its id."""
 
 
 def load(
@@ -50,15 +50,15 @@ def load(
     spelled: Spelled = MappingProxyType({}),
     adapter: Folder | None = None,
 ) -> Params:
-    """From a folder of either kind: Hugging Face's if it holds safetensors, else Orbax checkpoints.
+    """Load weights from a Hugging Face folder if it has safetensors, otherwise from Orbax checkpoints.
 
-    Args and errors are those of `load_hf` and `load_orbax`.
+    Other arguments and errors are those of `load_hf` and `load_orbax`.
 
     Args:
-        rows: how many the stored embedding has, where the model has more: new rows are made of those (`_with_rows`).
-        spelled: of new rows, by number, the rows whose tokens spell its own (`ChatTokenizer.spelled`). One that the
-            stored embedding has is made anew.
-        adapter: a folder of `peft` whose adapter is merged into the weights, which are Hugging Face's.
+        rows: of the stored embedding, if the model has more: new rows are derived from the stored ones (`_with_rows`).
+        spelled: for each new row, the rows of tokens that spell its own (`ChatTokenizer.spelled`). A listed row that
+            the stored embedding has is replaced.
+        adapter: a folder of `peft` whose adapter is merged into the weights, which must be Hugging Face's.
     """
     stored = model.vocab_size if rows is None else rows
     if stored < model.vocab_size or any(number < stored for number in spelled):
@@ -77,7 +77,7 @@ def load(
 
 
 def read_model(directory: Folder, adapter: Folder | None = None, **dtypes: str) -> Model:
-    """The config of the model that `load` reads from a folder.
+    """Return the config of the model that `load` reads from a folder.
 
     Raises:
         WeightsError: as `hf_checkpoint.read_config` and `peft_merge.merged_model` do.
@@ -88,7 +88,7 @@ def read_model(directory: Folder, adapter: Folder | None = None, **dtypes: str) 
 
 
 def _base_of(adapter: Folder, directory: Folder, **dtypes: str) -> Model:
-    """The model of the weights under an adapter. Raises `WeightsError`: they are not Hugging Face's."""
+    """Return the model of the weights under an adapter. Raises `WeightsError` if they are not Hugging Face's."""
     if not _is_hf(directory):
         raise WeightsError(
             f"{adapter} is an adapter to {directory}, which is no folder of safetensors: make one of a run's "
@@ -98,7 +98,7 @@ def _base_of(adapter: Folder, directory: Folder, **dtypes: str) -> Model:
 
 
 def _whole_vocabulary(path: tuple[Any, ...], sharding: NamedSharding) -> NamedSharding:
-    """The same, but not over the vocabulary, of which a mesh axis may divide only the later size."""
+    """Return the sharding without the vocabulary axis, since a mesh axis may divide only the final size."""
     at = axes.vocabulary(path[-1].key)
     if at is None or len(sharding.spec) <= at:
         return sharding
@@ -106,12 +106,12 @@ def _whole_vocabulary(path: tuple[Any, ...], sharding: NamedSharding) -> NamedSh
 
 
 def _with_rows(params: Params, model: Model, shardings: Any, spelled: Spelled) -> Params:
-    """The parameters with as many rows for tokens as a model has: in the embedding, and in a head of its own.
+    """Return the parameters with the model's number of token rows, in the embedding and in a separate head.
 
-    A new row is the mean of the rows of the tokens that spell it, as is usual for words that a vocabulary gains (Gee et
-    al. 2022, "Fast vocabulary transfer", arXiv 2402.09977): the model knows something of it, and it is as likely as
-    they are in the mean. Rows that nothing spells, which fill up, are the mean of all (Hewitt 2021, "Initializing new
-    word embeddings for pretrained language models").
+    A new row is the mean of the rows of the tokens that spell it, as is usual for added tokens (Gee et al. 2022, "Fast
+    vocabulary transfer", arXiv 2402.09977). So the model has some knowledge of it, and it is about as likely as they
+    are. Padding rows, which nothing spells, are the mean of all rows (Hewitt 2021, "Initializing new word embeddings
+    for pretrained language models").
     """
 
     def one(path: tuple[Any, ...], leaf: jax.Array, like: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
@@ -143,13 +143,13 @@ def _with_rows(params: Params, model: Model, shardings: Any, spelled: Spelled) -
 
 
 def _means(spelled: Spelled, made: Iterable[int], stored: int) -> list[tuple[tuple[int, ...], float] | None]:
-    """Of each made row the rows that it is the mean of, and what that is multiplied by; None: it is that of all.
+    """Return, for each new row, the rows to average and a factor; None for the mean of all rows.
 
-    Rows of the same pieces would be one and the same, and stay so in training as long as neither is met: each is a
-    hundredth shorter than the one before it.
+    Rows of the same pieces would be equal, and stay so in training until one occurs. So each is a hundredth shorter
+    than the one before.
 
     Raises:
-        ValueError: a piece is no row that is stored, or one that is made itself.
+        ValueError: a piece is not a stored row, or is itself a new row.
     """
     met = Counter[tuple[int, ...]]()
     means: list[tuple[tuple[int, ...], float] | None] = []
@@ -166,10 +166,10 @@ def _means(spelled: Spelled, made: Iterable[int], stored: int) -> list[tuple[tup
 
 
 def stored_step(directory: Folder, step: int | None = None) -> int | None:
-    """The step that `load` reads from a folder when it is asked for `step`; None for Hugging Face's, which has none.
+    """Return the step that `load` reads for `step`; None for Hugging Face folders, which have no steps.
 
     Raises:
-        WeightsError: no weights are there.
+        WeightsError: there are no weights.
     """
     if _is_hf(directory):
         return None
@@ -178,10 +178,10 @@ def stored_step(directory: Folder, step: int | None = None) -> int | None:
 
 
 def check_stored(directory: Folder) -> None:
-    """See that a folder of either kind has weights, without reading them or waking a device.
+    """Check that a folder of either kind has weights, without reading them or starting a device.
 
     Raises:
-        WeightsError: it has none, or an adapter beside them.
+        WeightsError: it has none, or only an adapter.
     """
     if _is_hf(directory):
         check_whole(directory)
@@ -190,7 +190,7 @@ def check_stored(directory: Folder) -> None:
 
 
 def _is_hf(directory: Folder) -> bool:
-    """Whether a folder is Hugging Face's. Raises `WeightsError`: it is, and in a bucket."""
+    """Return whether a folder is Hugging Face's. Raises `WeightsError` if it is one in a bucket."""
     found = any(location(directory).glob("*.safetensors"))
     if found and in_bucket(directory):
         raise WeightsError(
@@ -214,19 +214,19 @@ def save_orbax(params: Params, model: Model, directory: Folder, *, step: int = 0
 def load_orbax(
     directory: Folder, model: Model, *, shardings: Any = None, step: int | None = None, base: Folder | None = None
 ) -> Params:
-    """Weights that `save_orbax` or a training run saved; a run's adapters merged into those that they were trained on.
+    """Load weights that `save_orbax` or a training run saved. A run's adapters are merged into their base weights.
 
-    They are cast to `model.param_dtype` once: of adapters the sums are.
+    The result is cast to `model.param_dtype` once; with adapters the sums are cast.
 
     Args:
         shardings: as from `Model.param_shardings`; None is the default device.
         step: None is the newest.
-        base: where the weights under adapters are now; None: where the run had them.
+        base: current location of the weights under adapters; None for the original location.
 
     Raises:
-        WeightsError: no weights are there, or not those that adapters were trained on.
-        CheckpointError: no such step, or it holds another model.
-        InputError: `base` of a run that trained whole weights.
+        WeightsError: there are no weights, or not the original base of the adapters.
+        CheckpointError: the step does not exist, or is of another model.
+        InputError: `base` is given for a run that trained all weights.
     """
     if (under := frozen.read(directory)) is None:
         if base is not None:
@@ -244,12 +244,12 @@ def load_orbax(
 
 
 def load_adapters(directory: Folder, model: Model, *, shardings: Any = None, step: int | None = None) -> Params:
-    """The adapters that a training run saved.
+    """Load the adapters that a training run saved.
 
-    Args and errors are those of `load_orbax`.
+    Arguments and other errors are those of `load_orbax`.
 
     Raises:
-        InputError: the run trained whole weights.
+        InputError: the run trained all weights.
     """
     if (under := frozen.read(directory)) is None:
         raise InputError(f"{directory} has no {frozen.FILE}: that run trained all weights, and has no adapters")
@@ -259,9 +259,9 @@ def load_adapters(directory: Folder, model: Model, *, shardings: Any = None, ste
 
 
 def _under(directory: Folder, under: frozen.Frozen, model: Model, shardings: Any, base: Folder | None) -> Params:
-    """The weights that a run's adapters were trained on."""
+    """Load the weights that a run's adapters were trained on."""
     origin = under.origin
-    if base is not None:  # the same weights elsewhere: with rows for the tokens that were added, or still without
+    if base is not None:  # the same weights elsewhere, with or without rows for added tokens
         stored = read_config(base).vocab_size
         origin = frozen.Origin("") if origin is None else origin
         step = origin.step if str(origin.step) in _steps(base) else None  # a copy may have another number
@@ -281,7 +281,7 @@ def _under(directory: Folder, under: frozen.Frozen, model: Model, shardings: Any
 
 
 def _restored(directory: Folder, like: Params, shardings: Any, step: int | None) -> Params:
-    """Arrays of a step in the types that are wanted: read as they were saved, which digests are of, and cast then."""
+    """Return the arrays of a step in the wanted dtypes: read as saved, so that digests match, and then cast."""
     if shardings is None:
         shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
     with _checkpoints(directory) as checkpointer:
@@ -297,14 +297,14 @@ def _restored(directory: Folder, like: Params, shardings: Any, step: int | None)
         arrays, structure = jax.tree.flatten(
             checkpointer.restore_params(step, jax.tree.map(saved, names, like, shardings))
         )
-    for i, wanted in enumerate(jax.tree.leaves(like)):  # so that one array at a time is there twice
+    for i, wanted in enumerate(jax.tree.leaves(like)):  # only one array at a time exists twice
         arrays[i] = arrays[i].astype(wanted.dtype)
     return jax.tree.unflatten(structure, arrays)
 
 
 @contextmanager
 def _checkpoints(directory: Folder) -> Iterator[Checkpointer]:
-    """A folder of Orbax checkpoints with at least one step of weights. Raises `WeightsError`."""
+    """Open a folder of Orbax checkpoints with at least one step of weights. Raises `WeightsError`."""
     if not (location(directory) / "params").is_dir():
         raise _missing(directory)
     checkpointer = Checkpointer(directory, reading=True)
@@ -317,7 +317,7 @@ def _checkpoints(directory: Folder) -> Iterator[Checkpointer]:
 
 
 def _steps(directory: Folder) -> Iterator[str]:
-    """The names of the steps in a folder of Orbax checkpoints, those that are being saved left out."""
+    """Return the names of the steps in a folder of Orbax checkpoints, without unfinished saves."""
     folder = location(directory) / "params"
     return (entry.name for entry in (folder.iterdir() if folder.is_dir() else ()) if entry.name.isdecimal())
 

@@ -1,1 +1,1 @@
-"""Supervised fine-tuning: `train` is the loop, `step` one step of it, `data` what it reads, `config` the settings."""
+"""Supervised fine-tuning: `train` is the loop, `step` one step, `data` the input pipeline, `config` the settings."""

@@ -1,4 +1,4 @@
-"""The real SFT loop on made-up data: figures to compare machines and meshes with."""
+"""Benchmark of the SFT loop on synthetic data, to compare machines and meshes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _WARM_UP = 3
 CALLS = (2, 3, 4, 4, 5, 5, 6, 6)
-"""Calls of a conversation, one a turn: 4.4 in the mean, and with question and answer 10.8 messages; the paper's dataset
-has 4.4 and 10.6."""
+"""Tool calls of a conversation, one a turn. The means are 4.4 calls and 10.8 messages; the paper's dataset has 4.4 and
+10.6."""
 
 
 def run(
@@ -43,11 +43,11 @@ def run(
     *,
     steps: int,
 ) -> str:
-    """Train for `steps` steps, the first ones not counted, without checkpoints: one of 4B has 45 GiB.
+    """Train for `steps` steps after a warm-up, without checkpoints (45 GiB for a 4B model).
 
     Returns:
-        the row, JSON: what ran where, and medians of tokens a second, seconds a step, MFU and memory. It is appended to
-        `workdir/bench.jsonl`.
+        a JSON row with the setup, and medians of tokens a second, seconds a step, MFU and memory. It is appended to
+            `workdir/bench.jsonl`.
     """
     folder = workdir / "bench"
     failure: Exception | None = None
@@ -58,7 +58,7 @@ def run(
             write_dataset(folder / "data", Trajectory, trajectories(tokenizer, 2 * tokens), card={"made_by": "bench"})
     except Exception as error:
         failure = error
-    if (failure := failure_of_any(failure)) is not None:  # others wait here for what they are to read
+    if (failure := failure_of_any(failure)) is not None:  # other hosts wait for the data
         raise failure
     changed = dataclasses.replace(config, steps=steps + _WARM_UP, log_every=1, sample_every=0)
     result = train(
@@ -98,7 +98,7 @@ def run(
 
 
 def trajectories(tokenizer: ChatTokenizer, tokens: int) -> list[Trajectory]:
-    """Conversations of the tokenizer's own words, of at least so many tokens together."""
+    """Return conversations in the tokenizer's vocabulary with at least `tokens` tokens in total."""
     sample = random.Random(0).sample(range(tokenizer.vocab_size), min(500, tokenizer.vocab_size))
     words = [tokenizer.decode([i]) for i in sample]
     words = [word for word in words if word.isprintable() and "<" not in word and "\ufffd" not in word] or ["word"]
@@ -113,7 +113,7 @@ def trajectories(tokenizer: ChatTokenizer, tokens: int) -> list[Trajectory]:
 
 
 def conversations(words: Sequence[str], *, size: float = 1.0) -> Iterator[Trajectory]:
-    """Conversations of random words with tool calls, for ever the same ones; `size` scales their texts."""
+    """Yield endless conversations of random words with tool calls, always the same ones; `size` scales their texts."""
     rng = random.Random(0)
 
     def text(count: int) -> str:

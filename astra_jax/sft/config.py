@@ -1,4 +1,4 @@
-"""SFT's settings: the paper's, where it gives them."""
+"""Settings of SFT; defaults from the paper where it gives them."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ class SFTConfig(TrainingConfig):
 
     @property
     def row_lengths(self) -> dict[int, str]:
-        """That rows may have, ascending, each with the setting that it is from."""
+        """Possible row lengths, ascending, each with the setting that defines it."""
         return dict.fromkeys(self.cut_lengths, ROW_BUCKET) | {self.data.seq_len: "data.seq_len"}
 
     @property
     def rows_at_once(self) -> int:
-        """Of one forward and backward pass."""
+        """Rows in one forward and backward pass."""
         return self.micro_batch_size or self.batch_size
 
     @property
     def micro_batches(self) -> int:
-        """Of a batch."""
+        """Number of micro-batches in a batch."""
         return self.batch_size // self.rows_at_once

@@ -1,13 +1,12 @@
-"""SFT batches from a trajectory dataset: render, tokenise, shuffle, pack, batch; a Grain pipeline that can resume.
+"""Resumable Grain pipeline from a trajectory dataset to SFT batches: render, tokenise, shuffle, pack, batch.
 
     ArrayRecord of Trajectory ─ rounds of its user ─ render + encode ─ drop or cut what is too long
-        ─ shuffle (each epoch anew) ─ repeat ─ mix with those of the rehearsal, if there is one
+        ─ shuffle (each epoch) ─ repeat ─ mix with those of the rehearsal, if there is one
         ─ rows of seq_len, with segment ids and positions ─ batches, each of one epoch (`packing`)
 
-Every stage is a pure function of the record's index and the seed, so the iterator's state is a few integers and a
-resumed run sees exactly the batches that it would have seen. On several hosts each makes the whole batch and uses its
-part: the batches do not depend on how many hosts there are, and a run may go on with another number of them. Making a
-batch is cheap beside training on it.
+Every stage is a pure function of the record's index and the seed. So the iterator's state is a few integers, and a
+resumed run sees exactly the same batches. Each host makes the whole batch and uses its part. So batches do not depend
+on the number of hosts, and a run may resume with another number. Making a batch is cheap compared with training on it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from synthesis.core.records import Message, ToolSpec, Trajectory, decode
 
 @dataclass(frozen=True)
 class DataConfig(Settings):
-    """How trajectories become batches.
+    """Settings that turn trajectories into batches.
 
     Attributes:
         seq_len: tokens in a row; static, so that nothing recompiles.
@@ -51,17 +50,17 @@ class DataConfig(Settings):
         too_long: what happens to a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
             assistant turn that fits. Both are counted.
         tools: which tool documents the prompt shows: `all` that the trajectory was offered; `some`: those it called and
-            a random number of the others, in random order, drawn anew in each epoch; `none`. Less than all is a
+            a random number of the others, in random order, sampled for each epoch; `none`. Less than all is a
             curriculum for tiny models: short rows teach the dialogue first.
         thinking: False leaves all reasoning out.
-        rename_entities: share of conversations, drawn anew in each epoch, whose entities get new names
+        rename_entities: share of conversations, sampled for each epoch, whose entities get new names
             (`rename_entities`). For tiny models trained from scratch; a pretrained one copies names already.
         rehearsed: share of examples that are of the rehearsal, where a run has one: conversations without tools,
             against unlearning to talk (`rehearsal`). They come evenly between the others (also where some of those are
             dropped), in an order of their own, and again and again if they are few.
         workers: processes that make examples ahead, in turn; 0 makes them in this process, when they are needed. They
-            are put in order before they are packed, so that batches do not depend on the number: it may change when a
-            run goes on.
+            are put in order before they are packed, so that batches do not depend on the number: it may change on
+            resume.
         packing_bins: rows that are filled at the same time; more leave less padding (0.97 full with 8, 0.99 with 64 at
             32k tokens).
         seed: of the shuffle.
@@ -87,18 +86,18 @@ class DataConfig(Settings):
 
 @dataclass(frozen=True)
 class DataStats:
-    """What a dataset gives under a config, counted once, before training, and before any renaming.
+    """Statistics of a dataset under a config, counted once before training and renaming.
 
     Attributes:
-        lengths: tokens of each kept example, in the dataset's order; with `tools="some"` at their longest. An example
-            is a conversation, or one round of its user (`DataConfig.rounds`).
-        trainable: how many of all those tokens are trained on, with whatever weight.
-        dropped: conversations left out, by reason (`too_long`, `no_assistant_turn`, `untrained`: every turn of the
-            assistant has weight 0; `not_in_format`: what the model's chat format cannot say; `tools_change`: rounds
-            `together`, and a tool is there from a later one on).
+        lengths: tokens of each kept example, in the dataset's order; the maximum with `tools="some"`. An example is a
+            conversation, or one round of its user (`DataConfig.rounds`).
+        trainable: number of those tokens that are trained on, with any weight.
+        dropped: conversations excluded, by reason. `too_long`; `no_assistant_turn`; `untrained`: every assistant turn
+            has weight 0; `not_in_format`: the chat format cannot express it; `tools_change`: rounds `together`, and a
+            tool is added in a later round.
         cut: conversations that were shortened.
-        dropped_at: places of the dropped ones among all, ascending.
-        first_dropped: for each reason the first example's id, and what exactly is wrong with it.
+        dropped_at: indices of the dropped ones among all, ascending.
+        first_dropped: for each reason the first example's id and its exact problem.
     """
 
     lengths: tuple[int, ...]
@@ -110,12 +109,12 @@ class DataStats:
 
     @property
     def count(self) -> int:
-        """Of all examples, the dropped ones too."""
+        """Number of all examples, including dropped ones."""
         return len(self.lengths) + sum(self.dropped.values())
 
     @property
     def reasons(self) -> str:
-        """Why examples were dropped: the number for each reason, with the first example."""
+        """Reasons for dropping examples: the number for each, with the first example."""
         return "; ".join(
             f"{count} {reason} ({self.first_dropped.get(reason, '')})" for reason, count in sorted(self.dropped.items())
         )
@@ -127,14 +126,14 @@ class DataStats:
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenised conversation; without tokens when it is dropped.
+    """One tokenised conversation; has no tokens if it is dropped.
 
     Attributes:
-        tokens: int32 ids.
+        loss_mask: float32, the weight of each token in the loss; 0 for no training.
         loss_mask: float32, the weight of each token in the loss; 0: it is not trained on.
-        context: bool, tokens of the assistant's turns of weight 0.
-        dropped: the reason; empty if it is not dropped.
-        detail: what exactly is wrong with it.
+        context: bool, true for tokens of assistant turns with weight 0.
+        dropped: the reason, or "".
+        detail: the exact problem.
     """
 
     tokens: np.ndarray
@@ -146,7 +145,7 @@ class Example:
 
 
 def shown(trajectory: Trajectory, config: DataConfig) -> tuple[list[Message], list[ToolSpec]]:
-    """The messages and the tool documents that a config shows of a trajectory."""
+    """Return the messages and tool documents of a trajectory that a config shows."""
     messages = trajectory.messages
     if not config.thinking:
         messages = [msgspec.structs.replace(message, reasoning="") for message in messages]
@@ -154,8 +153,8 @@ def shown(trajectory: Trajectory, config: DataConfig) -> tuple[list[Message], li
 
 
 def round_ends(roles: Sequence[str]) -> list[int]:
-    """How many messages of a conversation each of its examples has with rounds `apart`: up to where the user speaks
-    again, if the assistant spoke meanwhile. One that no user opens is one example."""
+    """Return the message count of each example with rounds `apart`. An example ends where the user speaks again, if the
+    assistant spoke meanwhile. A conversation that no user opens is one example."""
     ends = [i for i in range(1, len(roles)) if roles[i] == "user" and roles[i - 1] != "user"]
     starts = [roles.index("user", end) for end in ends]
     opened = [0, *starts]
@@ -164,8 +163,8 @@ def round_ends(roles: Sequence[str]) -> list[int]:
 
 
 def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
-    """The conversations that become an example each: itself, or the beginnings that `round_ends` says, with the tools
-    that there were then."""
+    """Return the conversations that each become an example: the whole one, or the prefixes from `round_ends` with the
+    tools available then."""
     if config.rounds == "together":
         return [trajectory]
     roles = trained_roles(trajectory.messages)
@@ -181,7 +180,7 @@ def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
 
 
 def trained_roles(messages: Sequence[Message]) -> list[str]:
-    """The role of each message; `context` for a turn of the assistant that has weight 0."""
+    """Return the role of each message; `context` for an assistant turn with weight 0."""
     return [one.role if one.role != "assistant" or one.weight else "context" for one in messages]
 
 
@@ -192,7 +191,7 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     if config.rounds == "together" and trajectory.dialogue and trajectory.dialogue.returned:
         # Chat formats list tools once, before all rounds.
         return _dropped("tools_change", "a tool is there from a later round on; use data.rounds=apart")
-    # With rounds `apart`, turns before the user spoke last have examples of their own.
+    # With rounds `apart`, turns before the last user turn have their own examples.
     before = sum(one.role == "assistant" for one in messages[: users[-1]]) if users and config.rounds == "apart" else 0
     keep_reasoning = config.keep_reasoning and not before
     try:
@@ -228,12 +227,12 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
 
 
 def of_rehearsal(config: DataConfig) -> DataConfig:
-    """How a rehearsal becomes examples beside data of this config: as it was said."""
+    """Return the config of a rehearsal mixed with data of this config: nothing is renamed and all tools are shown."""
     return dataclasses.replace(config, rename_entities=0.0, tools="all")
 
 
 def held_out_data(config: DataConfig) -> DataConfig:
-    """How held-out conversations become examples beside data of this config: nothing is renamed."""
+    """Return the config of held-out data for this config: nothing is renamed and no workers are used."""
     return dataclasses.replace(config, rename_entities=0.0, workers=0)
 
 
@@ -241,7 +240,7 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
     """Tokenise the whole dataset once and count.
 
     Raises:
-        DatasetError: missing, of another kind, corrupt, or nothing in it can be trained on.
+        DatasetError: the dataset is missing, of another kind or corrupt, or has nothing to train on.
     """
     lengths, trainable, cut, dropped = [], 0, 0, Counter[str]()
     dropped_at: list[int] = []
@@ -274,10 +273,10 @@ def steps_for_epochs(
 def batches_of_epochs(
     stats: DataStats, config: DataConfig, batch_size: int, epochs: float, *, rehearsal: DataStats | None = None
 ) -> list[int]:
-    """Count the batches of each of `epochs` passes over the data, rounded up, with what is rehearsed between.
+    """Count the batches of each of `epochs` passes over the data, rounded up, including the rehearsal mixed in.
 
-    Conversations of the scanned lengths are packed as `BatchIterator` packs them. Where examples have other lengths in
-    each epoch (`DataConfig.is_random`), ask `BatchIterator.steps_for_epochs`.
+    Conversations of the scanned lengths are packed as in `BatchIterator`. If lengths change between epochs
+    (`DataConfig.is_random`), use `BatchIterator.steps_for_epochs`.
     """
 
     def examples(count: int | None) -> grain.MapDataset:
@@ -289,30 +288,30 @@ def batches_of_epochs(
 
 
 def _lengths(stats: DataStats, config: DataConfig) -> grain.MapDataset:
-    """Blank examples of the scanned lengths, in the order of the real ones in an epoch."""
+    """Return blank examples of the scanned lengths, in the order of an epoch's real ones."""
     kept, dropped = iter(stats.lengths), frozenset(stats.dropped_at)
     lengths = [0 if place in dropped else next(kept) for place in range(len(stats.lengths) + len(dropped))]
     return grain.MapDataset.source(lengths).map(_blank).seed(config.seed).shuffle()
 
 
 def _blank(length: int) -> Arrays | None:
-    """An example of a length, made when it is packed: all of a dataset at once would take gigabytes. None: dropped."""
+    """Return a blank example, created during packing since a whole dataset would take gigabytes. None if dropped."""
     return {name: np.zeros(length, np.int32) for name in ("tokens", "loss_mask")} if length else None
 
 
 class BatchIterator(Iterator[PackedBatch]):
-    """Endless batches of a dataset, epoch by epoch: each example once an epoch. Use it in a `with` statement, which
-    stops its workers.
+    """Endless batches of a dataset, epoch by epoch, with each example once an epoch. Use it in a `with` statement,
+    which stops its workers.
 
-    The last batch of an epoch may have fewer rows of examples; the others are padding, whose loss mask is 0.
+    The last batch of an epoch may have fewer rows of examples. The rest is padding with loss mask 0.
 
     Args:
         path: a dataset of `Trajectory` records.
         batch_size: rows in a batch, over all hosts.
-        rehearsal: another, of which the share `config.rehearsed` of the examples is.
+        rehearsal: another dataset, mixed in with the share `config.rehearsed` of the examples.
 
     Raises:
-        DatasetError: missing, of another kind, or empty.
+        DatasetError: a dataset is missing, of another kind, or empty.
     """
 
     def __init__(
@@ -352,16 +351,16 @@ class BatchIterator(Iterator[PackedBatch]):
         return steps_in([sum(1 for _ in self.epoch()) for _ in range(math.ceil(epochs))], epochs)
 
     def get_state(self) -> dict[str, Any]:
-        """JSON: where the stream is; give it to `set_state` of an iterator over the same dataset and config, but for
-        `workers`."""
+        """Return the position in the stream as JSON, for `set_state` of an iterator over the same dataset and config;
+        `workers` may differ."""
         return self._batches.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from there. A state of a version whose batches held examples of neighbouring epochs continues that
-        way, with a warning.
+        """Continue from a state. For states of earlier versions, whose batches mix neighbouring epochs, it continues
+        that way, with a warning.
 
         Raises:
-            DatasetError: an earlier version's with workers, each of which packed a part of the data for itself.
+            DatasetError: the state is of an earlier version with workers that packed their own parts of the data.
         """
         if "next_row" not in state:
             raise DatasetError(
@@ -377,7 +376,7 @@ class BatchIterator(Iterator[PackedBatch]):
         self._batches.set_state(state)
 
     def close(self) -> None:
-        """Stop the workers; the iterator gives nothing more."""
+        """Stop the workers; the iterator yields nothing more."""
         self._batches.close()
 
     def __enter__(self) -> BatchIterator:
@@ -388,10 +387,9 @@ class BatchIterator(Iterator[PackedBatch]):
 
 
 def _shuffled(path: Folder, config: DataConfig) -> grain.MapDataset:
-    """A dataset's examples, in the order of the first epoch; in another one in each epoch, when it is repeated.
+    """Return a dataset's examples in the first epoch's order. When repeated, each epoch has another order.
 
-    Lazy: a record is read, renamed and tokenised when its turn comes. Raises `DatasetError` as `_Source`, or: it is
-    empty.
+    Records are read, renamed and tokenised lazily. Raises `DatasetError` as `_Source`, and if it is empty.
     """
     source = _Source(path, config)
     if len(source) == 0:
@@ -404,15 +402,15 @@ def _tokenised(trajectories: grain.MapDataset, tokenizer: ChatTokenizer, config:
 
 
 def _mixed(examples: grain.MapDataset, rehearsed: grain.MapDataset, config: DataConfig) -> grain.MapDataset:
-    """As long as `examples` are in their share, in an order that no seed changes: what an index gives is known."""
+    """Mix the rehearsal into `examples` by share, in an order that does not depend on the seed."""
     return grain.MapDataset.mix([examples, rehearsed], [1 - config.rehearsed, config.rehearsed])
 
 
 class _Source:
-    """The records of a dataset by their place, for Grain; those of its reader's errors that a file causes name it.
+    """Random access to a dataset's records for Grain. Reader errors caused by a file name that file.
 
     Raises:
-        DatasetError: missing, of another kind, or of another number of records than its card says.
+        DatasetError: the dataset is missing, of another kind, or its record count differs from its card.
     """
 
     def __init__(self, path: Folder, config: DataConfig) -> None:
@@ -420,7 +418,7 @@ class _Source:
         count = card["count"]
         self.path, self._config, self._records = path, config, None
         self._places_e2: np.ndarray | None = None  # (record, round) of each example; None: each record is one
-        if count:  # an ArrayRecord without any has no footer that the reader accepts
+        if count:  # the reader rejects an ArrayRecord without records
             with reading(path):
                 self._records = grain.sources.ArrayRecordDataSource(records_files(path, card))
                 found = len(self._records)
@@ -439,7 +437,7 @@ class _Source:
     def _place(self, index: int) -> tuple[int, int]:
         if self._places_e2 is None:
             return index, 0
-        record, number = self._places_e2[index % len(self._places_e2)]  # behind the first epoch indices go on
+        record, number = self._places_e2[index % len(self._places_e2)]  # indices continue beyond the first epoch
         return int(record), int(number)
 
     def __getitem__(self, index: int) -> bytes:
@@ -448,7 +446,7 @@ class _Source:
             return self._records[self._place(index)[0]]
 
     def trajectory(self, index: int, data: bytes) -> Trajectory:
-        """The example of these bytes, a record's. Raises `DatasetError`: they are none."""
+        """Return the example in a record's bytes. Raises `DatasetError` if they are invalid."""
         try:
             return by_round(decode(data, Trajectory), self._config)[self._place(index)[1]]
         except msgspec.MsgspecError as error:
@@ -484,7 +482,7 @@ def _with_some_tools(trajectory: Trajectory, rng: np.random.Generator) -> Trajec
 
 
 def _without_end(segments: Sequence[Segment], turn_end: str) -> list[Segment]:
-    """A conversation up to the last words of its last turn, whose end nobody said."""
+    """Return the segments without the end marker of the last turn, which was never sampled."""
     last = max(i for i, segment in enumerate(segments) if segment.trainable)
     text = segments[last].text
     return [*segments[:last], Segment(text[: text.rindex(turn_end)], trainable=True)]

@@ -118,10 +118,10 @@ def steps_in(counts: Sequence[int], epochs: float) -> int:
 
 
 class _InOrder(grain.IterDataset):
-    """What there is of a sparse dataset, in its order, for any number of workers that make it ahead.
+    """The non-dropped examples of a sparse dataset in order, made ahead by any number of workers.
 
     Attributes:
-        end: index of the example before which iterators pause: they raise StopIteration until it is set further.
+        end: index before which iterators pause: they raise StopIteration until it is raised.
     """
 
     def __init__(self, examples: grain.MapDataset, workers: int) -> None:
@@ -133,8 +133,8 @@ class _InOrder(grain.IterDataset):
 
 
 class _InOrderIterator(grain.DatasetIterator):
-    """Its state is the next example's index, which says nothing of workers. Workers take every n-th example, also those
-    that are none: else what comes in turn would not be in order."""
+    """Iterator whose state is the next example's index, independent of workers. Workers take every n-th example
+    including dropped ones, which preserves the order."""
 
     def __init__(self, dataset: _InOrder) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class _InOrderIterator(grain.DatasetIterator):
 
     def _begun(self) -> grain.DatasetIterator:
         if self._ahead is None:
-            # Few reader threads: the pipeline outruns any training step by far, and the host has other work.
+            # Few reader threads: the pipeline is far faster than any training step, and the host has other work.
             reading = grain.ReadOptions(num_threads=2, prefetch_buffer_size=64)
             examples = self._dataset.examples.slice(slice(self._index, None))
             options = grain.MultiprocessingOptions(num_workers=self._dataset.workers, per_worker_buffer_size=_AHEAD)
@@ -186,6 +186,6 @@ class _InOrderIterator(grain.DatasetIterator):
 
 
 def _without_interrupts(worker: int, count: int) -> None:
-    """Ctrl-C reaches all processes at a terminal; whom it is meant for ends the others."""
+    """Ignore SIGINT in a worker. Ctrl-C reaches all processes at a terminal; the main process stops the workers."""
     del worker, count
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""`--preview`: examples on the terminal, trained tokens in colour, and the table of the run that would follow."""
+"""`--preview`: prints examples with trained tokens in colour, and the table of the run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _TRAINED, _WEIGHED, _CONTEXT, _PLAIN, _TITLE, _END = (
 def show(data: Folder, tokenizer: ChatTokenizer, config: DataConfig, count: int, out: TextIO | None = None) -> None:
     """Print the first examples of a dataset.
 
-    Trained text is green, text of another weight than 1 yellow, an assistant's turn of weight 0 red, and the rest grey.
-    With NO_COLOR (no-color.org) these three are between guillemets, with their weight where it is not 1.
+    Trained text is green, text with a weight other than 1 yellow, assistant turns of weight 0 red, and the rest grey.
+    With NO_COLOR (no-color.org) the first three are between guillemets, with a weight other than 1.
 
     Raises:
         DatasetError: the dataset is missing, corrupt or of another kind.

@@ -1,14 +1,13 @@
-"""What a model says by itself, kept so that SFT on tool use does not make it unlearn to talk.
+"""Rehearsal: the model's own conversations, mixed into SFT on tool use to preserve its chat ability.
 
     the opening of a user's turn ─ the model writes the request ─ the model answers ─ a conversation without tools
 
-Drawn at temperature 1 from the weights that SFT starts from. The loss on such answers is, but for a constant, the
-divergence KL(first weights, trained weights) where nothing is to be learnt, so a share of them among the conversations
-(`DataConfig.rehearsed`) is an anchor that needs no second model in memory and no data of others. The words are those of
-pseudo-rehearsal (Robins 1995); that an aligned model writes a user's request when nothing but the opening of one is
-given to it is Magpie's (Xu et al. 2024, arXiv:2406.08464).
+Conversations are sampled at temperature 1 from the weights that SFT starts from. Up to a constant, the loss on them is
+the divergence KL(first weights, trained weights). So a share of them (`DataConfig.rehearsed`) is an anchor that needs
+no second model in memory and no other data. The term is from pseudo-rehearsal (Robins 1995). That an aligned model
+writes a user's request when given only the opening of a user turn is from Magpie (Xu et al. 2024, arXiv:2406.08464).
 
-Run it with `python -m launch.rehearse`; `launch.sft --rehearsal` is what it is for.
+Run it with `python -m launch.rehearse`, and use the result with `launch.sft --rehearsal`.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _DRAWS = 2**32
 
 @dataclass(frozen=True)
 class RehearsalConfig(Settings):
-    """How a model's own conversations are drawn.
+    """Settings for sampling a model's own conversations.
 
     Attributes:
-        conversations: begun; those of which nothing can be kept are counted, with the reason.
-        max_request_tokens: a request that is not over by then is left out.
-        max_answer_tokens: an answer that is not over by then is kept, and its end is not trained on
-            (`Trajectory.unfinished`): left out, they would leave the model's shorter answers alone.
-        concurrency: conversations that are drawn at a time.
-        seed: of all draws.
+        conversations: started; unusable ones are counted, with the reason.
+        max_request_tokens: longer requests are excluded.
+        max_answer_tokens: longer answers are kept, and their end is not trained on (`Trajectory.unfinished`). Excluding
+            them would leave only the model's shorter answers.
+        concurrency: conversations sampled at once.
+        seed: of all sampling.
     """
 
     conversations: Count = 1_000
@@ -49,27 +48,27 @@ class RehearsalConfig(Settings):
 
     @property
     def max_tokens(self) -> int:
-        """Of what is drawn in a conversation."""
+        """Most tokens sampled in a conversation."""
         return self.max_request_tokens + self.max_answer_tokens
 
 
 async def rehearse(
     policy: Policy, tokenizer: ChatTokenizer, config: RehearsalConfig, *, journal: Journal, run: str
 ) -> StageResult[Trajectory]:
-    """Draw conversations of one request and one answer each; the same for the same weights and seed.
+    """Sample conversations of one request and one answer each; the same for the same weights and seed.
 
     Args:
-        policy: takes sequences of `longest` tokens.
-        run: names in the journal what all draws depend on beside the seed's: weights and settings.
+        policy: accepts sequences of `longest` tokens.
+        run: journal key of everything besides the seed that affects sampling: weights and settings.
 
     Returns:
-        In the order of their numbers. Left out are `request_unfinished`, also one whose text has more tokens than the
-        model wrote it with, `empty_request`, `empty_answer`, and `thought_unfinished`: an answer that is not over while
-        the model thinks.
+        Conversations in the order of their numbers. Excluded ones are counted by reason. `request_unfinished`: too
+        long, or longer when tokenised again. `empty_request`. `empty_answer`. `thought_unfinished`: the answer ended
+        during thinking.
 
     Raises:
-        InputError: nothing could be kept.
-        Exception: what the policy raises.
+        InputError: no conversation could be kept.
+        Exception: raised by the policy.
     """
     opening, most = _opened_request(tokenizer), longest(tokenizer, config)
 
@@ -89,7 +88,7 @@ async def rehearse(
         text = tokenizer.decode(given.token_ids if unfinished else given.token_ids[:-1])
         if unfinished and tokenizer.format.is_thinking(text):
             raise Rejected("thought_unfinished")
-        # A character of several tokens may have been broken off.
+        # The last character may lack some of its tokens.
         reasoning, content = tokenizer.format.split_reasoning(text.rstrip("\ufffd") if unfinished else text)
         if not content.strip():
             raise Rejected("empty_answer")
@@ -116,7 +115,7 @@ async def rehearse(
 
 
 def longest(tokenizer: ChatTokenizer, config: RehearsalConfig) -> int:
-    """Tokens of a conversation, at most."""
+    """Return the most tokens of a conversation."""
     return len(_opened_answer(tokenizer, Message("user", ""))) + config.max_tokens
 
 
@@ -125,7 +124,7 @@ def _opened_answer(tokenizer: ChatTokenizer, request: Message) -> list[int]:
 
 
 def _opened_request(tokenizer: ChatTokenizer) -> list[int]:
-    """Up to where a user's first words would stand; with the system's turn, if the model's format has one by itself."""
+    """Return the prompt up to a user's first word, with the format's default system turn if there is one."""
     segments = tokenizer.format.render([Message("user", "")], [])
     text = "".join(segment.text for segment in segments)
     opened, _, _ = text.rpartition(tokenizer.format.turn_end)

@@ -1,9 +1,9 @@
-"""Entity renaming: an augmentation that teaches a small model to copy instead of to remember.
+"""Entity renaming: an augmentation that teaches a small model to copy names instead of memorising them.
 
-A trajectory that looks up the capital of Japan teaches just as much when Japan is called Rilu, as long as the question,
-the arguments, the tool outputs and the answer all call it so. A model that sees a new name each time can only solve the
-task by copying, which is what held-out entities need. A large pretrained model copies already; a tiny one, trained from
-scratch on a few thousand conversations, would learn the names by heart.
+A trajectory about the capital of Japan is as useful if Japan is called Rilu. The question, arguments, tool outputs and
+answer must all use the new name. With a new name each time, the model can solve the task only by copying, which
+held-out entities require. A large pretrained model copies already. A tiny model trained from scratch on a few thousand
+conversations would memorise the names.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def rename_entities(trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
-    """The same conversation with its entities renamed throughout.
+    """Return the conversation with its entities renamed consistently.
 
-    An entity is an argument of a call that the user or an earlier tool output spelled out, or a string or an integer in
-    a tool's JSON output. Tool names, argument names, and argument values that nobody spelled out (enum choices) stay. A
-    new name has the old one's shape: letters become letters of the same case, digits digits, everything else stays.
-    Names can be spoken, as real ones can; codes, which are all capitals, are any letters.
+    An entity is a call argument that the user or an earlier tool output contains, or a string or integer in a tool's
+    JSON output. Tool names, argument names and other argument values (enum choices) stay. A new name has the old one's
+    shape: letters become letters of the same case, digits become digits, and the rest stays. Names are pronounceable;
+    codes, which are all capitals, have arbitrary letters.
 
     Args:
-        trajectory: any; it is returned as it is when it has no entities.
+        trajectory: any; returned unchanged if it has no entities.
         rng: the source of the new names.
     """
     names = sorted(_entities(trajectory.messages), key=lambda name: (-len(name), name))
     if not names:
         return trajectory
     new = {name: _same_shape(name, rng) for name in names}
-    # Longest first, and whole words only: "Niger" inside "Nigeria" is not that entity.
+    # Longest first, and whole words only: "Niger" in "Nigeria" is not a match.
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names))
 
     def renamed(value: Any) -> Any:
@@ -59,7 +59,7 @@ def rename_entities(trajectory: Trajectory, rng: np.random.Generator) -> Traject
 def _rename_message(message: Message, renamed: Any) -> Message:
     content = message.content
     if message.role == "tool":
-        # Only the values of a JSON output are entities; its keys are the tool's. It is spelled as rollouts spell it.
+        # Only values of a JSON output are entities, not its keys. It is formatted as in rollouts.
         document = _json(content)
         content = renamed(content) if document is None else value_text(renamed(document))
     else:
@@ -80,7 +80,7 @@ def _entities(messages: list[Message]) -> set[str]:
             for value in _names(call.arguments):
                 if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", spelled_out):
                     found.add(value)
-    # Sentences are not entities, and a single letter would be renamed all over the text.
+    # Sentences are excluded, and single letters too, since they occur everywhere.
     return {value for value in found if _is_name(value)}
 
 
@@ -93,7 +93,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _names(value: Any) -> Iterator[str]:
-    """The strings and the integers in a JSON value, as they are spelled."""
+    """Yield the strings and integers in a JSON value, in their written form."""
     if isinstance(value, str) or _is_integer(value):
         yield str(value)
     elif isinstance(value, dict | list):
@@ -102,10 +102,10 @@ def _names(value: Any) -> Iterator[str]:
 
 
 def _json(text: str) -> Any:
-    """The document, or None: not every tool answers in JSON."""
+    """Return the parsed JSON container, or None for other outputs."""
     try:
         document = check_nesting(json.loads(text))
-    except (ValueError, RecursionError):  # the latter: of a text that is nested too deep
+    except (ValueError, RecursionError):  # RecursionError: the text is nested too deep
         return None
     return document if isinstance(document, dict | list) else None
 
@@ -120,7 +120,7 @@ def _same_shape(name: str, rng: np.random.Generator) -> str:
             vowel_next = not vowel_next
             made.append(letter.upper() if character.isupper() else letter)
         elif character.isascii() and character.isdigit():
-            leading = not made and len(name) > 1  # a number does not begin with 0
+            leading = not made and len(name) > 1  # a number does not start with 0
             made.append(str(rng.integers(1 if leading else 0, 10)))
         else:
             made.append(character)

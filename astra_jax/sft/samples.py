@@ -1,6 +1,6 @@
-"""What a model that is being trained says: greedy next turns to the openings of a few conversations.
+"""Samples of a model during training: greedy next turns for the openings of a few conversations.
 
-They are drawn where the weights are, over any mesh and any number of hosts, with the programs of the embedded engine.
+Sampling uses the training weights in place, on any mesh and number of hosts, with the embedded engine's programs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from synthesis.core.chat_format import NotInFormat
 from synthesis.core.records import Trajectory
 
 _CHUNK = 256
-"""Tokens of a prompt that are prefilled at once; prompts are padded to a multiple."""
+"""Tokens of a prompt prefilled at once; prompts are padded to a multiple."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One opening, the turn that the dataset has there, and the one that the model says."""
+    """An opening, the dataset's next turn, and the model's next turn."""
 
     id: str
     prompt: str
@@ -43,12 +43,12 @@ class Sample:
 
 
 class Sampler:
-    """Draws the same openings' next turns whenever it is asked.
+    """Samples next turns of a fixed set of openings.
 
     Args:
-        trajectories: the first `count` whose opening, up to the first assistant turn, and `max_tokens` more fit into
-            `data.seq_len` are taken.
-        mesh: where the weights are; on several hosts all must ask.
+        trajectories: uses the first `count` whose opening, up to the first assistant turn, leaves room for `max_tokens`
+            in `data.seq_len`.
+        mesh: of the weights; on several hosts all must call `draw`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Sampler:
         return not self._openings
 
     def draw(self, params: Params) -> list[Sample]:
-        """One sample for each opening; none, if none fits."""
+        """Return one sample for each opening; empty if none fits."""
         if not self._openings:
             return []
         lengths_r = np.array([len(ids) for _, ids, _ in self._openings], np.int32)
@@ -121,9 +121,9 @@ def _next_turns(
     stops: tuple[int, ...],
     mesh: Mesh | None,
 ) -> jax.Array:
-    """Greedy tokens, [R, steps]; -1 behind a row's end. Every host gets all of them."""
+    """Return greedy tokens, [R, steps], padded with -1. Every host gets all of them."""
     rows, padded = tokens_rt.shape
-    # All but the last token of each row are prefilled; decoding begins with that one.
+    # All but the last token of each row are prefilled; decoding starts with the last.
     places_t = jnp.arange(padded)
     positions_rt = jnp.where(places_t < lengths_r[:, None] - 1, places_t, -1)
 

@@ -1,8 +1,8 @@
-"""What a dataset gives under a configuration, kept: to count it each conversation is tokenised, minutes for a real set.
+"""Cache of dataset statistics, since counting tokenises each conversation and takes minutes for a real dataset.
 
-Kept below the run's folder under a digest of all that it depends on: the dataset's own digest, the tokenizer with its
-chat format, the settings that change an example, and this version of the code. What cannot be read, or is of something
-else, is counted anew and written again.
+The file is in the run's folder, named by a digest of all inputs: the dataset's digest, the tokenizer with its chat
+format, the settings that affect examples, and the code version. If it is unreadable or does not match, the statistics
+are counted and written again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from synthesis.core.typed import decode_json
 
 FOLDER = "statistics"
 _WITHOUT_EFFECT = ("rename_entities", "rehearsed", "workers", "packing_bins", "seed")
-"""Settings that decide in which order examples come and how they are named, of which nothing is counted."""
+"""Settings that affect only the order and naming of examples, not the statistics."""
 
 
 def kept_statistics(path: Folder, tokenizer: ChatTokenizer, config: DataConfig, workdir: Folder) -> DataStats:
-    """What `scan` counts; from the run's folder where it was counted before. On several hosts the first one writes.
+    """Return the result of `scan`, cached in the run's folder. On several hosts the first one writes it.
 
     Args:
         workdir: gets `statistics/`.
 
     Raises:
         DatasetError: as `scan`.
-        StorageError, OSError: it could not be written.
+        StorageError, OSError: the file could not be written.
     """
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _WITHOUT_EFFECT}
     of = {
@@ -51,7 +51,7 @@ def kept_statistics(path: Folder, tokenizer: ChatTokenizer, config: DataConfig, 
         return _read(file.read_bytes(), of)
     except FileNotFoundError:
         pass
-    except (ValueError, RecursionError) as error:  # msgspec's and json's too
+    except (ValueError, RecursionError) as error:  # includes errors of msgspec and json
         logging.warning("%s is not what was counted (%s); it is counted anew", file, error)
     stats = scan(path, tokenizer, config)
     if is_first():
@@ -67,7 +67,7 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _read(content: bytes, of: dict[str, Any]) -> DataStats:
-    """Raises `ValueError`: it is damaged, or of something else."""
+    """Parse the file. Raises `ValueError` if it is damaged or does not match."""
     kept = decode_json(content, _Kept)
     if kept.of != of:
         raise ValueError("it is of other data")

@@ -1,4 +1,5 @@
-"""One step of SFT: the weighted negative logprobs of the assistant's tokens, summed, and divided by the weights."""
+"""SFT training step. The loss is the weighted sum of negative logprobs of assistant tokens, divided by the sum of
+weights."""
 
 from __future__ import annotations
 
@@ -45,11 +46,11 @@ def loss_sums(
     matmul: str = "none",
     mesh: AnyMesh | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, RouterSums | None]]:
-    """Weighted sum of negative logprobs over the trained tokens; the sum of their weights (their number, where each is
-    1), and the router's statistics (None if dense).
+    """Return the weighted sum of negative logprobs over trained tokens, the sum of the weights (the token count if all
+    are 1), and the router's statistics (None if dense).
 
     Args:
-        base: frozen weights, under `params` that are adapters; None: `params` are all weights.
+        base: frozen weights if `params` are adapters; None if `params` are all weights.
     """
     params = adapters.joined(params, base, lora)
     places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, shift(batch.tokens_bt), target_mask(batch))
@@ -66,17 +67,18 @@ def _objective(logps: jax.Array, entropies: jax.Array, mask: jax.Array) -> tuple
 
 
 def sft_optimizer(config: SFTConfig | JitKey, steps: int) -> optax.GradientTransformation:
-    """The configured optimizer on the schedule of a run of `steps` steps."""
+    """Return the configured optimizer with the schedule of `steps` steps."""
     return make_optimizer(config, learning_rate(config, steps))
 
 
 class StepInputs(NamedTuple):
-    """A batch as `train_step` takes it.
+    """Inputs of `train_step` for a batch.
 
     Attributes:
         batch: on the devices, [A, B / A, T].
         which_a: see `train_step`.
-        shares: `mask_share` of the real tokens, `padding_share` of the computed positions, `row_tokens` computed a row.
+        shares: `mask_share` of the real tokens, `padding_share` of the computed positions, and `row_tokens` computed
+            per row.
     """
 
     batch: PackedBatch
@@ -88,10 +90,10 @@ def step_inputs(batch: PackedBatch, step: int, config: SFTConfig, mesh: Mesh | N
     """Put a batch of numpy arrays on the devices.
 
     Args:
-        step: its number, for the message.
+        step: its number, for messages.
 
     Raises:
-        InputError: no token is trained on, or every one is: the renderer and the tokenizer disagree.
+        InputError: no token or every token is trained on, so renderer and tokenizer disagree.
     """
     lengths = list(config.row_lengths)
     which_a = least_lengths(batch, lengths, config.micro_batches)
@@ -126,15 +128,15 @@ def train_step(
     which_a: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, jax.Array]]:
-    """One optimizer step on a batch whose arrays are [A, B / A, T]: A micro-batches.
+    """Run one optimizer step on a batch whose arrays are [A, B / A, T]: A micro-batches.
 
     Args:
         config: callers pass the `SFTConfig`.
         base: see `loss_sums`; not donated.
-        which_a: int32, which of `config.row_lengths` each micro-batch's rows are cut to; None where there is but one.
+        which_a: int32, index into `config.row_lengths` for each micro-batch; None if there is only one length.
 
     Returns:
-        (params, optimizer state, metrics on the device); where `gradient_norm` is not finite nothing was changed.
+        (params, optimizer state, metrics on the device). If `gradient_norm` is not finite, nothing changes.
     """
     loss_of = partial(loss_sums, model=model, lora=config.lora, remat=config.remat, matmul=config.matmul)
     gradients, (loss, (count, router)) = accumulated(
@@ -151,7 +153,7 @@ def train_step(
 
 
 def abstract_arguments(model: Model, config: SFTConfig, steps: int, mesh: Mesh | None) -> tuple[Any, Any, PackedBatch]:
-    """Shapes, types and places of what a run calls `train_step` with, beside `adapters.abstract_base` and
+    """Return shapes, dtypes and shardings of `train_step`'s arguments, except those of `adapters.abstract_base` and
     `abstract_which`."""
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)
@@ -164,7 +166,7 @@ def abstract_arguments(model: Model, config: SFTConfig, steps: int, mesh: Mesh |
 
 
 def abstract_which(config: SFTConfig, mesh: Mesh | None) -> jax.ShapeDtypeStruct | None:
-    """Of `train_step`'s `which_a`."""
+    """Return shape, dtype and sharding of `train_step`'s `which_a`."""
     if not config.row_buckets:
         return None
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec())

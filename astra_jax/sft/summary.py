@@ -1,4 +1,4 @@
-"""What an SFT run reads and does, counted before its first step: the table that it prints, and `--preview` too."""
+"""Table of an SFT run's data, steps and outputs, printed before the first step and by `--preview`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def count_steps(
 ) -> tuple[int, int]:
     """Count the steps of a run, and those of its first epoch.
 
-    Where examples have another length in each epoch, all epochs are tokenised for it. Raises as `BatchIterator`.
+    If lengths change between epochs, all epochs are tokenised. Raises as `BatchIterator`.
     """
     passes = 1 if config.steps is not None or config.data.is_random else config.epochs
     counts = batches_of_epochs(stats, config.data, config.batch_size, passes, rehearsal=rehearsed)
@@ -56,8 +56,8 @@ def summarise(
 
     Args:
         steps: of the run, and of an epoch (`count_steps`).
-        stats: of the data; `rehearsed` and `held_out`: of these datasets.
-        card: the data's.
+        stats: of the data; `rehearsed` and `held_out` are of these datasets.
+        card: of the data.
     """
     run_steps, epoch_steps = steps
     examples, tokens = float(len(stats.lengths)), float(stats.tokens)
@@ -142,7 +142,7 @@ def _alarm(kind: str, stats: DataStats) -> str:
 
 
 def _few_steps(config: SFTConfig, stats: DataStats, steps: int, epoch_steps: int) -> str:
-    """Name settings that give `FEWEST_STEPS`: rows that hold two of the longest examples, and fewer rows in a step."""
+    """Suggest settings for `FEWEST_STEPS` steps: rows for two of the longest examples, and fewer rows a step."""
     few = f"{steps} steps are fewer than {FEWEST_STEPS}"
     if config.steps is not None:
         return f"{few}: raise --config.sft.steps, or leave it out and set --config.sft.epochs"

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on agent trajectories (paper §2.1): predict the assistant's tokens, nothing else.
+"""Supervised fine-tuning on agent trajectories (paper §2.1), trained on the assistant's tokens only.
 
 One step:
   1. Take a batch of packed rows (`data.py`): several conversations a row, with segment ids. Padding that all
@@ -59,19 +59,19 @@ def train(
     """Train from what `start` returns, or resume from the latest checkpoint in `workdir`. SIGTERM saves and stops.
 
     Args:
-        start: returns the starting weights, which the run takes over. Called if there is no checkpoint; with adapters
+        start: returns the starting weights, which the run takes over. Called only without a checkpoint; with adapters
             always.
         dataset: a dataset of `Trajectory` records.
         workdir: on disk or in a bucket, shared by all hosts; gets `checkpoints/`, `metrics/`, `samples/`,
             `statistics/` and `profile/`.
-        held_out: a dataset whose loss is logged, and whose conversations samples answer.
+        held_out: a dataset for `held_out_loss` and for the openings of samples.
         rehearsal: a dataset of conversations without tools (`rehearsal.rehearse`), mixed in by `config.data.rehearsed`.
-        origin: where `start` reads the weights; with adapters it is stored beside the checkpoints.
+        origin: the source of `start`'s weights; with adapters it is stored beside the checkpoints.
         mesh: devices to train on; None is one device.
-        checkpoints: write them; without them the result is all that remains.
+        checkpoints: whether to write them; if not, only the result remains.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         hooks: called after the loop's own.
-        on_summary: called on the first host with the table, before anything is compiled.
+        on_summary: called on the first host with the table before compilation.
 
     Raises:
         DatasetError: a dataset is missing, corrupt, or has nothing to train on.

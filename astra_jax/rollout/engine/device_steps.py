@@ -1,8 +1,8 @@
-"""The engine's compiled programs: copy, prefill and decode on rows of the KV cache.
+"""Compiled programs of the engine: copy, prefill and decode on rows of the KV cache.
 
-A row is one slot's K/V; `index_r` names the slots. Each program takes its rows' first `window` positions out of the
-(donated) cache, works on them, and puts back only what is new. Padding rows have the index `slots`: out of bounds, so
-putting drops them.
+A row is one slot's keys and values; `index_r` names the slots. Each program reads the first `window` positions of its
+rows from the (donated) cache, and writes back only new entries. Padding rows have the index `slots`, which is out of
+bounds, so their writes are dropped.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from astra_jax.rollout.engine.sampling import Shaping, draw, draw_shaped, said_s
 Array = Any
 
 SCORED_TOGETHER = 64
-"""Positions whose logits exist at once while a prompt is scored: 39 MB of 151,936 entries."""
+"""Positions whose logits exist at once during prompt scoring: 39 MB with 151,936 vocabulary entries."""
 
 
 @struct.dataclass
 class DecodeRows:
-    """One row for each sequence that decodes. All [R] but `stops_rk`.
+    """Rows that decode, one per sequence. All [R] but `stops_rk`.
 
     Attributes:
         index_r: the slot; `slots` is padding.
         last_r: the last token, not yet in the cache.
         positions_r: its position.
-        budget_r: how many tokens may be drawn now; 0 is padding.
+        budget_r: tokens that may be sampled now; 0 is padding.
         seeds_r, temperature_r, top_p_r: see `sampling.draw`.
-        stops_rk: stop ids, -1 is none.
+        stops_rk: stop ids; -1 is none.
     """
 
     index_r: Array
@@ -69,7 +69,7 @@ def prefill(
     """Put K/V of `tokens_rt` at `positions_rt` (-1, at a row's end, is padding) into the cache.
 
     Args:
-        window: holds all that is cached of these rows.
+        window: at least the cached length of these rows.
         platform: see `Decoder.forward_cached`.
     """
     return _prefilled(params, cache, index_r, tokens_rt, positions_rt, model, window, platform)[0]
@@ -89,13 +89,13 @@ def prefill_scored(
     alternatives: int,
     platform: str | None = None,
 ) -> tuple[Caches, Array, tuple[Array, Array] | None]:
-    """As `prefill`; also the logprob of each next token, under the model's own distribution.
+    """Prefill, and return the logprob of each next token under the model's own distribution.
 
     The head is computed for `SCORED_TOGETHER` positions at a time: the logits of a long prompt would take gigabytes.
 
     Args:
         next_rt: the token that follows each of `tokens_rt`.
-        alternatives: how many are returned of the likeliest tokens at each place.
+        alternatives: number of likeliest tokens to return at each position.
 
     Returns:
         (cache, logps_rt, (ids_rtk, logps_rtk) or None), float32.
@@ -137,18 +137,18 @@ def decode(
     alternatives: int = 0,
     platform: str | None = None,
 ) -> tuple[Caches, Array, Array, tuple[Array, Array] | None]:
-    """Draw up to `steps` tokens a row.
+    """Sample up to `steps` tokens for each row.
 
     Args:
-        nucleus: any row has top_p < 1; looked at only without `shaping`.
-        whole: row i is slot i, for all slots: taking the rows is then one slice instead of a gather.
-        shaping: of rows whose distributions are shaped; None compiles what does no more than `draw`.
-        alternatives: how many are returned of the likeliest tokens at each place; with `shaping` alone.
+        nucleus: any row has top_p < 1; used only without `shaping`.
+        whole: row i is slot i, for all slots, so rows are read with one slice instead of a gather.
+        shaping: options of rows with shaped distributions; None compiles plain `draw`.
+        alternatives: number of likeliest tokens to return at each position; only with `shaping`.
         platform: see `Decoder.forward_cached`.
 
     Returns:
-        (cache, tokens_rt, logps_rt, (ids_rtk, logps_rtk) or None): the drawn tokens, -1 where a finished row drew none,
-        and the alternatives; every drawn token but a row's last has its K/V in the cache.
+        (cache, tokens_rt, logps_rt, (ids_rtk, logps_rtk) or None): sampled tokens, -1 for finished rows, and the
+        alternatives. Every sampled token except a row's last has its keys and values in the cache.
     """
     n = rows.last_r.shape[0]
     past, look = _read(cache, None if whole else rows.index_r, window)
@@ -162,7 +162,7 @@ def decode(
 
     def body(state: tuple[Any, ...]) -> tuple[Any, ...]:
         step, recent, last_r, active_r, tokens_rt, logps_rt, said, others = state
-        at_r = rows.positions_r + step  # a row that is still active has drawn in every step so far
+        at_r = rows.positions_r + step  # an active row has sampled in every step so far
         at_r1 = jnp.where(active_r, at_r, -1)[:, None]
         x_r1d, recent = model.forward_next(params, last_r[:, None], at_r1, past, recent, step, **how)
         logits_rv = _logits(x_r1d, w_dv, more_rows)
@@ -185,7 +185,7 @@ def decode(
     others = (jnp.zeros(places, jnp.int32), jnp.zeros(places, jnp.float32)) if alternatives else None
     start = (0, recent, rows.last_r, rows.budget_r > 0, tokens_rt, logps_rt, said, others)
     _, recent, _, _, tokens_rt, logps_rt, _, others = jax.lax.while_loop(more, body, start)
-    # Step i fed a token, and so made K/V, exactly when it drew one.
+    # Step i fed a token, and so made keys and values, exactly if it sampled one.
     count_r = jnp.sum(tokens_rt >= 0, axis=1)
     cache = put(cache, rows.index_r, rows.positions_r, count_r, recent)
     return cache, tokens_rt, logps_rt, others
@@ -202,7 +202,8 @@ def feed(
     whole: bool,
     platform: str | None = None,
 ) -> tuple[Caches, Array]:
-    """The half of a step that no constraint changes: (cache with the last tokens' K/V, logits_rv behind them)."""
+    """Run the part of a step that no constraint affects. Return (cache with the last tokens' keys and values, next
+    logits_rv)."""
     n = rows.last_r.shape[0]
     past, look = _read(cache, None if whole else rows.index_r, window)
     recent = model.cache(n, 1, stacked=isinstance(cache, Cache), dtype=first(cache).dtype)
@@ -217,7 +218,7 @@ def feed(
         return new, _logits(x_r1d, w_dv, more_rows)
 
     count_r = active_r.astype(jnp.int32)
-    # One step, as a loop: so what is read of the cache comes before what is put into it; see `put`.
+    # One step, as a loop, so that reads of the cache precede the writes; see `put`.
     start = recent, jnp.zeros((n, model.vocab_size), jnp.float32)
     recent, logits_rv = jax.lax.fori_loop(0, jnp.max(count_r), body, start)
     return put(cache, rows.index_r, rows.positions_r, count_r, recent), logits_rv
@@ -227,7 +228,7 @@ def feed(
 def pick(
     logits_rv: Array, rows: DecodeRows, shaping: Shaping, allowed_rw: Array, *, alternatives: int
 ) -> tuple[Array, Array, tuple[Array, Array] | None]:
-    """The other half: a token a row, of those that may follow. Returns as `draw_shaped`, whose arguments these are."""
+    """Sample one allowed token for each row after `feed`. Arguments and results as in `draw_shaped`."""
     return draw_shaped(
         logits_rv,
         rows.seeds_r,
@@ -251,7 +252,7 @@ def _prefilled(
     window: int,
     platform: str | None,
 ) -> tuple[Caches, Array]:
-    """(cache with the tokens' K/V, hidden states behind them)."""
+    """Return (cache with the tokens' keys and values, their hidden states)."""
     past, look = _read(cache, index_r, window)
     x_rtd, new = model.forward_cached(params, tokens_rt, positions_rt, past, look=look, platform=platform)
     count_r = jnp.sum(positions_rt >= 0, axis=1)
@@ -264,10 +265,11 @@ def _logits(x_r1d: Array, w_dv: Array, more_rows: int) -> Array:
 
 
 def _read(cache: Caches, index_r: Array | None, window: int) -> tuple[Caches, Look]:
-    """What a program reads, and how each layer looks at it: the first `window` positions of the rows; None is all rows.
+    """Return what a program reads of the cache, and each layer's view of it: the first `window` positions of the rows;
+    None is all rows.
 
-    Where layers are apart it is taken out once; attention is fast on an array of its own. Otherwise each layer reads it
-    in the cache, of which there may be no room for a second.
+    If layers are separate arrays, the window is copied once, since attention is fast on its own array. Otherwise each
+    layer reads the cache in place, since memory may not allow a second copy.
     """
 
     if isinstance(cache, Cache):

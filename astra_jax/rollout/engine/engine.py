@@ -1,15 +1,15 @@
-"""The embedded inference engine: continuous batching in JAX, behind the same interface as an external server.
+"""Embedded inference engine: continuous batching in JAX, with the same interface as an external server.
 
-A fixed number of *slots* share one KV cache. A slot belongs to a session (an episode) and outlives its turns, so a turn
-prefills only the tokens that the slot has not seen. A prompt that begins like what another slot holds (a group's
-episodes share theirs) has those K/V rows copied instead of computed.
+A fixed number of *slots* share one KV cache. A slot belongs to a session (an episode) across its turns, so a turn
+prefills only new tokens. If a prompt shares a prefix with another slot (as in a group), its keys and values are copied
+instead of computed.
 
-The loop is an asyncio task: it admits what waits, runs one device step in a thread (so that sandbox calls go on
-meanwhile; what a step does is in `worker.py`), and delivers.
+The loop is an asyncio task. It admits requests, runs one device step in a thread, and delivers tokens; sandbox calls
+run meanwhile. `worker.py` implements the step.
 
-No request ends the loop. What a caller gives is checked and converted where he waits (`stream`). A device step that
-fails all the same is taken back: its sequences are prefilled again and stepped one by one, and only one that fails
-alone is given up, as long as the engine still draws a token of its own. If it does not, nothing can go on: all fail.
+A request cannot end the loop. Arguments are checked in the caller's task (`stream`). If a device step fails, its
+sequences are prefilled again and stepped one by one. Only a request that fails alone is aborted. If the engine can no
+longer sample even a test token, all requests fail.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from astra_jax.rollout.engine.worker import MAX_STOPS, Worker
 from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, RequestFailed, Sampling
 
 MIN_SHARED = 16
-"""Copying a row costs about as much as prefilling a few tokens; shorter common prefixes are computed again."""
+"""Shortest prefix to copy; copying a row costs about as much as prefilling a few tokens."""
 
 
 class EngineError(RuntimeError):
-    """The engine's loop has failed or is closed; the cause is chained."""
+    """The engine's loop failed or is closed. The cause is chained."""
 
 
 class Engine:
@@ -40,18 +40,18 @@ class Engine:
     def __init__(self, params: Any, model: Model, config: EngineConfig | None = None, *, version: int = 0) -> None:
         """
         Args:
-            params: the model's parameters, on their devices, which the cache shares; not copied, but for what
-                `Model.for_decoding` changes.
-            version: stamped on completions until `update`.
+            params: the model's parameters on the devices that will also have the cache. Not copied, except for the
+                changes of `Model.for_decoding`.
+            version: version of the weights until `update`.
 
         Raises:
-            SettingError: the devices have no room for the cache.
+            SettingError: the devices do not have enough memory for the cache.
         """
         self.model, self.version, self.stats = model, version, EngineStats()
         self._worker = Worker(params, model, config or EngineConfig(), self.stats)
         self.config, self._slots = self._worker.shapes, self._worker.slots
         self._queue: list[Request] = []
-        self._alone: list[CacheSlot] = []  # were in a step that failed, and are yet to be stepped one by one
+        self._alone: list[CacheSlot] = []  # slots of a failed step, to be stepped one by one
         self._update: tuple[Any, int, asyncio.Future[None]] | None = None
         self._sleep: asyncio.Future[None] | None = None
         self._wake = asyncio.Event()
@@ -66,7 +66,7 @@ class Engine:
 
     @property
     def samples_with_given_arrays(self) -> bool:
-        """It does: see `TrainablePolicy`."""
+        """True: see `TrainablePolicy`."""
         return True
 
     @property
@@ -76,17 +76,17 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Requests that hold a slot."""
+        """Number of requests that have a slot."""
         return sum(slot.request is not None for slot in self._slots)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """Number of requests that wait for a slot."""
         return sum(not request.dropped for request in self._queue)
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the loop has ended, or None."""
+        """The error that ended the loop, or None."""
         return self._failure
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
@@ -102,13 +102,13 @@ class Engine:
     async def stream(
         self, token_ids: Sequence[int], sampling: Sampling, *, session: str = ""
     ) -> AsyncGenerator[Drawn, None]:
-        """The new tokens after each decode chunk. Closing the iterator (`contextlib.aclosing`) frees the slot.
+        """Yield the new tokens after each decode chunk. Closing the iterator (`contextlib.aclosing`) frees the slot.
 
         Raises:
-            ValueError: an empty sequence, one that leaves no room in `max_length`, ids that the model has no row for,
+            ValueError: an empty sequence, a sequence that leaves no room in `max_length`, ids outside the vocabulary,
                 or too many stop ids.
-            EngineError: the loop has failed or is closed.
-            RequestFailed: this request cannot be carried out; others can.
+            EngineError: the loop failed or is closed.
+            RequestFailed: this request failed; others can still succeed.
         """
         if not 1 <= len(token_ids) < self.config.max_length:
             raise ValueError(
@@ -145,14 +145,14 @@ class Engine:
             self._wake.set()
 
     async def warm_up(self, *, options: bool = False) -> int:
-        """Compile what requests of any length need, before there are any; otherwise each program is compiled when it is
-        first needed, and requests wait for it.
+        """Compile the programs for requests of any length, before the first request. Otherwise each program is compiled
+        when first needed, while requests wait.
 
         Args:
-            options: also what draws with options of their own need; see `Worker.warm_up`.
+            options: also compile the programs for requests with more sampling options; see `Worker.warm_up`.
 
         Returns:
-            How many programs there are.
+            The number of programs.
 
         Raises:
             EngineError: there were requests already.
@@ -166,17 +166,17 @@ class Engine:
         return count
 
     def release(self, session: str) -> None:
-        """Give a session's slot back. Its K/V stay until the slot is used again, so they can still be copied."""
+        """Free a session's slot. Its keys and values can be copied until the slot is reused."""
         for slot in self._slots:
             if session and slot.session == session:
                 slot.session = ""
 
     async def prepare(self, params: Any, version: int) -> None:
-        """See `TrainablePolicy.prepare`: nothing, the arrays are here."""
+        """See `TrainablePolicy.prepare`. There is nothing to prepare."""
 
     async def update(self, params: Any, version: int) -> None:
-        """Swap the weights between two device steps: running requests go on with the new ones, and all K/V are computed
-        anew."""
+        """Replace the weights between two device steps. Running requests continue with the new ones, and all keys and
+        values are recomputed."""
         self._start()
         if self._update is not None:
             raise EngineError(f"an update to version {self._update[1]} is still under way; await it first")
@@ -186,15 +186,15 @@ class Engine:
         await done
 
     async def sleep(self) -> None:
-        """See `TrainablePolicy.sleep`: lets go of keys, values and weights. Nothing of that is done while a request is
-        under way; one that comes later waits for `update`."""
+        """See `TrainablePolicy.sleep`: frees cache and weights, unless a request is running. Later requests wait for
+        `update`."""
         self._start()
         self._sleep = self._sleep or asyncio.get_running_loop().create_future()
         self._wake.set()
         await self._sleep
 
     async def close(self) -> None:
-        """Stop the loop; what waits fails with `EngineError`. Weights and cache are let go of."""
+        """Stop the loop and free weights and cache. Waiting requests fail with `EngineError`."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -224,7 +224,7 @@ class Engine:
                 self._alone = [slot for slot in self._alone if slot.request is not None]
                 if self._sleep is not None:
                     await self._fall_asleep(self._sleep)
-                if self._update is not None:  # after it, so that what comes meanwhile is not slept through
+                if self._update is not None:  # after sleep, so that requests arriving now are served
                     self._apply_update()
                 if not self._alone and not self._worker.asleep:
                     self._admit()
@@ -241,11 +241,11 @@ class Engine:
         return [slot for slot in self._slots if slot.request is not None]
 
     async def _advance(self, slots: list[CacheSlot]) -> None:
-        """One device step of these slots. What fails in it costs the request whose fault it is, and no other."""
+        """Run one device step of these slots. A failure affects only the request that caused it."""
         self._alone = [slot for slot in self._alone if slot not in slots]
         try:
             lost = await _whole(self._worker.step, slots)
-        except Exception as error:  # whatever the device says, it may be of one request's making
+        except Exception as error:  # any device error may be caused by one request
             logging.warning("a step of %d requests failed (%r); they are tried one by one", len(slots), error)
             self.stats.failed_steps += 1
             await _whole(self._worker.start_over, error)
@@ -255,13 +255,13 @@ class Engine:
                 self._lose(slots[0], error)
         else:
             if any(isinstance(why, ArithmeticError) for _, why in lost):
-                # Nobody may get these keys and values next: a NaN passes the mask that leaves it out (0 x NaN).
+                # These keys and values must not be reused: a NaN passes the mask (0 x NaN is NaN).
                 await _whole(self._worker.start_over)
             for slot, why in lost:
                 self._lose(slot, why)
 
     def _lose(self, slot: CacheSlot, error: Exception) -> None:
-        """Give one request up."""
+        """Abort one request."""
         request = slot.request
         assert request is not None
         n, drawn, seed = len(request.prompt), len(request.tokens), request.sampling.seed
@@ -288,11 +288,11 @@ class Engine:
         self._worker.replace(params)
         self.version, self._update = version, None
         active = self._active()
-        for i, slot in enumerate(active):  # what a group's episodes share is computed once for all of them
+        for i, slot in enumerate(active):  # compute what a group's episodes share once
             donor, shared = self._best_donor(slot, slot.ids[: slot.length], active[:i])
             slot.donor = donor if shared >= MIN_SHARED and slot.scores is None else None
         if not active and not any(slot.session for slot in self._slots):
-            for slot in self._slots:  # nobody uses one: which slot is taken next does not depend on what was sampled
+            for slot in self._slots:  # all idle: makes slot choice independent of earlier sampling
                 slot.used = 0
         if not done.done():
             done.set_result(None)
@@ -318,7 +318,7 @@ class Engine:
     # ----------------------------------------------------------------------------------------------------- admission
 
     def _admit(self) -> None:
-        """Give waiting requests a slot, in order of arrival; one whose slot is busy does not hold up the others."""
+        """Assign slots to waiting requests in order of arrival. A busy slot delays only its own session."""
         waiting = []
         for request in self._queue:
             slot = self._slot_for(request)
@@ -327,7 +327,7 @@ class Engine:
                 continue
             n = len(request.prompt)
             own, donor, shared = 0, None, 0
-            if request.scores is None:  # otherwise each of its tokens is computed
+            if request.scores is None:  # otherwise every prompt token must be computed
                 own = min(common_prefix(slot.ids[: slot.cached], request.prompt), n - 1)
                 donor, shared = self._best_donor(slot, request.prompt, self._slots)
             slot.cached, slot.length, slot.ids[:n] = own, n, request.prompt
@@ -346,7 +346,7 @@ class Engine:
         free = [slot for slot in idle if not slot.session]
         if free:
             return min(free, key=lambda slot: slot.used)
-        if idle:  # every idle slot waits for its session's next turn: the one that waits longest prefills again later
+        if idle:  # all idle slots have a session: the least recently used one is evicted
             self.stats.evictions += 1
             return min(idle, key=lambda slot: slot.used)
         return None
@@ -354,10 +354,10 @@ class Engine:
     def _best_donor(
         self, taker: CacheSlot, prompt: np.ndarray, among: Sequence[CacheSlot]
     ) -> tuple[CacheSlot | None, int]:
-        """The slot that holds, or is about to hold, the longest prefix of `prompt`, and how long that is.
+        """Return the slot that has or will have the longest prefix of `prompt`, and that prefix's length.
 
-        One that waits for a donor itself has to be worth waiting for: the prompts of all groups begin alike, and a
-        group's episodes share far more with the first of them than with another group's.
+        A slot that itself waits for a donor must be worth waiting for. The prompts of all groups start alike, and a
+        group's episodes share far more with its first episode than with another group.
         """
         best, shared, worth = None, 0, 0
         for slot in among:
@@ -387,7 +387,8 @@ class Engine:
 
 
 async def _whole(work: Callable[..., Any], *args: Any) -> Any:
-    """What `work` returns, in a thread. Not cancelled half-way: host and cache are in agreement only at its end."""
+    """Return the result of `work`, run in a thread. It is not cancelled halfway, since host and cache agree only at its
+    end."""
     step = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:
         return await asyncio.shield(step)
@@ -397,7 +398,7 @@ async def _whole(work: Callable[..., Any], *args: Any) -> Any:
 
 
 def _waits_for(slot: CacheSlot | None, other: CacheSlot) -> bool:
-    """Whether a slot is another, or waits for a donor that does."""
+    """Return whether a slot is `other`, or waits for it through donors."""
     while slot is not None and slot is not other:
         slot = slot.donor
     return slot is not None

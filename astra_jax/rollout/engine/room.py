@@ -1,4 +1,4 @@
-"""Where the engine's cache lives, and whether there is room for it."""
+"""Device placement of the engine's cache, and the check that it fits in memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sandbox.settings import SettingError
 
 
 def mesh_of(params: Any) -> Mesh | None:
-    """The mesh of several devices that parameters are spread over; None is one device."""
+    """Return the mesh over which parameters are sharded, or None for a single device."""
     sharding = jax.tree.leaves(params)[0].sharding
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
     return mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None
 
 
 def empty_cache(model: Model, slots: int, max_length: int, mesh: Mesh | None, *, stacked: bool) -> Caches:
-    """A cache on its devices; made there, since the whole may be more than one of them holds."""
+    """Create a cache on its devices. It may be larger than one device's memory, so it is created sharded."""
     platform = platform_of(mesh)
     dtype, part = kept_dtype(model.dtype, platform), kept_part(platform)
     make = partial(model.cache, slots, max_length, stacked=stacked, dtype=dtype, part=part)
@@ -36,10 +36,10 @@ def empty_cache(model: Model, slots: int, max_length: int, mesh: Mesh | None, *,
 
 
 def committed(arrays: Any) -> Any:
-    """The same arrays, tied to the devices that they lie on; not copied.
+    """Return the same arrays committed to their devices, without a copy.
 
-    Weights from a checkpoint are, those that were just made are not, and JAX compiles a program for either: an engine
-    given the one and then the other had all of its programs compiled twice.
+    Weights from a checkpoint are committed and newly created ones are not. JAX compiles each program separately for
+    both, so an engine given both would compile everything twice.
     """
     return jax.device_put(arrays, jax.tree.map(lambda x: x.sharding, arrays))
 
@@ -53,14 +53,14 @@ def check_room(
     *,
     settings: str = "--slots or --max_length",
 ) -> None:
-    """Refuse a cache that no device has room for beside the weights, before anything is allocated.
+    """Raise an error before allocation if the cache does not fit beside the weights.
 
     Args:
         stored: see `EngineConfig.stored`.
-        settings: what the user sets `slots` and `max_length` by, for the message.
+        settings: names of the user's settings for `slots` and `max_length`, for the message.
 
     Raises:
-        SettingError: says how much of what there is.
+        SettingError: the message has the required and available memory.
         InputError, Refusal: the model's matrices cannot be stored so, see `Model.check_matmul`.
     """
     keys, weights = bytes_wanted(model, slots, max_length, mesh, stored, platform_of(mesh))
@@ -76,12 +76,12 @@ def check_room(
 def decodes_written_out(
     model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str, *, device: jax.Device
 ) -> bool:
-    """Whether decoding wants the parameters' layers apart (`Model.for_decoding`), and written out.
+    """Return whether decoding should use separate arrays per layer (`Model.for_decoding`) and an unrolled loop.
 
-    Scanned, they compile sooner, and a TPU reads them where they lie. For CPUs and GPUs XLA copies each layer's
-    weights, keys and values before it reads them: 30 million parameters, one row on a CPU, 35 ms a step against 16; on
-    an H200, 0.6B and one row of 1,280, copies were over a third of what the device did. On a GPU there has to be twice
-    the room: the layers are taken apart beside the whole, and so is what is read of the cache.
+    Scanned layers compile faster, and TPUs read them in place. On CPUs and GPUs XLA first copies each layer's weights,
+    keys and values. On a CPU, 30 million parameters with one row take 35 ms a step instead of 16. On an H200 with 0.6B
+    and one row of 1,280, copies were over a third of the device time. On a GPU twice the memory is needed, since the
+    separated layers and the window read from the cache exist beside the originals.
     """
     platform = device.platform
     if mesh is not None or platform not in ("cpu", "gpu", "cuda"):
@@ -94,7 +94,7 @@ def decodes_written_out(
 def bytes_wanted(
     model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str, platform: str
 ) -> tuple[int, int]:
-    """Bytes of a device for keys and values, and for weights. Raises as `check_room` does of what cannot be stored."""
+    """Return bytes per device for keys and values, and for weights. Raises as `check_room` for unsupported storage."""
     model.check_matmul(stored, "stored")
     dtype = kept_dtype(model.dtype, platform)
     cache = jax.eval_shape(partial(model.cache, slots, max_length, dtype=dtype))
@@ -115,9 +115,9 @@ def bytes_wanted(
 
 
 def memory_of(device: jax.Device) -> int:
-    """Bytes that a device has for all programs: as its kind has, as it says itself, or, of CPUs, the machine's."""
+    """Return a device's memory in bytes: by its kind, as it reports, or for CPUs the machine's memory."""
     if chip := chip_of(device.device_kind):
         return chip.hbm_bytes
-    own = device in jax.local_devices()  # others do not say
+    own = device in jax.local_devices()  # other devices do not report
     stated = (device.memory_stats() or {}).get("bytes_limit") if own else None
     return int(stated or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

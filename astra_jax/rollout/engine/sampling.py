@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, on the device."""
+"""Sampling of tokens from logits, on the device."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from flax import struct
 Array = Any
 
 BLOCK = 64
-"""Tokens of a block: near the root of a vocabulary, so that few numbers are random. Divides Qwen3's 151,936."""
+"""Tokens in a block: near the square root of a vocabulary, to need few random numbers. Divides Qwen3's 151,936."""
 
 
 def draw(
     logits_rv: Array, seeds_r: Array, positions_r: Array, temperature_r: Array, top_p_r: Array, *, nucleus: bool
 ) -> tuple[Array, Array]:
-    """One token a row: a block of the vocabulary by its mass, then a token of it, each by the Gumbel-max trick.
+    """Sample one token for each row: first a block of the vocabulary by its mass, then a token of it, both by the
+    Gumbel-max trick.
 
-    That is a draw from the whole distribution with V / 64 + 64 random numbers instead of V, which made up most of a
-    tiny model's step (64 rows of 8,192: 27 ms against 1.8 ms on two cores). A cumulative sum would need one number, but
-    rounding shifts all its later bounds, so that a row's tokens would depend on its neighbours now and then.
+    The result follows the whole distribution with V / 64 + 64 random numbers instead of V, which would dominate a tiny
+    model's step (64 rows of 8,192: 1.8 ms instead of 27 on two cores). A cumulative sum would need one number. But its
+    rounding shifts all later bounds, so a row's tokens could depend on its neighbours.
 
     Args:
         logits_rv: float32.
-        seeds_r: uint32; with the position it keys the draw, so that a row's tokens do not depend on its neighbours.
-        positions_r: the drawn tokens' positions in their sequences.
+        seeds_r: uint32; the random key is (seed, position), so a row's tokens do not depend on its neighbours.
+        positions_r: positions of the sampled tokens in their sequences.
         temperature_r: 0 is greedy.
-        top_p_r: nucleus mass; looked at only with `nucleus`.
-        nucleus: False leaves out the sort over the vocabulary: for batches in which every top_p is 1.
+        top_p_r: nucleus mass; used only with `nucleus`.
+        nucleus: False omits the sort over the vocabulary, for batches in which every top_p is 1.
 
     Returns:
-        (tokens_r int32, logps_r float32). The logprobs are of the distribution that was drawn from: after temperature
-        and nucleus. A greedy row's are the model's own, at temperature 1.
+        (tokens_r int32, logps_r float32). Logprobs are those of the sampled distribution, after temperature and
+        nucleus. Greedy rows use the model's own distribution, at temperature 1.
     """
     greedy_r = temperature_r <= 0
     logits_rv = logits_rv / jnp.where(greedy_r, 1.0, temperature_r)[:, None]
@@ -68,11 +69,12 @@ def _drawn(logits_rv: Array, seeds_r: Array, positions_r: Array, greedy_r: Array
 
 @struct.dataclass
 class Shaping:
-    """What changes a distribution beside temperature and nucleus; see `policy.Sampling`. All [R] but `ids_rt`.
+    """Options that change a distribution besides temperature and nucleus; see `policy.Sampling`. All [R] but `ids_rt`.
+
+    `drawn_r` is the index in `ids_rt` at which each completion starts.
 
     Attributes:
-        ids_rt: each row's sequence so far, -1 behind its end: what penalties go by.
-        drawn_r: where in it the completion begins.
+        ids_rt: each row's sequence so far, padded with -1; penalties use it.
     """
 
     top_k_r: Array
@@ -86,25 +88,25 @@ class Shaping:
 
 @struct.dataclass
 class TokenCounts:
-    """What penalties go by.
+    """Token occurrences for the penalties.
 
     Attributes:
-        times_rv: float32, how often the completion has a token.
-        there_rv: bool, whether the prompt has it, or the completion.
+        times_rv: float32, occurrences of each token in the completion.
+        there_rv: bool, true if the prompt or completion contains the token.
     """
 
     times_rv: Array
     there_rv: Array
 
     def and_now(self, tokens_r: Array, active_r: Array) -> TokenCounts:
-        """With the tokens that were drawn for the rows that still draw."""
+        """Return the counts including the tokens just sampled for active rows."""
         rows_r = jnp.arange(len(tokens_r))
         at = (rows_r, jnp.where(active_r, tokens_r, self.times_rv.shape[1]))
         return TokenCounts(self.times_rv.at[at].add(1.0, mode="drop"), self.there_rv.at[at].set(True, mode="drop"))
 
 
 def said_so_far(shaping: Shaping, vocabulary: int) -> TokenCounts:
-    """Counted once a chunk, and only where a row is penalised at all."""
+    """Return the token counts, computed once per chunk and only if a row has a penalty."""
     rows = len(shaping.drawn_r)
     nothing = TokenCounts(jnp.zeros((rows, vocabulary), jnp.float32), jnp.zeros((rows, vocabulary), bool))
 
@@ -131,15 +133,15 @@ def draw_shaped(
     allowed_rw: Array | None = None,
     alternatives: int,
 ) -> tuple[Array, Array, tuple[Array, Array] | None]:
-    """As `draw`, of a distribution that is shaped first: penalties, the mask, temperature, min_p, top_k, nucleus.
+    """Sample like `draw`, after applying penalties, mask, temperature, min_p, top_k and nucleus.
 
     Args:
-        allowed_rw: int32, a bit for each token that may be drawn (`policy.Constraint`); None: all may.
-        alternatives: how many of the likeliest tokens are returned beside the drawn one; 0 is none.
+        allowed_rw: int32, one bit for each allowed token (`policy.Constraint`); None allows all.
+        alternatives: number of likeliest tokens to return for each sampled one; 0 for none.
 
     Returns:
-        (tokens_r, logps_r, (ids_rk, logps_rk) or None). Greedy rows' logprobs are at temperature 1, of what penalties
-        and the mask left.
+        (tokens_r, logps_r, (ids_rk, logps_rk) or None). Greedy rows' logprobs are at temperature 1, after penalties and
+        mask.
     """
     greedy_r = temperature_r <= 0
     repetition_r1 = shaping.repetition_r[:, None]
@@ -165,7 +167,8 @@ def draw_shaped(
 
 
 def _keep_likely(logits_rv: Array, top_k_r: Array, min_p_r: Array, top_p_r: Array) -> Array:
-    """-inf outside what min_p, top_k and top_p leave, each of what the one before left (ties at an edge stay in)."""
+    """Set logits to -inf that min_p, top_k or top_p exclude, each applied to the result of the previous (ties at an
+    edge stay)."""
     sorted_rv = -jnp.sort(-logits_rv, axis=-1)
     rank_v = jnp.arange(logits_rv.shape[1])
     kept_rv = (rank_v < top_k_r[:, None]) | (top_k_r[:, None] == 0)
@@ -178,10 +181,10 @@ def _keep_likely(logits_rv: Array, top_k_r: Array, min_p_r: Array, top_p_r: Arra
 
 
 def _keep_nucleus(logits_rv: Array, top_p_r: Array) -> Array:
-    """-inf outside the smallest set of likeliest tokens whose mass reaches top_p (ties at its edge stay in)."""
+    """Set logits to -inf outside the smallest set of likeliest tokens with mass top_p (ties at its edge stay)."""
     sorted_rv = -jnp.sort(-logits_rv, axis=-1)
     mass_rv = jnp.cumsum(jax.nn.softmax(sorted_rv, axis=-1), axis=-1)
-    # A token belongs to the nucleus when the mass before it is below top_p; the last one that does sets the edge.
+    # A token is in the nucleus if the mass before it is below top_p; the last such token sets the edge.
     before_rv = jnp.concatenate([jnp.zeros_like(mass_rv[:, :1]), mass_rv[:, :-1]], axis=-1)
     edge_r = jnp.min(jnp.where(before_rv < top_p_r[:, None], sorted_rv, jnp.inf), axis=-1)
     return jnp.where((logits_rv >= edge_r[:, None]) | (top_p_r[:, None] >= 1), logits_rv, -jnp.inf)

@@ -1,4 +1,4 @@
-"""What the engine keeps on the host: its shapes, its counters, its requests and slots."""
+"""Host-side state of the engine: shapes, counters, requests and slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from astra_jax.rollout.policy import Alternatives, Sampling
 from sandbox.settings import Length, OneOf, Settings, Slots
 
 _LARGE = 1 << 25
-"""Weights of a model of which a CPU's step takes so long that programs for more numbers of rows are worth compiling."""
+"""Model size in weights above which a CPU step is so slow that compiling programs for more row counts pays off."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class EngineConfig(Settings):
         max_length: longest sequence, prompt and response; the cache holds slots x max_length positions.
         prefill_chunk: tokens that one prefill call adds to each of its rows at most; of a few, a smaller program adds
             a quarter, a sixteenth … of it. None: 64 on CPUs, else 2,048.
-        decode_chunk: tokens that one decode call draws for each of its rows; new requests wait for its end. None: 16 on
-            CPUs, else 32.
+        decode_chunk: tokens that one decode call samples for each of its rows; new requests wait for its end. None: 16
+            on CPUs, else 32.
         stored: how the layers' matrices are kept, and read in each step: in the model's dtype (`none`), or in 8 bits
-            with a scale for each output (`int8`), half of the bytes. What is drawn, and its logprobs, are of those.
+            with a scale for each output (`int8`), half of the bytes. Tokens and logprobs then follow these weights.
         min_window: attention reads the first 1, 1.5, 2, 3, 4, ... x this many cache positions: the least that holds the
             longest row. None: 128 on CPUs, else 1,024.
     """
@@ -43,19 +43,19 @@ class EngineConfig(Settings):
     stored: Annotated[str, OneOf(STORED)] = "none"
 
     def on(self, platform: str, *, weights: int = 0) -> Shapes:
-        """With a number for each.
+        """Return the shapes on this platform, with a number for each.
 
         Args:
-            weights: of the model, that each token is multiplied with.
+            weights: number of the model's weights that multiply each token.
         """
         on_cpu = platform == "cpu"
-        # In sixteenths of the slots; 0 is one row. Elsewhere than on CPUs some rows are read, written and read again
-        # where all are read: half cost more.
+        # In sixteenths of the slots; 0 is one row. Decoding all rows is faster than half of them off CPUs, since a
+        # subset is gathered first.
         decode: tuple[int, ...] = (0, 1, 4, 8, 16) if on_cpu else (0, 1, 4, 16)
         prefill: tuple[int, ...] = (1, 2, 4) if on_cpu else (1, 4)
         if on_cpu and weights >= _LARGE:
-            # SmolLM2-135M, two cores, 768 places: 16 tokens each of 12 rows in 1.06 s, of 16 in 1.50; of 24 in 1.97, of
-            # 32 in 2.27. Of the calls of some GRPO updates a tenth less decoding, a sixth less prefilling.
+            # With SmolLM2-135M on CPU, more row counts save a tenth of decoding and a sixth of prefilling in GRPO
+            # updates.
             decode, prefill = (0, 1, 4, 6, 8, 12, 16), (0, 1, 2, 4)
 
         def rows(sixteenths: Sequence[int]) -> tuple[int, ...]:
@@ -75,14 +75,14 @@ class EngineConfig(Settings):
 
 @dataclass(frozen=True)
 class Shapes:
-    """An `EngineConfig` on its platform.
+    """`EngineConfig` with all numbers resolved for its platform.
 
     Attributes, beside the configuration's:
-        decode_rows: that decoding may take: one, parts of the slots, or all, ascending.
-        prefill_rows: that prefilling may: few for a lone long prompt, more for the turns of many episodes, ascending.
-            What is computed of padding costs as much as what is not.
-        call_tokens: so many tokens more a prefill costs than it computes: it reads all weights, which takes
-            accelerators as long as 150 to 600 tokens in bfloat16 do, and two cores as long as 25.
+        decode_rows: row counts for decoding: one, fractions of the slots, or all, ascending.
+        prefill_rows: row counts for prefilling: few for a single long prompt, more for the turns of many episodes,
+            ascending. Padding costs as much as tokens.
+        call_tokens: fixed cost of a prefill call in tokens, for reading all weights: 150 to 600 tokens in bfloat16 on
+            accelerators, 25 on two CPU cores.
     """
 
     slots: int
@@ -95,36 +95,36 @@ class Shapes:
     call_tokens: int
 
     def window_for(self, length: int) -> int:
-        """The smallest allowed window that holds `length` positions."""
+        """Return the smallest allowed window of at least `length` positions."""
         window = self.min_window
         while window < length:
             window *= 2
-        if window > self.min_window and window * 3 // 4 >= length:  # the steps between keep what is read in vain low
+        if window > self.min_window and window * 3 // 4 >= length:  # intermediate sizes reduce needless reads
             window = window * 3 // 4
         return min(window, self.max_length)
 
     @property
     def windows(self) -> list[int]:
-        """All that there are."""
+        """All possible windows, ascending."""
         return sorted({self.window_for(length) for length in range(1, self.max_length + 1)})
 
     @property
     def prefill_chunks(self) -> list[int]:
-        """All that there are: `prefill_chunk`, and a quarter, a sixteenth … of it, of 64 at least."""
+        """All chunk sizes: `prefill_chunk`, and a quarter, a sixteenth, … of it, at least 64."""
         chunks = [self.prefill_chunk]
         while chunks[0] // 4 >= 64:
             chunks.insert(0, chunks[0] // 4)
         return chunks
 
     def decode_rows_for(self, rows: int) -> int:
-        """The fewest that hold these: decoding costs rows x window."""
+        """Return the smallest sufficient row count; decoding costs rows x window."""
         return next(count for count in self.decode_rows if count >= rows)
 
     def prefill_shape_for(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """(rows, chunk) of the call that adds the most tokens for what it costs.
+        """Return (rows, chunk) of the prefill call with the most tokens per cost.
 
         Args:
-            tokens: how many each row that waits is to get yet; a call takes the first ones.
+            tokens: remaining tokens of each waiting row; a call takes the first rows.
         """
 
         def gain(shape: tuple[int, int]) -> float:
@@ -134,7 +134,7 @@ class Shapes:
         return max(((self._prefill_rows_for(len(tokens), chunk), chunk) for chunk in self.prefill_chunks), key=gain)
 
     def _prefill_rows_for(self, waiting: int, chunk: int) -> int:
-        """Of the next call, so that all calls for those that wait cost least."""
+        """Return the rows of the next call that minimise the total cost of all calls."""
         counts = self.prefill_rows
 
         def cost(waiting: int) -> float:
@@ -148,7 +148,7 @@ class Shapes:
 
 @dataclass
 class EngineStats:
-    """Running totals; `snapshot` and subtract for a phase. `failed` counts requests that were given up."""
+    """Running totals; take a `snapshot` and subtract it to measure a phase. `failed` counts aborted requests."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -169,12 +169,12 @@ class EngineStats:
 
 
 class PromptScores:
-    """Logprobs of a prompt's tokens from the second on, which prefilling fills in.
+    """Logprobs of a prompt's tokens from the second on, filled in by prefilling.
 
     Attributes:
         logps: [n - 1] float32.
-        likeliest: ids and logprobs of the likeliest tokens at each place, both [n - 1, k]; k is 0 when none are asked
-            for.
+        likeliest: ids and logprobs of the likeliest tokens at each position, both [n - 1, k]; k is 0 if none are
+            requested.
     """
 
     def __init__(self, prompt_length: int, alternatives: int) -> None:
@@ -183,14 +183,14 @@ class PromptScores:
         self.likeliest = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
 
     def put(self, start: int, logps: np.ndarray, likeliest: Any) -> None:
-        """Keep what follows the positions from `start` on, as far as it is the prompt's."""
+        """Store the scores that follow the positions from `start`, ignoring those beyond the prompt."""
         n = max(0, min(len(logps), len(self.logps) - start))
         self.logps[start : start + n] = logps[:n]
         for kept, new in zip(self.likeliest, likeliest or (), strict=False):
             kept[start : start + n] = new[:n, : kept.shape[1]]
 
     def alternatives(self) -> list[Alternatives]:
-        """As in `Drawn`; empty when none are asked for."""
+        """Return the alternatives in the form of `Drawn`; empty if none are requested."""
         ids, values = self.likeliest
         places = zip(ids.tolist(), values.tolist(), strict=True) if ids.shape[1] else ()
         return [tuple(zip(*place, strict=True)) for place in places]
@@ -198,17 +198,17 @@ class PromptScores:
 
 @dataclass(eq=False)
 class Request:
-    """One completion under way. A device step's thread appends to `tokens` and `logprobs`; the first `delivered` of
-    them may be read by whoever waits for `news`.
+    """A running completion. A device step's thread appends to `tokens` and `logprobs`; waiters for `news` may read the
+    first `delivered` of them.
 
     Attributes:
-        alternatives: of each token, when some are asked for.
-        scores: of the prompt, when asked for.
-        reused: prompt tokens whose keys and values were taken over.
-        versions: of the weights that drew each token that is delivered.
+        alternatives: for each token, if requested.
+        scores: of the prompt, if requested.
+        reused: prompt tokens whose keys and values were reused.
+        versions: of the weights that sampled each delivered token.
         finish: set with the last delivery.
-        failure: why no more will come.
-        dropped: nobody waits any more.
+        failure: the error that ended it.
+        dropped: the caller no longer waits.
     """
 
     prompt: np.ndarray
@@ -232,19 +232,19 @@ class Request:
 
     @property
     def stopped(self) -> bool:
-        """Whether its last token is a stop token."""
+        """True if its last token is a stop token."""
         return bool(self.tokens) and self.tokens[-1] in self.sampling.stop_ids
 
     @property
     def ended(self) -> bool:
-        """Whether no more tokens are wanted."""
+        """True if it needs no more tokens."""
         return self.stopped or len(self.tokens) >= self.sampling.max_tokens
 
 
 @dataclass(eq=False)
 class CacheSlot:
-    """`ids[:length]` is the sequence; `ids[:cached]` has its K/V in the cache. The last token of an active sequence is
-    never cached yet: decoding feeds it to get the next one."""
+    """Slot of the KV cache. `ids[:length]` is the sequence; `ids[:cached]` has its keys and values in the cache. The
+    last token of an active sequence is not cached yet: decoding feeds it to get the next one."""
 
     index: int
     ids: np.ndarray
@@ -261,17 +261,17 @@ class CacheSlot:
 
     @property
     def scores(self) -> PromptScores | None:
-        """Those of its request: then all of the prompt is prefilled, and nothing taken over."""
+        """Scores of its request. If set, the whole prompt is prefilled and nothing is reused."""
         return None if self.request is None else self.request.scores
 
 
 def padded(values: Sequence[int], length: int, fill: int) -> np.ndarray:
-    """int32 [length]: the values, then `fill`."""
+    """Return int32 [length]: the values, then `fill`."""
     return np.asarray([*values, *[fill] * (length - len(values))], np.int32)
 
 
 def common_prefix(held: np.ndarray, prompt: np.ndarray) -> int:
-    """How many tokens both begin with."""
+    """Return the number of leading tokens that both share."""
     n = min(len(held), len(prompt))
     different = np.flatnonzero(held[:n] != prompt[:n])
     return int(different[0]) if len(different) else n

@@ -1,11 +1,11 @@
-"""The engine's part that works on the device: which compiled program runs next, with which rows.
+"""Device side of the engine: chooses the next compiled program and its rows.
 
-It is called in a thread, by one caller at a time. All shapes are static; the compiled programs are {prefill, decode,
-copy} x a few row counts x a few key windows (`EngineConfig`), each compiled when it is first needed, or by `warm_up`.
-What a request asks for beyond a temperature and a nucleus has programs of its own, so that nobody beside it is drawn
-otherwise.
+It runs in a thread, one caller at a time. All shapes are static. The compiled programs are {prefill, decode, copy} x a
+few row counts x a few key windows (`EngineConfig`). Each is compiled when first needed, or by `warm_up`. Requests for
+more than a temperature and a nucleus have separate programs, so they do not change the sampling of others.
 
-Under a constraint a token is drawn at a time: the host says what may follow while the device computes the logits.
+Constrained completions are sampled token by token: the host computes the allowed tokens while the device computes the
+logits.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats,
 from astra_jax.rollout.policy import MAX_ALTERNATIVES, ConstraintError, Sampling
 
 MAX_STOPS = 4
-"""Stop ids of one request (a static shape)."""
+"""Most stop ids of a request (a static shape)."""
 
 _MUCH = 1 << 30
-"""Bytes of keys and values that are worth the page faults of whoever wants memory after them."""
+"""Cache size in bytes above which freed memory is returned to the system, despite the page faults of later allocations.
+"""
 Placed = list[tuple[int, CacheSlot, Request]]
-"""Rows of a program, with whose they are."""
+"""Rows of a program, with their slots and requests."""
 Lost = list[tuple[CacheSlot, Exception]]
-"""Slots whose request cannot go on, with what is wrong."""
+"""Slots whose request failed, each with its error."""
 
 
 class Worker:
     """Parameters, cache and slots of one engine.
 
     Attributes:
-        slots: as the engine fills them.
-        shapes: the configuration, with a number for each shape.
+        slots: filled by the engine.
+        shapes: the configuration with every shape resolved to a number.
     """
 
     def __init__(self, params: Any, model: Model, config: EngineConfig, stats: EngineStats) -> None:
         """
         Raises:
-            SettingError: the devices have no room for the cache.
+            SettingError: the devices do not have enough memory for the cache.
         """
         self._mesh = mesh_of(params)
         device = next(iter(jax.tree.leaves(params)[0].devices()))
@@ -67,24 +68,24 @@ class Worker:
         self.slots = [CacheSlot(i, np.zeros(self.shapes.max_length, np.int32)) for i in range(self.shapes.slots)]
 
     def replace(self, params: Any) -> None:
-        """Other weights: no keys and values of those before may be attended to."""
+        """Replace the weights, and discard all keys and values computed by the previous ones."""
         self._params, self._prepared = params, False
         self._forget()
 
     @property
     def asleep(self) -> bool:
-        """Whether there are no weights to draw with, until `replace`."""
+        """True if there are no weights to sample with, until `replace`."""
         return self._params is None
 
     def let_go(self) -> None:
-        """Of what lies on the devices, now: who was drawn for may refer to the engine, and the engine to them, and the
-        garbage collector looks for such rings seldom (GRPO's cache, 2.1 GiB, lay beside an evaluation's)."""
+        """Free the cache and the weights on the devices now. Callers and the engine may form a reference cycle, which
+        the garbage collector rarely looks for (2.1 GiB of cache stayed allocated so)."""
         self.cache, self._params = None, None
         self._forget()
         self._give_back()
 
     def _forget(self) -> None:
-        """All keys and values; what is under way is prefilled again."""
+        """Discard all keys and values; sequences in progress are prefilled again."""
         for slot in self.slots:
             slot.cached, slot.donor = 0, None
             slot.length = slot.length if slot.request is not None else 0
@@ -108,11 +109,11 @@ class Worker:
         return lost
 
     def start_over(self, cause: Exception | None = None) -> None:
-        """Forget all keys and values, which a failed step may have taken along, and draw a token to see whether that
-        can be done at all. What is under way is prefilled again.
+        """Discard all keys and values, which a failed step may have damaged, then sample one token as a test. Sequences
+        in progress are prefilled again.
 
         Raises:
-            Exception: nothing can be drawn any more.
+            Exception: sampling is no longer possible.
         """
         self.cache = None  # freed before there is another
         self.cache = self._empty_cache()
@@ -124,11 +125,10 @@ class Worker:
             raise error from cause
 
     def warm_up(self, *, options: bool) -> Iterator[Callable[[], Any]]:
-        """What to call, one after the other and while nothing else is under way, to have each program compiled. They
-        run with rows of padding.
+        """Yield calls that each compile one program, run on padding rows. Call them in turn while nothing else runs.
 
         Args:
-            options: also those of shaped and constrained draws, three times as many.
+            options: also compile the programs of shaped and constrained sampling, three times as many.
         """
         self._prepare()
         shapes, windows = self.shapes, self.shapes.windows
@@ -148,7 +148,7 @@ class Worker:
 
     def _prepare(self) -> None:
         if self.cache is None:
-            self._give_back()  # what an update has left
+            self._give_back()  # memory freed by an update
             self.cache = self._empty_cache()
         if not self._prepared:
             how: dict[str, Any] = {"apart": self._written_out, "stored": self._stored}
@@ -161,14 +161,14 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ before decoding
 
     def _share(self) -> None:
-        """Copy K/V to the slots whose donor has computed them by now."""
+        """Copy keys and values to slots whose donor has computed them."""
         takers, donors = [], []
         for slot in self.slots:
             donor = slot.donor
             if donor is None or donor.prefilling:
                 continue
             slot.donor = None
-            # The donor may have been given other work meanwhile: what it holds *now* is what counts.
+            # The donor may have a new request meanwhile, so compare with its current contents.
             shared = min(common_prefix(donor.ids[: donor.cached], slot.ids[: slot.length]), slot.length - 1)
             if shared > slot.cached:
                 self.stats.copied_tokens += shared - slot.cached
@@ -202,7 +202,7 @@ class Worker:
     def _run_prefill(
         self, pending: Sequence[CacheSlot], rows: int, chunk: int, window: int, *, alternatives: int | None = None
     ) -> None:
-        """`alternatives`: of rows whose prompts are scored; None: no row's is."""
+        """Run one prefill. `alternatives` applies to rows whose prompts are scored; None if no prompt is scored."""
         tokens, following = np.zeros((2, rows, chunk), np.int32)
         positions = np.full((rows, chunk), -1, np.int32)
         for row, slot in enumerate(pending):
@@ -231,7 +231,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------------------- decoding
 
     def _decode(self, ready: list[CacheSlot]) -> Lost:
-        """Draw a chunk of each."""
+        """Sample a chunk of tokens for each slot."""
         started = time.perf_counter()
         count, placed = self._placed(ready)
         samplings = [request.sampling for _, _, request in placed]
@@ -277,7 +277,7 @@ class Worker:
         return np.asarray(tokens), np.asarray(logps), _on_host(others)
 
     def _decode_constrained(self, ready: list[CacheSlot]) -> Lost:
-        """Draw up to a chunk of each, token by token; who has ended rests until the others have."""
+        """Sample up to a chunk for each slot, token by token. Completions that end wait for the others."""
         started, lost = time.perf_counter(), Lost()
         for _ in range(self.shapes.decode_chunk):
             count, placed = self._placed(ready)
@@ -304,7 +304,7 @@ class Worker:
         rows, whole = self._rows(count, placed), count == self.shapes.slots
         given = (self._params, self.cache, rows)
         self.cache, logits = device_steps.feed(*given, window=window, whole=whole, **self._compiled_for)
-        # The device computes the logits; meanwhile it is looked up here what may follow.
+        # Compute the allowed tokens while the device computes the logits.
         allowed = np.zeros((count, -(-self.model.vocab_size // 32)), np.int32)
         lost: Lost = []
         for row, slot, request in placed:
@@ -321,7 +321,7 @@ class Worker:
         return np.asarray(tokens), np.asarray(logps), _on_host(others), lost
 
     def _placed(self, ready: list[CacheSlot]) -> tuple[int, Placed]:
-        """How many rows a program has, and in which of them these are."""
+        """Return the row count of the program, and the row of each slot."""
         count = self.shapes.decode_rows_for(len(ready)) if ready else 0
         whole = count == self.shapes.slots
         return count, [
@@ -354,7 +354,7 @@ class Worker:
         return rows
 
     def _take(self, slot: CacheSlot, request: Request, new: np.ndarray, logps: np.ndarray, others: Any) -> bool:
-        """Put drawn tokens behind their sequence; False: they are of logits that are not finite."""
+        """Append sampled tokens to their sequence. Return False if their logits are not finite."""
         if not np.isfinite(logps).all():
             return False
         request.tokens += new.tolist()
@@ -405,7 +405,7 @@ def _shaping(count: int, placed: Placed, window: int) -> Shaping:
 
 
 def _alternatives(samplings: Sequence[Sampling]) -> int:
-    """How many a program returns: none, or the most, so that there are no more programs."""
+    """Return the alternatives per program: none, or the maximum, to limit the number of programs."""
     return MAX_ALTERNATIVES if any(sampling.alternatives for sampling in samplings) else 0
 
 

@@ -1,1 +1,1 @@
-"""Rollouts on vLLM servers: `policy` asks them, `server` is one of them, `sync` and `publishing` give them weights."""
+"""Rollouts on vLLM servers: `policy` asks them, `server` is one of them, `sync` and `publishing` transfer weights."""

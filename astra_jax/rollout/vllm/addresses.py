@@ -1,11 +1,11 @@
-"""Where the rollout servers are: addresses, or where they are looked up while a run goes on.
+"""Addresses of the rollout servers, fixed or looked up repeatedly during a run.
 
     http://a:8000              a server
     @FILE                      a file with one of them in each line (# begins a comment)
     dns+http://servers:8000    every address that the name has: the pods of a headless service
 
-What a look-up does not answer, or answers with nobody, changes nothing: that its file is being written, or its name
-server is away, says nothing about the servers.
+A failed or empty look-up changes nothing. A file being rewritten or an unavailable name server says nothing about the
+rollout servers.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from synthesis.core.refusals import InputError
 
 _LOOKED_UP = {"dns+http": "http", "dns+https": "https"}
 _MOST_BYTES = 1 << 20
-"""Of a file of addresses."""
+"""Size limit of a file of addresses."""
 
 
 def check_source(source: str, way: str) -> None:
-    """See that it is one of the three forms.
+    """Check that a source has one of the three forms.
 
     Args:
-        way: how weights get there, see `VLLMConfig.sync`.
+        way: sync method, see `VLLMConfig.sync`.
 
     Raises:
-        SettingError: it is not, or a server there cannot be used in this way.
+        SettingError: it has none, or a server there cannot be used with this method.
     """
     if source.startswith("@"):
         if not source[1:].strip():
@@ -62,7 +62,7 @@ def check_source(source: str, way: str) -> None:
 
 
 class Addresses:
-    """What `VLLMConfig.urls` comes to.
+    """Server addresses from `VLLMConfig.urls`.
 
     Args:
         sources: in the forms above.
@@ -74,14 +74,14 @@ class Addresses:
 
     @property
     def change(self) -> bool:
-        """Whether they may be others at another time."""
+        """True if the addresses may change over time."""
         return any(source.startswith("@") or urlsplit(source).scheme in _LOOKED_UP for source in self._sources)
 
     def of_files(self) -> list[str]:
-        """The addresses that are written down, in their order, without a slash at their end, each once.
+        """Return the explicit addresses, in order, without trailing slashes or duplicates.
 
         Raises:
-            InputError: a file cannot be read, names no server, or what is none.
+            InputError: a file is unreadable, names no server, or has an invalid line.
         """
         found: dict[str, None] = {}
         for source in self._sources:
@@ -92,7 +92,7 @@ class Addresses:
         return list(dict.fromkeys(url.rstrip("/") for url in found))
 
     async def read(self) -> dict[str, str | None]:
-        """The servers' addresses now, each with the name that its certificate is of, where that is another.
+        """Return the servers' current addresses, each with the name in its certificate if that differs.
 
         Raises:
             InputError: as `of_files`.

@@ -1,4 +1,4 @@
-"""How rollout servers are reached, and how long they are waited for."""
+"""Settings for reaching rollout servers, with their timeouts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sandbox.settings import Bound, Count, CountOrZero, Seconds, SettingError, S
 
 @dataclass(frozen=True)
 class VLLMConfig(Settings):
-    """How to reach the servers.
+    """Connection settings of the rollout servers.
 
     Attributes:
-        urls: one for each server, without a path. Or where they are looked up, again and again while a run goes on:
-            `@FILE`, which has one in each line, and `dns+http://NAME:PORT`, of which each address that the name has is
-            a server (Kubernetes: a headless service).
+        urls: one for each server, without a path. Or a source that is read repeatedly during a run: `@FILE`, with one
+            address in each line, and `dns+http://NAME:PORT`, of which each address that the name has is a server
+            (Kubernetes: a headless service).
         api_key: what they were started with (`--api-key`).
         sync_key: what they take new weights for (`ASTRA_SYNC_KEY_FILE` there), another than `api_key`; None where they
             listen on loopback alone and have none.
-        ca_file: PEM file of whoever signed their certificates; by default the system's authorities.
+        ca_file: PEM file of the authority that signed their certificates; by default the system's authorities.
         sync: how weights get there: `plugin` (ours, from Orbax checkpoints), `direct` (ours, over TCP from the memory
             of the trainer's hosts; wants a `sync_key`), or `reload` (vLLM's development endpoints, from Hugging Face
             folders), for servers on this machine without the plugin.
@@ -32,10 +32,10 @@ class VLLMConfig(Settings):
             no room for. Ours: 524,288, 86 GB of Qwen3-14B.
         slack: how much fuller than the least loaded server, in shares of its cache, one may be that has a request's
             prefix cached, and is still asked for it. Ours: an eighth, more than a group of episodes holds.
-        min_servers: so many must be there at the start, and have an update's weights before the run goes on; of
-            fewer servers all.
+        min_servers: so many must be there at the start, and have an update's weights before the run continues; of fewer
+            servers all.
         request_seconds: for one completion. A server that hangs is found sooner, by `stall_seconds`.
-        stall_seconds: how long a server with requests in flight may draw no token, where its `/metrics` say so.
+        stall_seconds: how long a server with requests in flight may sample no token, where its `/metrics` say so.
         sync_seconds: for one server to take new weights over.
         grace_seconds: how long an update waits for slower servers once `min_servers` have its weights.
         patience_seconds: how long a request waits for any server to be there again, and an update for any server to
@@ -44,8 +44,8 @@ class VLLMConfig(Settings):
         answer_seconds: for its answer to a look.
         run_id: of the run whose weights they get: `identity.run_id` of its workdir; a new one, if none is given.
         lease_seconds: for how long after the last look a server is still this run's; another is refused there.
-        most_age: updates that weights may be old which drew tokens of a completion that an update of the servers fell
-            into; 0 throws all such completions away. GRPO's `async_steps`.
+        most_age: most updates by which weights may be old if an update of the servers fell into a completion; 0
+            discards all such completions. GRPO's `async_steps`.
         attempts: how often one request is sent before it is given up: it may be what the servers die of.
     """
 

@@ -1,17 +1,15 @@
-"""Weights as rollout servers take them out of the trainer's memory, without a file between.
-
+"""Publishing of weights that rollout servers pull from the trainer's memory, without files.
     publisher = DirectPublisher(model, key=..., run="r1", host="10.0.0.1")
     item = publisher.publish(params, 1)         # tcp://10.0.0.1:41207; `VLLMConfig.sync="direct"` hands it over
 
-Each host copies what its own devices hold of a version, every shard once however many replicas there are, and serves it
-over TCP (`wire.py`) as boxes: parts of leaves of at most `BOX_BYTES` that lie in one piece, each with its SHA-256. The
-first host's address is what servers are told; it names the others. A server pulls what it lacks of each
-(`plugin/astra_vllm/stream.py`).
+Each host copies its own devices' part of a version, one replica of each shard, and serves it over TCP (`wire.py`). It
+serves boxes: contiguous parts of leaves of at most `BOX_BYTES`, each with its SHA-256. Servers get the first host's
+address, and that host names the others. A server pulls the boxes it lacks from each (`plugin/astra_vllm/stream.py`).
 
-Of a box that a server has from the version before, only what has changed travels, where that is at most half of it:
-after a step of 1e-6 some hundredth of the numbers differ in bfloat16, and with adapters, which are merged here, only
-the matrices that have one. So servers need not know of adapters, hold the trainer's own bits, and a change is checked
-by the digest of the whole box that it makes.
+If a server has the previous version of a box, only the changed numbers are sent, unless that is more than half of the
+box. After a step of 1e-6 about a hundredth of the numbers differ in bfloat16. With adapters, which are merged here,
+only the adapted matrices differ. So servers have the trainer's exact bits and need no adapters. The digest of the whole
+resulting box checks a change.
 """
 
 from __future__ import annotations
@@ -45,25 +43,25 @@ from synthesis.core.refusals import InputError
 BOX_BYTES = 64 << 20
 _BLOCK_BITS = 16
 _LAGGING_SECONDS = 45.0
-"""For which a server waits here for a version that this host has not copied yet, and the first one has."""
+"""Seconds that a server waits for a version that the first host has copied and this host has not."""
 _MOST_ADDRESS = 512
 _SAMPLE = 4096
 _MOST_CHANGED = 0.3
-"""Of a sample of a box's numbers, above which its changes are not looked for."""
+"""Share of changed numbers in a sample of a box above which its changes are not computed."""
 
 Range = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class _Box:
-    """A part of a leaf.
+    """Part of a leaf.
 
     Attributes:
-        ranges: from and to, along each axis of the leaf.
-        numbers: [N] unsigned, of as many bits as its own.
-        digest: SHA-256 of them.
-        changes: see `changes_of`; None: there are none, or too many.
-        before: digest of what they change.
+        ranges: start and end along each axis of the leaf.
+        numbers: [N] unsigned integers of the leaf's bit width.
+        digest: their SHA-256.
+        changes: see `changes_of`; None if there is no previous box or too many changes.
+        before: digest of the box to which the changes apply.
     """
 
     leaf: str
@@ -81,28 +79,29 @@ class _Version:
 
 
 class DirectPublisher:
-    """Serves a policy's weights from the memory of the trainer's hosts. All of them must make one, and publish.
+    """Publisher that serves a policy's weights from the memory of the trainer's hosts. Each host must create one and
+    publish.
 
-    Memory of a host: the published weights' bytes over the number of hosts (29.5 GB of Qwen3-14B in bfloat16 on four
-    hosts: 7.4 GB) for the version that servers have or take over, which is kept for those that come back; as much
-    again, and at most half of it for the changes, from the next `publish` until a server asks for that version. On
-    the devices a copy in the published dtype while it is copied, as `Publisher` makes.
+    Host memory: the published weights' bytes over the number of hosts, kept for returning servers (29.5 GB of Qwen3-14B
+    in bfloat16 on four hosts: 7.4 GB). From the next `publish` until a server requests that version, as much again,
+    plus at most half for the changes. On the devices there is a copy in the published dtype during the copy, as with
+    `Publisher`.
 
     Args:
         model: the policy's config.
-        key: of syncs, which servers have too (`ASTRA_SYNC_KEY_FILE`).
-        run: whose weights they are; the first host's counts.
-        host, port: of this machine, as servers reach it; port 0 is one of the system's choice.
+        key: of syncs; servers have the same (`ASTRA_SYNC_KEY_FILE`).
+        run: the run's id; the first host's is used.
+        host, port: of this machine, as servers reach it; port 0 lets the system choose.
         dtype: of the published weights.
 
     Raises:
-        InputError: nobody can listen there.
+        InputError: it cannot listen at that address.
     """
 
     def __init__(self, model: Model, *, key: str, run: str, host: str, port: int = 0, dtype: str = "bfloat16") -> None:
         self.model, self.dtype = model, dtype
         self._changed = threading.Condition()
-        self._held: dict[int, _Version] = {}  # in the order in which they were published
+        self._held: dict[int, _Version] = {}  # in order of publication
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._server = WeightServer(host, port, key, self._answer)
         every = from_every(f"{run} {self._server.address}".encode(), _MOST_ADDRESS)
@@ -110,13 +109,13 @@ class DirectPublisher:
         self._hosts = [one.decode().partition(" ")[2] for one in every]
 
     def publish(self, params: Params, version: int) -> str:
-        """Begin to copy a version; `params` may be donated once this returns.
+        """Start copying a version; `params` may be donated once this returns.
 
         Args:
-            version: replaces one of the same number.
+            version: replaces an existing version of the same number.
 
         Returns:
-            Where servers take it from, once `wait` has returned.
+            The address from which servers take it, once `wait` has returned.
         """
         with self._changed:
             for old in [*self._held][:-1]:
@@ -130,7 +129,7 @@ class DirectPublisher:
         return f"tcp://{self._hosts[0]}"
 
     def wait(self) -> None:
-        """Return when what was published can be taken."""
+        """Wait until the published version can be pulled."""
         if self._pending is None:
             return
         (version, tensors), self._pending = self._pending, None
@@ -142,7 +141,7 @@ class DirectPublisher:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="digest") as threads:
             for name in sorted(tensors):
                 for shard in tensors.pop(name).addressable_shards:
-                    if shard.replica_id == 0:  # one of all that have these numbers, on whichever host
+                    if shard.replica_id == 0:  # one replica of each shard across all hosts
                         boxes += threads.map(partial(_boxed, old), _cut(name, shard))
         with self._changed:
             self._held.pop(version, None)
@@ -150,13 +149,13 @@ class DirectPublisher:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Serve nothing any more."""
+        """Stop serving."""
         self._server.close()
         with self._changed:
             self._held.clear()
 
     def _answer(self, message: dict[str, Any]) -> Answer:
-        """To a server that has the key."""
+        """Answer a server that has the key."""
         label, number = message.get("want"), message.get("box")
         version = self._wanted(label)
         if isinstance(version, str):
@@ -172,7 +171,7 @@ class DirectPublisher:
         return {"form": "whole", "bytes": box.numbers.nbytes}, box.numbers.data.cast("B")
 
     def _wanted(self, label: object) -> _Version | str:
-        """A version that is served; or why it is not. From then on those before it are not."""
+        """Return the served version, or the reason why it is not served. Older versions are dropped."""
         run, _, update = str(label).rpartition(":")
         if run != self._run:
             return f"this is the run {self._run}, which has no weights {label!r:.100}"
@@ -191,15 +190,15 @@ class DirectPublisher:
 
 
 def listening_address(sources: Sequence[str], given: str = "") -> tuple[str, int]:
-    """Where this host serves weights: the address that its packets to the rollout servers have.
+    """Return the address at which this host serves weights: the source address of its packets to the rollout servers.
 
     Args:
         sources: addresses of servers, see `VLLMConfig.urls`.
-        given: `HOST:PORT`, `HOST` or `:PORT` instead.
+        given: overrides it: `HOST:PORT`, `HOST` or `:PORT`.
 
     Raises:
-        SettingError: `given` is none of them.
-        InputError: no server's address leads anywhere.
+        SettingError: `given` has none of these forms.
+        InputError: no server's address is routable.
     """
     try:
         parts = urlsplit(f"//{given}")
@@ -226,8 +225,11 @@ def listening_address(sources: Sequence[str], given: str = "") -> tuple[str, int
 
 
 def changes_of(old: np.ndarray, new: np.ndarray) -> bytes | None:
-    """What makes the one the other: how many numbers change in each block of 65,536 (uint32), where each of them is in
-    its block (uint16), and what it then is; all little-endian. None: that would be more than half of `new`.
+    """Return the changes that turn `old` into `new`, or None if they exceed half of `new`. All parts are little-endian:
+
+    - the number of changes in each block of 65,536 (uint32);
+    - the offset of each change in its block (uint16);
+    - the new value of each.
 
     Args:
         old, new: [N] unsigned numbers.
@@ -246,12 +248,12 @@ def changes_of(old: np.ndarray, new: np.ndarray) -> bytes | None:
 
 @partial(jax.jit, static_argnames=("model", "dtype"))
 def _apart(params: Params, *, model: Model, dtype: str) -> dict[str, jax.Array]:
-    """As `stacked_hf_tensors`, none of which is a parameter's own buffer, which may be donated."""
+    """Return `stacked_hf_tensors` as copies, since a parameter's own buffer may be donated."""
     return {name: jnp.copy(x) for name, x in stacked_hf_tensors(params, model=model, dtype=dtype).items()}
 
 
 def _cut(leaf: str, shard: jax.Shard) -> Iterator[tuple[str, Range, np.ndarray]]:
-    """The boxes of a shard. On CPUs they are views of it, else of its copy in the host's memory."""
+    """Yield the boxes of a shard: views of it on CPUs, otherwise of its copy in host memory."""
     data = np.ascontiguousarray(np.asarray(shard.data))
     numbers = data.view(f"u{data.itemsize}")
     origin = [one.start or 0 for one in shard.index]
@@ -271,7 +273,7 @@ def _boxed(before: dict[tuple[str, Range], _Box], part: tuple[str, Range, np.nda
 
 
 def pieces(shape: Sequence[int], most: int) -> Iterator[Range]:
-    """Cuts an array into boxes of at most `most` numbers, each in one piece in the order of the axes."""
+    """Cut an array into contiguous boxes of at most `most` numbers."""
     axis = next((i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= most), len(shape) - 1)
     step = max(1, most // math.prod(shape[axis + 1 :]))
     rest = tuple((0, n) for n in shape[axis + 1 :])

@@ -1,4 +1,4 @@
-"""What a rollout server's `/metrics` say that the policy goes by."""
+"""Metrics of a rollout server's `/metrics` that the policy uses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _BLOCK = re.compile(r'[{,]block_size="([0-9]{1,15})"')
 
 @dataclass(frozen=True)
 class ServerFigures:
-    """Figures of a server; None is what it does not say (`--disable-log-stats`).
+    """Metrics of a server; None if not reported (`--disable-log-stats`).
 
     Attributes:
-        tokens: that it has read and drawn since it was started.
-        cache: tokens that its KV cache has room for, of all its engines.
-        preemptions: requests that its cache had no room for any more, and that were computed again.
+        tokens: prefilled and sampled since the server started.
+        cache: tokens that fit the KV caches of all its engines.
+        preemptions: requests evicted from the full cache and recomputed.
     """
 
     tokens: float | None
@@ -28,11 +28,11 @@ class ServerFigures:
 
 
 def figures_of(text: str) -> ServerFigures:
-    """Read what vLLM answers. Its `cache_config_info` (0.32) has a line for each engine, with `kv_cache_size_tokens` of
-    that engine, while `num_gpu_blocks` is of all.
+    """Parse vLLM's metrics. Its `cache_config_info` (0.32) has a line for each engine with that engine's
+    `kv_cache_size_tokens`, while `num_gpu_blocks` is the total.
 
     Raises:
-        ValueError: a figure is no number.
+        ValueError: a metric is not a number.
     """
     lines = text.splitlines()
 

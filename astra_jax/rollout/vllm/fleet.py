@@ -1,13 +1,18 @@
-"""Which rollout servers serve: who is there, who has the current weights, who is silent.
+"""Health checks and membership of the rollout servers.
 
-A server is looked at every `check_seconds`. One that does not answer several looks in a row, has other weights, or
-draws no tokens for `stall_seconds` with requests in flight is left out, and what is in flight there is given up, so
-that it is drawn elsewhere. One that was left out comes back by itself: as it is, if it still has the current weights,
-else by a sync; and one that drew nothing, only once it has drawn a token, as its looks may be answered all the while.
-No server is waited for because of another: each has its own look-out and its own sync.
+Each server is checked every `check_seconds`, by its own task, so no server waits for another. A server is taken out of
+service in any of three cases:
 
-Where servers are looked up (`addresses.py`), that is done as often. A new one joins as one that comes back does. One
-that is named no more is asked no more; what it has in flight goes on to its end, or is drawn elsewhere when it fails.
+- it does not answer several checks in a row;
+- it has other weights than the current ones;
+- it samples no tokens for `stall_seconds` with requests in flight.
+
+Its requests in flight are aborted and sampled on another server. It rejoins by itself: at once if it still has the
+current weights, otherwise after a sync. A stalled server must first sample a token, since it may answer checks while
+stalled.
+
+Server addresses are looked up at the same interval (`addresses.py`). A new server joins like a returning one. A server
+that is no longer listed gets no new requests; those in flight finish, or move elsewhere if it fails.
 """
 
 from __future__ import annotations
@@ -30,25 +35,21 @@ from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import printable
 
 LOOKS = 3
-"""So many in a row that a server does not answer, and it is left out."""
+"""Number of unanswered checks in a row after which a server is taken out of service."""
 _OTHER_FORM = (KeyError, IndexError, TypeError, AttributeError, ValueError)
-"""What reading an answer raises that is JSON, but not as expected."""
+"""Errors raised when an answer is JSON of an unexpected form."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A request's, which it holds until it leaves."""
+    """Slot of a request on a server, held until `leave`."""
 
     server: RolloutServer
     _router: Router
     _placement: Placement
 
     def leave(self, drawn: int | None) -> None:
-        """It is over.
-
-        Args:
-            drawn: tokens of its completion; None: it came to none.
-        """
+        """Release the slot. `drawn` is the number of tokens in the completion, or None if there was none."""
         self._router.leave(self._placement, drawn)
 
 
@@ -56,14 +57,14 @@ class Fleet:
     """The servers of a policy.
 
     Args:
-        way: how their weights are replaced.
+        way: method of replacing their weights.
         max_length: tokens of the longest sequence that will be asked for.
 
     Attributes:
-        version: of the weights that they are to have; None before the first.
-        versions: by label, of all that they were to have since the fleet was opened.
-        servers: there are none before `open`.
-        router: which of them a request goes to.
+        version: the weight version that the servers should have; None before the first.
+        versions: by label, every version since the fleet was opened.
+        servers: empty before `open`.
+        router: assigns requests to servers.
     """
 
     def __init__(self, config: VLLMConfig, way: WeightSync, max_length: int) -> None:
@@ -78,22 +79,22 @@ class Fleet:
         self._lookouts: dict[RolloutServer, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._gone = ServerCounts()  # of those that are there no more
+        self._gone = ServerCounts()  # counts of servers that left
         self._said = ""
 
     @property
     def label(self) -> str:
-        """What the servers call `version`; those of other runs have others."""
+        """Name of `version` on the servers; unique to this run."""
         return f"{self.config.run_id}:{self.version}"
 
     def still_counts(self, label: str) -> bool:
-        """Whether tokens that weights of this label drew are young enough."""
+        """Return whether tokens sampled by weights of this label are recent enough to train on."""
         version = self.versions.get(label)
         return version is not None and self.version is not None and self.version - version <= self.config.most_age
 
     @property
     def serving(self) -> list[RolloutServer]:
-        """Those that can be asked."""
+        """Servers that accept requests."""
         return [server for server in self.servers if server.serving]
 
     @property
@@ -106,14 +107,14 @@ class Fleet:
 
     @property
     def counts(self) -> ServerCounts:
-        """Of all servers, since the fleet was opened."""
+        """Counts summed over all servers since the fleet was opened."""
         every = [self._gone, *(server.counts for server in self.servers)]
         return ServerCounts(
             **{one.name: sum(getattr(counts, one.name) for counts in every) for one in fields(ServerCounts)}
         )
 
     async def open(self, session: aiohttp.ClientSession) -> None:
-        """See that each server is one for this policy, and look after them from now on.
+        """Check that each server fits this policy, and start the periodic checks.
 
         Raises:
             PolicyError: fewer than `min_servers` answer, or one cannot be synced as configured, or has another model,
@@ -152,7 +153,7 @@ class Fleet:
         self._lookouts[server] = asyncio.create_task(self._look_after(server), name=f"look-out for {server.url}")
 
     async def close(self) -> None:
-        """Stop looking; the servers go on."""
+        """Stop the checks; the servers keep running."""
         tasks = [*self._lookouts.values(), *(server.sync for server in self.servers if server.sync is not None)]
         tasks += [] if self._following is None else [self._following]
         for task in tasks:
@@ -162,12 +163,12 @@ class Fleet:
     # ------------------------------------------------------------------------------------------------ come and go
 
     async def _follow(self) -> None:
-        """Look up where the servers are, for ever."""
+        """Look up the server addresses forever."""
         while True:
             await asyncio.sleep(self.config.check_seconds)
             try:
                 found = await self._addresses.read()
-            except Exception as error:  # whatever a name server says: the run goes on with those that there are
+            except Exception as error:  # any error of a name server: continue with the current servers
                 said = str(error) if isinstance(error, Refusal) else why(error)
                 if said != self._said:
                     logging.warning("%s; the servers stay those that they are", printable(said))
@@ -177,7 +178,7 @@ class Fleet:
             self._now(found)
 
     def _now(self, named: Mapping[str, str | None]) -> None:
-        """These are the servers from now on."""
+        """Replace the set of servers by this one."""
         for server in self.servers:
             if server.leaving and server.url in named:
                 server.leaving = False
@@ -194,7 +195,7 @@ class Fleet:
         self._changed.set()
 
     def _gone_for_good(self, server: RolloutServer) -> None:
-        """It is leaving, and has nothing in flight."""
+        """Remove a leaving server that has nothing in flight."""
         self.servers.remove(server)
         del self._lookouts[server]
         self.router.forget(server.url)
@@ -205,17 +206,17 @@ class Fleet:
     # ------------------------------------------------------------------------------------------------------ places
 
     async def place(self, session: str, prompt: int, most: int, avoid: Collection[RolloutServer] = ()) -> Place:
-        """A server with room for a request, see `Router`; waits while there is none.
+        """Return a slot for a request on a server with room, see `Router`; waits until there is one.
 
         Args:
-            prompt, most: tokens that it has, and that it may draw.
-            avoid: servers that have just failed; another one is taken, if there is one.
+            prompt, most: tokens in the request's sequence, and the most that it may sample.
+            avoid: servers that just failed; used only if there is no other.
 
         Raises:
-            PolicyError: none was there for `patience_seconds`.
+            PolicyError: no server was available for `patience_seconds`.
         """
         clock, patience = asyncio.get_running_loop().time, self.config.patience_seconds
-        placed, since = asyncio.Event(), clock()  # since when there is no server
+        placed, since = asyncio.Event(), clock()  # time since which no server is available
         one = self.router.ask(session, prompt, most, placed.set, [server.url for server in avoid])
         try:
             while not placed.is_set():
@@ -223,7 +224,7 @@ class Fleet:
                     since = clock()
                 if (left := since + patience - clock()) <= 0:
                     raise Unreachable(f"no rollout server was there for {patience:g} s: {self._why()}")
-                with contextlib.suppress(TimeoutError):  # a tenth: whether there is one is to be seen before it is over
+                with contextlib.suppress(TimeoutError):  # a tenth, to notice a server before patience runs out
                     await asyncio.wait_for(placed.wait(), min(left, patience / 10))
         except BaseException:
             self.router.leave(one)
@@ -232,7 +233,7 @@ class Fleet:
         return Place(server, self.router, one)
 
     def release(self, session: str) -> None:
-        """Forget where a session was."""
+        """Forget the server of a session."""
         self.router.release(session)
 
     async def _change(self, seconds: float) -> None:
@@ -243,14 +244,15 @@ class Fleet:
     # ------------------------------------------------------------------------------------------------------ weights
 
     async def update(self, version: int) -> None:
-        """Have the servers take a published version over.
+        """Have the servers load a published version.
 
-        Returns when all have, or `min_servers` have and `grace_seconds` have passed: slower ones serve when they are
-        done, or are synced again when there is a newer version by then. While none takes it over, they are tried again
-        for `patience_seconds`; but not the first version, whose reason is how they were started.
+        Returns when all have loaded it, or when `min_servers` have and `grace_seconds` have passed. Slower servers
+        serve when they are done, or sync again if there is a newer version by then. If no server loads it, they retry
+        for `patience_seconds`. The first version is not retried, since it then fails because of how the servers were
+        started.
 
         Raises:
-            PolicyError: not one server took it over in that time; the message has every reason.
+            PolicyError: no server loaded it in that time; the message lists every reason.
         """
         loop = asyncio.get_running_loop()
         first, self.version = self.version is None, version
@@ -268,7 +270,7 @@ class Fleet:
                     break
                 await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for server in self._staying:
-                if server.sync is not None and (server.serving or not server.reason):  # why it is out says more
+                if server.sync is not None and (server.serving or not server.reason):  # the reason it is out says more
                     self.leave_out(server, f"it has not taken version {version} over yet; the others go on")
             if self._ready:
                 return
@@ -283,7 +285,7 @@ class Fleet:
         return server.sync
 
     async def _sync(self, server: RolloutServer) -> str:
-        """Have a server take the current weights over; why it did not, or ""."""
+        """Have a server load the current weights. Return the reason for a failure, or ""."""
         assert self.version is not None
         version, label = self.version, self.label
         server.syncs += 1
@@ -297,9 +299,9 @@ class Fleet:
         finally:
             server.sync = None
             server.settled.set()
-        if version != self.version:  # the look-out sees to it
+        if version != self.version:  # the periodic check syncs it again
             self.leave_out(server, f"it has weights {version}, a newer version is there")
-        elif server.stalled:  # so does it to this
+        elif server.stalled:  # the periodic check handles this too
             self.leave_out(server, "it has the weights, and has not drawn a token since it drew none")
         else:
             self._take_in(server)
@@ -315,7 +317,7 @@ class Fleet:
             self._changed.set()
 
     def leave_out(self, server: RolloutServer, reason: str) -> None:
-        """Ask this server no more, until it is looked at again."""
+        """Take a server out of service until it passes a check."""
         if server.serving:
             server.counts.dropped += 1
             self._say(server, f"is left out: {reason}")
@@ -326,8 +328,8 @@ class Fleet:
             self._say(server, f"stays out: {reason}")
 
     async def suspect(self, server: RolloutServer, reason: str) -> None:
-        """After a failed request: look at the server at once. One that answers and has the current weights stays: a
-        sync for each lost connection would cost more than the request."""
+        """Check a server at once after a failed request. It stays if it answers and has the current weights: a sync for
+        each lost connection would cost more than the request."""
         if not server.serving:
             return
         asked = self.label, server.syncs
@@ -340,16 +342,16 @@ class Fleet:
             self.leave_out(server, f"{reason}; it has weights {found}")
 
     def _has_others(self, server: RolloutServer, found: str, asked: tuple[str, int]) -> bool:
-        """Whether what a server has are other weights than it should have; an answer of before a sync tells nothing.
+        """Return whether a server has other weights than it should. Answers from before a sync are ignored.
 
         Args:
-            asked: `label` and `syncs` as they were when it was asked.
+            asked: `label` and `syncs` at the time of the request.
         """
         now = self.label, server.syncs
         return found != self.label and asked == now and server.sync is None and not server.leaving
 
     async def _look_after(self, server: RolloutServer) -> None:
-        """One look after the other, until it has left."""
+        """Check a server periodically until it has left."""
         while True:
             await asyncio.sleep(self.config.check_seconds)
             if server.sync is not None:
@@ -359,18 +361,18 @@ class Fleet:
                 self._gone_for_good(server)
                 return
             try:
-                if self.version is None:  # until the trainer has weights, it is held for this run
+                if self.version is None:  # until the trainer has weights, reserve it for this run
                     await self._hold(server)
                 else:
                     if server.serving:
                         await self._look(server)
                     elif not server.leaving:
                         await self._bring_back(server)
-            except Exception as error:  # whatever it says: without its look-out it would stay as it is for ever
+            except Exception as error:  # any error: without its task the server would never be checked again
                 self._say(server, f"could not be looked at: {why(error)}")
 
     async def _hold(self, server: RolloutServer) -> None:
-        """A look at one that has none of our weights yet."""
+        """Check a server that has none of our weights yet."""
         try:
             if server.checked:
                 await _read(server, self._way.version(server, self.config.answer_seconds))
@@ -380,7 +382,7 @@ class Fleet:
             self._say(server, f"is waited for: {error}")
 
     async def _look(self, server: RolloutServer) -> None:
-        """At one that serves."""
+        """Check a server that is in service."""
         asked = self.label, server.syncs
         try:
             found = await _read(server, self._way.version(server, self.config.answer_seconds))
@@ -392,7 +394,7 @@ class Fleet:
             return
         server.unanswered = 0
         if not server.leaving and server.serving:
-            self.router.open(server.url, server.cache)  # which may be known only now
+            self.router.open(server.url, server.cache)  # the cache size may be known only now
         if self._has_others(server, found, asked):
             self.leave_out(server, f"it has weights {found}, not {self.label}")
         elif still > self.config.stall_seconds:
@@ -400,7 +402,7 @@ class Fleet:
             server.stalled = True
 
     async def _bring_back(self, server: RolloutServer) -> None:
-        """A server that was left out serves again, if it can."""
+        """Return a server to service, if possible."""
         try:
             await self._check(server)
             found = await _read(server, self._way.version(server, self.config.answer_seconds))
@@ -423,18 +425,18 @@ class Fleet:
             logging.info("rollout server %s is back", server.url)
 
     async def _check(self, server: RolloutServer) -> None:
-        """See that a server can be used, and how. Raises `PolicyError`."""
+        """Check whether and how a server can be used. Raises `PolicyError`."""
         seconds = self.config.answer_seconds
         await _read(server, self._way.check(server, self._max_length, seconds))
         await server.find_route(seconds)
-        with contextlib.suppress(*FAILURES):  # it need not say what room it has
+        with contextlib.suppress(*FAILURES):  # it need not report its cache size
             await server.figures(seconds)
         server.checked = True
 
     # ------------------------------------------------------------------------------------------------- what is told
 
     def _say(self, server: RolloutServer, what: str) -> None:
-        """A line for each change; a server that stays out for the same reason is told once."""
+        """Log each change once; repeated reasons of a server that stays out are not logged."""
         if what != server.reason:
             logging.warning("rollout server %s %s", server.url, printable(what))
         if not server.serving:
@@ -444,7 +446,7 @@ class Fleet:
         return "; ".join(f"{server.url} {server.reason or 'does not serve'}" for server in self.servers)
 
     def rows(self) -> dict[str, dict[str, float]]:
-        """By server: what it is doing, its counts since the policy was opened, its pace since this was asked before."""
+        """Return, by server, its state, its counts since the policy was opened, and its pace since the last call."""
         return {server.url: self._row(server) for server in self.servers}
 
     def _row(self, server: RolloutServer) -> dict[str, float]:
@@ -467,7 +469,7 @@ T = TypeVar("T")
 
 
 async def _read(server: RolloutServer, answer: Awaitable[T]) -> T:
-    """What a server says. Raises `PolicyError` too where it has another form."""
+    """Return a server's answer. Raises `PolicyError` also for an unexpected form."""
     try:
         return await answer
     except _OTHER_FORM as error:

@@ -1,15 +1,18 @@
-"""The policy on external vLLM servers, whose weights follow the trainer's.
+"""Policy on external vLLM servers, whose weights follow the trainer's.
 
     async with VLLMPolicy(VLLMConfig(urls=("http://a:8000", "http://b:8000")), publisher, vocabulary=...) as policy:
         await policy.update(params, 1)
         completion = await policy.generate(token_ids, sampling, session="group3.1")
 
-Tokens in, tokens out; text never crosses. An episode stays on its server, for the prefix cache there, and a request
-waits here until a server has room for it (`routing.py`). Servers come and go while a run goes on (`addresses.py`). One
-that fails is left out, and its requests go to another: a turn is a function of its token ids, so nothing is lost. It
-serves again once it has the current weights. What was drawn by any other weights than the expected ones is thrown away
-and counted; with `most_age` a completion that an update fell into counts, each token by what drew it. `fleet.py` is
-which servers serve, `server.py` one server's HTTP, `sync.py` how its weights are replaced; see docs/vllm.md.
+The interface is tokens in, tokens out, without text. An episode stays on its server for its prefix cache, and a request
+waits until a server has room (`routing.py`). Servers can join and leave during a run (`addresses.py`).
+
+A failed server is taken out of service, and its requests go to another. Nothing is lost, since a turn is a function of
+its token ids. The server returns once it has the current weights. Tokens sampled by other weights are discarded and
+counted. With `most_age`, a completion that spans an update is used, each token with its own version.
+
+`fleet.py` decides which servers serve, `server.py` is one server's HTTP, `sync.py` replaces its weights; see
+docs/vllm.md.
 """
 
 from __future__ import annotations
@@ -37,19 +40,18 @@ __all__ = ["PolicyError", "VLLMConfig", "VLLMPolicy"]
 
 
 class VLLMPolicy:
-    """Samples from vLLM servers, and keeps their weights those of the last `update`. Implements
-    `TrainablePolicy`.
+    """Samples from vLLM servers, and keeps their weights at the last `update`. Implements `TrainablePolicy`.
 
-    On several hosts each has one: all publish, the first one alone talks to the servers.
+    Each host creates one. All publish weights; only the first talks to the servers.
 
     Args:
-        publisher: where `update` publishes; its folder must be where the servers can read it, under the same path. A
+        publisher: writes the weights of `update`. Its folder must be readable by the servers under the same path. A
             `Publisher` for `sync="plugin"`, a `DirectPublisher` for `"direct"`, a `FolderPublisher` for `"reload"`.
         vocabulary: digest of the tokenizer's vocabulary, from `tokenizer.vocabulary_digest`.
-        max_length: tokens of the longest sequence that will be asked for.
+        max_length: tokens of the longest sequence that will be requested.
 
     Raises:
-        ValueError: the publisher is of the other kind, or the model cannot be synced in this way.
+        ValueError: the publisher does not match `sync`, or the model cannot be synced in this way.
     """
 
     def __init__(self, config: VLLMConfig, publisher: AnyPublisher, *, vocabulary: str, max_length: int) -> None:
@@ -62,17 +64,18 @@ class VLLMPolicy:
         self._published: int | None = None
 
     async def __aenter__(self) -> VLLMPolicy:
-        """Connect, and see that each server is one for this policy.
+        """Connect, and check that each server fits this policy.
 
         Raises:
-            PolicyError: too few can be reached, or one cannot be synced as configured, or has another model, tokenizer
-                or context length.
+            PolicyError: too few are reachable, or a server cannot be synced as configured, or has another model,
+                tokenizer or context length.
         """
         if not is_first():
             return self
         headers = {"Authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
-        # A connection for each request. A server that is short of CPU closes idle ones under a request, and a POST is
-        # not repeated by aiohttp: a server that is well would be left out. It costs far less than a draw.
+        # One connection per request, which costs far less than sampling. A server short of CPU closes idle
+        # connections during a request, and aiohttp does not repeat a POST, so a healthy server would be taken out of
+        # service.
         connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=trusting(self.config.ca_file) or True)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         try:
@@ -87,17 +90,17 @@ class VLLMPolicy:
 
     @property
     def samples_with_given_arrays(self) -> bool:
-        """It does not: `update` publishes them first."""
+        """False: `update` publishes the arrays first."""
         return False
 
     @property
     def stats(self) -> ServerCounts:
-        """Of all servers, since the policy was opened."""
+        """Counts summed over all servers since the policy was opened."""
         return self.fleet.counts
 
     def metrics(self) -> dict[str, float]:
-        """See `TrainablePolicy.metrics`: what each server does, and its counts since the policy was opened; how many
-        requests have found their prefix cached (`Router`), and how many wait for a server with room."""
+        """Return metrics, see `TrainablePolicy.metrics`: state and counts of each server, requests placed with a cached
+        prefix (`Router`), and requests waiting for a server."""
         router = self.fleet.router
         return {
             f"servers/{urlsplit(url).netloc}/{name}": value
@@ -112,7 +115,7 @@ class VLLMPolicy:
         }
 
     async def close(self) -> None:
-        """Close the connections; the servers go on."""
+        """Close the connections; the servers keep running."""
         await self.fleet.close()
         if self._session is not None:
             await self._session.close()
@@ -121,15 +124,16 @@ class VLLMPolicy:
         """See `Policy.generate`.
 
         Raises:
-            ValueError: the servers refuse the request: it does not fit their context, for instance.
-            PolicyError: before the first `update`, no server was there for `patience_seconds`, or `attempts` failed.
+            ValueError: the servers refuse the request, for instance because it exceeds their context.
+            PolicyError: before the first `update`; or no server was available for `patience_seconds`; or `attempts`
+                failed.
         """
         if self.fleet.version is None:
             raise PolicyError("the servers have no weights yet; await update(params, version) first")
         reasons: list[str] = []
         failed: list[RolloutServer] = []
         while len(reasons) < self.config.attempts:
-            if failed:  # a server that is overloaded, or on its way down, gets a moment
+            if failed:  # give an overloaded or stopping server a moment
                 await asyncio.sleep(min(self.config.check_seconds, 0.05 * 2 ** len(failed)))
             place = await self.fleet.place(session, len(token_ids), sampling.max_tokens, failed)
             server, drawn = place.server, None
@@ -143,7 +147,7 @@ class VLLMPolicy:
                     labels = draw.labels or [await self._sync_way.version(server)] * drawn
             except (*FAILURES, PolicyError) as error:
                 server.counts.failures += 1
-                # Refused connections never brought it the request.
+                # A refused connection never delivered the request.
                 if not isinstance(error, aiohttp.ClientConnectorError):
                     reasons.append(f"{server.url}: {why(error)}")
                 failed.append(server)
@@ -171,11 +175,12 @@ class VLLMPolicy:
         )
 
     def release(self, session: str) -> None:
-        """Forget where a session was."""
+        """Forget the server of a session."""
         self.fleet.release(session)
 
     async def prepare(self, params: Params, version: int) -> None:
-        """See `TrainablePolicy.prepare`: the weights are published. A disk that is full may have room in a minute.
+        """Publish the weights, see `TrainablePolicy.prepare`. Failed writes are retried, since a full disk may get
+        room.
 
         Raises:
             PublishError: they could not be written within `patience_seconds`; on several hosts, at once.
@@ -198,11 +203,11 @@ class VLLMPolicy:
             pause = min(2 * pause, 60.0)
 
     async def update(self, params: Params, version: int) -> None:
-        """Publish weights and have every server that is there take them over; those that do not are left out.
+        """Publish weights and load them on every available server. Servers that fail are taken out of service.
 
         Raises:
-            PublishError: as `prepare`, which is called where it was not.
-            PolicyError: not one server took them over within `patience_seconds`; the message has every reason.
+            PublishError: as in `prepare`, which is called if it was not yet.
+            PolicyError: no server loaded them within `patience_seconds`; the message lists every reason.
         """
         if self._published != version:
             await self.prepare(params, version)
@@ -211,4 +216,4 @@ class VLLMPolicy:
             await self.fleet.update(version)
 
     async def sleep(self) -> None:
-        """See `TrainablePolicy.sleep`: the servers' memory is not the trainer's, and stays as it is."""
+        """See `TrainablePolicy.sleep`. Nothing is freed: the servers have their own memory."""

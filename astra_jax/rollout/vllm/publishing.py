@@ -1,12 +1,12 @@
-"""Weights as rollout servers read them, one folder for each version: for our plugin, Orbax checkpoints of the Hugging
-Face tensors; for vLLM's own reload, Hugging Face folders.
+"""Publishing of weights for rollout servers, one folder for each version: Orbax checkpoints of the Hugging Face tensors
+for our plugin, or Hugging Face folders for vLLM's own reload.
 
     dir/<version>/params/    {HF name: [(layers,) (experts,) ...HF's shape]}, the name with a `{}` for each stacked axis
     dir/<version>/           config.json, model*.safetensors
 
-The transposes are done here, on the trainer's devices, where they cost nothing; a server only copies. Chunks are stored
-uncompressed (weights do not compress, and a server would wait for it) and are at most `CHUNK_BYTES`, so that a part can
-be read without the rest.
+Transposes run on the trainer's devices, where they cost nothing, and a server only copies. Chunks are uncompressed,
+since weights do not compress and decompression would delay servers. They are at most `CHUNK_BYTES`, so that parts can
+be read separately.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ ITEM = "params"
 _UNFINISHED = ".unfinished"
 _ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
 _STRAGGLING_SECONDS = 5.0
-"""How long what remains of a failed save is looked for."""
+"""Seconds during which leftovers of a failed save are removed."""
 CHUNK_BYTES = 64 << 20
 
 
 class PublishError(Refusal):
-    """Weights could not be written where servers read them; the message names the folder and the version."""
+    """Weights could not be written where servers read them. The message names the folder and the version."""
 
     away = True
 
 
 class Publisher:
-    """Publishes a policy's weights under one folder, each version whole or not at all.
+    """Publishes a policy's weights under one folder, each version completely or not at all.
 
     Args:
-        dir: made if it is not there; on a disk that the servers share, or in a bucket that they can read.
+        dir: created if missing; on a disk that the servers share, or in a bucket that they can read.
         model: the policy's config.
-        keep: versions, at least 2: one may still be read while the next is written.
+        keep: number of versions, at least 2: one may still be read while the next is written.
         dtype: of the published weights.
     """
 
@@ -67,16 +67,16 @@ class Publisher:
         self._version, self._failed = 0, False
 
     def publish(self, params: Params, version: int) -> epath.Path:
-        """Begin to write a version, in the background; `params` may be donated once this returns.
+        """Start writing a version in the background; `params` may be donated once this returns.
 
         Args:
-            version: replaces one of the same number, and all later ones: those of a run that was killed and resumed.
+            version: replaces this version and all later ones, left by a run that was killed and resumed.
 
         Returns:
-            The item's path. It is there once `wait` has returned.
+            The item's path. It exists once `wait` has returned.
 
         Raises:
-            PublishError: it cannot be written. It may be tried again.
+            PublishError: it cannot be written; the caller may retry.
         """
         check_held(self.dir)
         self._version = version
@@ -92,7 +92,7 @@ class Publisher:
         return self.dir / str(version) / ITEM
 
     def wait(self) -> None:
-        """Return when what was published is there, whole. Raises `PublishError`: it could not be written."""
+        """Wait until the published version is complete. Raises `PublishError` if it could not be written."""
         with self._writing():
             self._manager.wait_until_finished()
         if self._failed:
@@ -106,7 +106,7 @@ class Publisher:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Names folder and version in errors of a disk or a bucket, and clears away what they left."""
+        """Name folder and version in storage errors, and remove what they left."""
         try:
             yield
         except Exception as error:
@@ -117,8 +117,8 @@ class Publisher:
             raise _unpublished(self.dir, self._version, error) from error
 
     def _clear_begun(self) -> None:
-        """Writes of a save that has failed go on for a while, and make the folder that was removed again: it is looked
-        for until nothing more comes, and once more when the next version is there."""
+        """Remove leftovers of a failed save. Its remaining writes may recreate the folder, so this repeats until
+        nothing new appears, and again with the next version."""
         if in_bucket(self.dir) or jax.process_index():
             return
         quiet, until = 0, time.monotonic() + _STRAGGLING_SECONDS
@@ -128,12 +128,12 @@ class Publisher:
 
 
 class FolderPublisher:
-    """Publishes a policy's weights as Hugging Face folders, each version whole or not at all. One process only.
+    """Publishes a policy's weights as Hugging Face folders, each version completely or not at all. One process only.
 
     Args:
-        dir: made if it is not there; the servers are on the same machine.
+        dir: created if missing; the servers are on the same machine.
         model: the policy's config.
-        keep: versions, at least 2: one may still be read while the next is written.
+        keep: number of versions, at least 2: one may still be read while the next is written.
         dtype: of the published weights.
     """
 
@@ -155,13 +155,13 @@ class FolderPublisher:
         self._written: Future[None] | None = None
 
     def publish(self, params: Params, version: int) -> Path:
-        """Begin to write a version, in the background; `params` may be donated once this returns.
+        """Start writing a version in the background; `params` may be donated once this returns.
 
         Args:
-            version: replaces one of the same number, and all later ones: those of a run that was killed and resumed.
+            version: replaces this version and all later ones, left by a run that was killed and resumed.
 
         Returns:
-            The folder. It is there once `wait` has returned.
+            The folder. It exists once `wait` has returned.
         """
         check_held(self.dir)
         copied = _copied(params, dtype=self._stored.param_dtype)
@@ -186,7 +186,7 @@ class FolderPublisher:
         return sorted(int(path.name) for path in self.dir.iterdir() if path.name.isdecimal())
 
     def wait(self) -> None:
-        """Return when what was published is there, whole. Raises `PublishError`: it could not be written."""
+        """Wait until the published version is complete. Raises `PublishError` if it could not be written."""
         if self._written is not None:
             self._written.result()
 
@@ -203,7 +203,7 @@ def _unpublished(folder: Folder, version: int, error: BaseException) -> PublishE
 
 
 def _clear(folder: Path, ending: str) -> bool:
-    """Remove what was begun there and is not whole, where that can be done. Returns whether there was anything."""
+    """Remove unfinished folders where possible. Return whether there were any."""
     begun = list(folder.glob(f"*{ending}"))
     for left in begun:
         shutil.rmtree(left, ignore_errors=True)
@@ -222,8 +222,8 @@ def _copied(params: Params, *, dtype: str) -> Params:
 
 @partial(jax.jit, static_argnames=("model", "dtype"))
 def stacked_hf_tensors(params: Params, *, model: Model, dtype: str) -> dict[str, jax.Array]:
-    """The parameters as HF's tensors, stacked over layers (and experts), by HF's name with a `{}` for each; adapters
-    are merged, so that servers know nothing of them."""
+    """Return the parameters as Hugging Face tensors, stacked over layers (and experts), by name with a `{}` for each.
+    Adapters are merged, so servers need not know of them."""
     params = without_adapters(params, dtype)
     tensors = {}
     for entry in model.names():

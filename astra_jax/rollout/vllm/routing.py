@@ -1,15 +1,15 @@
-"""Which server a request goes to, and when: decisions alone, without clocks, sockets or tasks.
+"""Routing of requests to servers: decisions only, without clocks, sockets or tasks.
 
-What a server has room for is tokens of its KV cache, so tokens are what is counted: of a request its sequence and an
-allowance for what will be drawn, of a group's prompt, which its episodes share, one. Three rules:
+A server's capacity is the number of tokens in its KV cache. A request counts with its sequence and an allowance for the
+tokens to sample. The prompt of a group is shared by its episodes and counts once. Three rules:
 
-- **Room.** A request is placed where it fits. It waits here rather than there, where it would push out what is under
-  way, which is then computed again; a server that has nothing takes anything.
-- **Place.** It goes where its prefix is cached: to its episode's server, a first turn to its group's. Unless that one's
-  tokens, in flight and waiting for it, are more than `slack` of its room above those of the least loaded server, which
-  then is its place. Whoever has no such place goes to the least loaded one.
-- **Order.** Whose episode began first is placed first, so that nobody waits for ever. A server that has room left takes
-  over what waits at one that is so much fuller.
+- **Room.** A request is placed where it fits, and otherwise waits here. On a full server it would evict running
+  sequences, which then must be recomputed. An empty server accepts any request.
+- **Place.** A request prefers the server that caches its prefix: its episode's, or its group's for a first turn. If
+  that server's tokens, running and queued, exceed the least loaded server's by `slack` of its room, it goes to the
+  latter. Requests without a cached prefix go to the least loaded server.
+- **Order.** Requests of the oldest episode are placed first, so none starves. A server with free room takes over the
+  queue of a server that is fuller by the same margin.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 _RECENT = 1024
-"""Completions whose lengths are remembered."""
+"""Number of completions whose lengths are remembered."""
 
 
 @dataclass(eq=False)
 class Placement:
-    """A request: first it waits for a place, then it holds tokens there.
+    """A request, first in a queue, then placed on a server where it occupies tokens.
 
     Attributes:
         prompt: tokens of its sequence so far.
-        most: it may draw.
-        avoid: servers that it goes to only where there is no other.
-        server: its place; "" while it waits.
-        ready: called once, when it has one.
+        most: tokens that it may sample.
+        avoid: servers used only if there is no other.
+        server: where it is placed; "" while it waits.
+        ready: called once, when it is placed.
     """
 
     session: str
@@ -44,9 +44,9 @@ class Placement:
     ready: Callable[[], None]
     avoid: Collection[str] = ()
     server: str = ""
-    _prefix: int = 0  # of the prompt, what its group shares
-    _own: int = 0  # tokens beside that
-    _queue: str | None = None  # of a server, or None: of nobody's
+    _prefix: int = 0  # tokens of the prompt that its group shares
+    _own: int = 0  # tokens in addition to the prefix
+    _queue: str | None = None  # server whose queue it is in; None: the common queue
 
     def __lt__(self, other: Placement) -> bool:
         return self.order < other.order
@@ -54,28 +54,28 @@ class Placement:
 
 @dataclass
 class _Seat:
-    """What one server holds and what waits for it."""
+    """Requests placed on a server and waiting for it."""
 
     room: int
     open: bool = True
     held: int = 0
     requests: int = 0
-    groups: dict[str, list[int]] = field(default_factory=dict)  # of each: requests, and the prefix that they share
+    groups: dict[str, list[int]] = field(default_factory=dict)  # by group: number of requests, and the shared prefix
     waiting: list[Placement] = field(default_factory=list)  # a heap
-    queued: int = 0  # tokens of those
+    queued: int = 0  # tokens in `waiting`
 
     @property
     def load(self) -> float:
         return (self.held + self.queued) / self.room
 
     def need(self, one: Placement) -> int:
-        """Tokens that it would hold more."""
+        """Return the additional tokens that this request would occupy."""
         return one._own + (0 if one.group in self.groups else one._prefix)
 
 
 @dataclass
 class _Group:
-    """Sessions that begin alike."""
+    """Sessions that share a prefix."""
 
     prefix: int
     server: str = ""
@@ -84,13 +84,13 @@ class _Group:
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """What a server has of the requests; all in tokens but the first.
+    """Load of a server, in tokens except for the two request counts.
 
     Attributes:
         requests: placed there.
-        held: by them.
-        waiting: requests for which it has no room yet.
-        room: that there is in all.
+        held: tokens that they occupy.
+        waiting: requests for which there is no room yet.
+        room: total capacity.
     """
 
     requests: int
@@ -100,18 +100,17 @@ class ServerLoad:
 
 
 class Router:
-    """Places requests on servers, which are named.
+    """Assigns requests to servers, which are identified by name.
 
-    A session is an episode; sessions that are alike up to their last dot are of one group, whose prompts begin alike.
+    A session is an episode. Sessions whose names are equal up to the last dot form a group and share a prompt prefix.
 
     Args:
-        room: tokens of a server that does not say its own.
-        requests: on a server at once.
+        room: capacity in tokens of a server that does not report its own.
+        requests: most requests on a server at once.
         slack: share of a server's room, see above.
 
     Attributes:
-        placed, stayed, moved: requests that got a place; those of them that had a server with their prefix and got it;
-            those that got another.
+        placed, stayed, moved: requests placed; those placed on the server with their prefix; those placed on another.
     """
 
     def __init__(self, *, room: int, requests: int, slack: float) -> None:
@@ -120,7 +119,7 @@ class Router:
         self._homes: dict[str, str] = {}  # by session
         self._begun: dict[str, int] = {}  # by session: its number
         self._groups: dict[str, _Group] = {}
-        self._anywhere: list[Placement] = []  # a heap: those who wait for whoever has room
+        self._anywhere: list[Placement] = []  # a heap: requests for any server
         self._numbers = itertools.count()
         self._drawn: deque[int] = deque(maxlen=_RECENT)
         self._sum = self._squares = 0
@@ -129,17 +128,17 @@ class Router:
     # ---------------------------------------------------------------------------------------------------- servers
 
     def open(self, server: str, room: int | None = None) -> None:
-        """From now on it takes requests.
+        """Accept requests on this server from now on.
 
         Args:
-            room: tokens; None: it does not say.
+            room: capacity in tokens; None if the server does not report it.
         """
         seat = self._seats.setdefault(server, _Seat(self._room))
         seat.open, seat.room = True, max(1, room or self._room)
         self._fill(server)
 
     def close(self, server: str) -> None:
-        """From now on it takes none; what it has goes on, what waits for it waits for others."""
+        """Place no more requests on this server. Running ones finish; queued ones are queued for other servers."""
         seat = self._seats.get(server)
         if seat is not None and seat.open:
             seat.open = False
@@ -148,18 +147,18 @@ class Router:
                 self._enter(one)
 
     def forget(self, server: str) -> None:
-        """It is there no more, and has nothing."""
+        """Remove a server that is gone and has no requests."""
         self.close(server)
         self._seats.pop(server, None)
 
     def load(self, server: str) -> ServerLoad:
-        """Of a server, also of one that was never opened."""
+        """Return the load of a server, also of one that was never opened."""
         seat = self._seats.get(server) or _Seat(self._room)
         return ServerLoad(seat.requests, seat.held, len(seat.waiting), seat.room)
 
     @property
     def waiting(self) -> int:
-        """Requests without a place."""
+        """Number of requests that are not placed."""
         return len(self._anywhere) + sum(len(seat.waiting) for seat in self._seats.values())
 
     # --------------------------------------------------------------------------------------------------- requests
@@ -167,13 +166,13 @@ class Router:
     def ask(
         self, session: str, prompt: int, most: int, ready: Callable[[], None], avoid: Collection[str] = ()
     ) -> Placement:
-        """A place for a request; `ready` may be called before this returns.
+        """Queue a request and place it if possible; `ready` may be called before this returns.
 
         Args:
             prompt: tokens of its sequence.
-            most: tokens that it may draw.
-            ready: called when it has its place.
-            avoid: servers that are taken only where no other is open.
+            most: tokens that it may sample.
+            ready: called when it is placed.
+            avoid: servers used only if no other is open.
         """
         group = session.rpartition(".")[0]
         if session not in self._begun:
@@ -189,11 +188,8 @@ class Router:
         return one
 
     def leave(self, one: Placement, drawn: int | None = None) -> None:
-        """A request is over, or is wanted no more.
-
-        Args:
-            drawn: tokens of its completion; None: it came to none.
-        """
+        """Remove a finished or cancelled request. `drawn` is the number of sampled tokens, or None if there is no
+        completion."""
         if drawn is not None:
             self._learn(drawn)
         if one.server:
@@ -218,7 +214,7 @@ class Router:
             self._fill(one._queue)
 
     def release(self, session: str) -> None:
-        """An episode is over."""
+        """Forget a finished episode."""
         self._homes.pop(session, None)
         if self._begun.pop(session, None) is None:
             return
@@ -229,11 +225,11 @@ class Router:
                 del self._groups[name]
 
     def allowance(self, most: int) -> int:
-        """Tokens that a request is counted with for what it will draw, of those that it may.
+        """Return the tokens to reserve for what a request will sample, at most `most`.
 
-        Of what is in flight the long are more than of what ends: their mean length is the second moment over the first,
-        and so much, of which half is there in the mean, they are counted with. Of a run's first requests, of which
-        little has ended, and that the shortest, it is nearly all that they may draw.
+        Long completions are more frequent among those running than among those finished. The mean length of running
+        ones is the ratio of the second to the first moment, which is reserved; on average half of it is in use. Early
+        in a run few completions have ended, the shortest ones, so nearly `most` is reserved.
         """
         return min(most, -(-(self._squares + most * most) // (self._sum + most)))
 
@@ -247,7 +243,7 @@ class Router:
     # ------------------------------------------------------------------------------------------------------ places
 
     def _enter(self, one: Placement) -> None:
-        """Queue a request where it belongs, and place whoever can be."""
+        """Queue a request at its server, and place requests that fit."""
         group = self._groups.get(one.group)
         one._prefix = 0 if group is None else min(one.prompt, group.prefix)
         one._own = one.prompt - one._prefix + self.allowance(one.most)
@@ -263,7 +259,7 @@ class Router:
             self._fill(server)
 
     def _home(self, one: Placement) -> str | None:
-        """The server that it is to wait for; None: any."""
+        """Return the server to queue it for; None for any."""
         seats = dict(self._open())
         others = {name: seat for name, seat in seats.items() if name not in one.avoid}
         known = self._known(one, others or seats)
@@ -272,7 +268,7 @@ class Router:
         return known
 
     def _known(self, one: Placement, seats: dict[str, _Seat]) -> str | None:
-        """Where its prefix is, if that is not too full beside the least loaded of them."""
+        """Return the server that caches its prefix, unless it is much fuller than the least loaded one; else None."""
         known = self._homes.get(one.session)
         if known is None and one.group in self._groups:
             known = self._groups[one.group].server
@@ -292,11 +288,11 @@ class Router:
         return seat.requests < self._requests and seat.held + seat.need(one) <= seat.room
 
     def _place_anywhere(self) -> bool:
-        """Place the first of those who wait for whoever has room, as many as can be; whether any was."""
+        """Place requests from the common queue in order, as long as they fit. Return whether any was placed."""
         any_placed = False
         while self._anywhere:
             one = self._anywhere[0]
-            if (known := self._home(one)) is not None:  # since a mate of its group has a place
+            if (known := self._home(one)) is not None:  # since another session of its group was placed
                 heapq.heappop(self._anywhere)
                 one._queue = known
                 heapq.heappush(self._seats[known].waiting, one)
@@ -319,13 +315,13 @@ class Router:
         return any_placed
 
     def _fill(self, server: str) -> None:
-        """Place whoever can be, now that a server has room, or somebody waits for it."""
+        """Place the requests that fit, after a server got room or a request was queued for it."""
         seat = self._seats[server]
         while seat.open:
             if self._anywhere and not (seat.waiting and seat.waiting[0] < self._anywhere[0]):
                 first = self._anywhere[0]
                 if not self._place_anywhere() and self._anywhere[:1] == [first]:
-                    return  # but not where it went to wait at another server: whoever is next may fit here
+                    return  # if it moved to another server's queue, the next request may fit here
             elif seat.waiting:
                 if not self._admits(seat, seat.waiting[0]):
                     return
@@ -334,7 +330,7 @@ class Router:
                 return
 
     def _take_over(self, server: str, seat: _Seat) -> bool:
-        """Place here what waits at a server that is much fuller; whether there was anything."""
+        """Take over a request queued at a much fuller server. Return whether there was one."""
         fuller = [other for _, other in self._open() if other.waiting and server not in other.waiting[0].avoid]
         if not fuller:
             return False

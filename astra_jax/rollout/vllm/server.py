@@ -1,7 +1,7 @@
-"""One vLLM server as the policy sees it: its HTTP, and the two ways in which it draws a completion.
+"""HTTP client of one vLLM server, with its two completion endpoints.
 
-`/inference/v1/generate` says which weights drew each token, and is there when the server was started with
-`--enable-scale-out`. `/v1/completions` is always there and does not say it, so that the policy has to ask.
+`/inference/v1/generate` reports which weights sampled each token. It exists if the server was started with
+`--enable-scale-out`. `/v1/completions` always exists but does not report the weights, so the policy asks separately.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from synthesis.core.stages import rng_for
 
 
 class PolicyError(Refusal, RuntimeError):
-    """The rollout servers cannot be used as asked; the message says which and why."""
+    """The rollout servers cannot be used as configured. The message says which and why."""
 
 
 class Unreachable(PolicyError):
-    """No server answers there, or not as many as a run wants."""
+    """No server answers at the address, or fewer than the run requires."""
 
     away = True
 
 
 class NotServing(Exception):
-    """The server answers, but not what was asked for."""
+    """The server answers, but not with the requested result."""
 
 
 FAILURES = (aiohttp.ClientError, TimeoutError, NotServing)
-"""What a request raises when its server is at fault."""
+"""Errors of a request whose server is at fault."""
 
 
 def why(error: BaseException) -> str:
-    """One line."""
+    """Return an error as one line."""
     return f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What a server drew.
+    """Tokens sampled by a server for one request.
 
     Attributes:
         token_ids: the new tokens, at least one.
-        logprobs: of each.
-        labels: of the weights that drew each; None when the server does not say.
+        logprobs: of each token.
+        labels: of the weights that sampled each token; None if the server does not report them.
     """
 
     token_ids: list[int]
@@ -63,20 +63,20 @@ class Draw:
 
 
 class Route(Protocol):
-    """A way to have tokens drawn."""
+    """A completion endpoint of a server."""
 
     path: ClassVar[str]
 
     def body(self, token_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-        """What is sent."""
+        """Return the request body."""
         ...
 
     def draw(self, answer: dict[str, Any]) -> Draw:
-        """What comes back.
+        """Parse the server's answer.
 
         Raises:
-            PolicyError, NotServing: it is not what was asked for.
-            KeyError, IndexError, TypeError, AttributeError: it has another form.
+            PolicyError, NotServing: it is not what was requested.
+            KeyError, IndexError, TypeError, AttributeError: it has an unexpected form.
         """
         ...
 
@@ -140,12 +140,12 @@ def _parameters(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "stop_token_ids": list(sampling.stop_ids),
-        "ignore_eos": True,  # only those stop
+        "ignore_eos": True,  # only `stop_token_ids` stop a completion
     }
-    parameters["logprobs"] = 1 if route.on_tpus else 0  # of the drawn token alone; there 0 is none at all
+    parameters["logprobs"] = 1 if route.on_tpus else 0  # of the sampled token alone; on TPUs 0 returns none
     if not route.seeded:
         return parameters
-    # The server counts its draws from the request on; ours are those of a place in the sequence.
+    # The server seeds per request, and our seeds are per sequence position.
     seed = rng_for(sampling.seed, "vllm", len(token_ids)).getrandbits(31)
     return parameters | {"seed": seed}
 
@@ -157,13 +157,13 @@ _PLAIN = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""What no completion is drawn by. Of a request that does not say so, vLLM takes it from the model's
-`generation_config.json`, and draws from another distribution than the trainer's."""
+"""Sampling options that stay disabled. When a request omits them, vLLM takes them from the model's
+`generation_config.json`, and samples from another distribution than the trainer's."""
 
 
 def _choice(answer: dict[str, Any]) -> dict[str, Any]:
     choice: dict[str, Any] = answer["choices"][0]
-    if choice.get("finish_reason") not in (None, "stop", "length"):  # `abort`: the tokens end where something else did
+    if choice.get("finish_reason") not in (None, "stop", "length"):  # `abort`: the tokens end for another reason
         raise NotServing(f"a completion ended by {choice['finish_reason']!r}")
     return choice
 
@@ -178,42 +178,42 @@ def _draw(tokens: list[int], logprobs: list[float], labels: list[str] | None) ->
 
 @dataclass
 class ServerCounts:
-    """What became of a server's requests, and of itself."""
+    """Counts of a server's requests and of its changes of service."""
 
     completions: int = 0
-    tokens: int = 0  # that it drew and that count
-    spanning: int = 0  # completions that an update fell into, and that count
-    stale: int = 0  # completions that other weights drew; thrown away
-    failures: int = 0  # requests that it did not answer; repeated elsewhere
-    dropped: int = 0  # times that it was left out
+    tokens: int = 0  # sampled and used
+    spanning: int = 0  # completions used that span a weight update
+    stale: int = 0  # completions by other weights, discarded
+    failures: int = 0  # unanswered requests, repeated elsewhere
+    dropped: int = 0  # times taken out of service
     rejoined: int = 0
 
 
 class RolloutServer:
-    """One server, its HTTP and what the policy knows of it.
+    """One server: its HTTP connection and the state known to the policy.
 
     Args:
-        certified: the name that its certificate is of, where that is not its address's.
+        certified: the name in its certificate, if it differs from the address.
 
     Attributes:
         asked: requests in flight.
-        checked: it was seen to be one for this policy.
-        leaving: it is to be asked no more, and forgotten when it has nothing in flight.
-        stalled: it drew nothing for too long, and has not drawn a token since: its looks may be answered all the same.
-        cache: tokens that its KV cache has room for; None: it does not say.
-        preemptions: see `ServerFigures`; 0 where it does not say.
-        reason: why it is not serving; "" before anything is known.
-        unanswered: looks in a row that it did not answer.
-        settled: set while it is not being synced; requests wait for it.
-        syncs: how many were begun; a request during which this grew may have been drawn by several weights.
-        sync_seconds: of the last one, by stage.
-        sync: that is under way, if one is.
-        has: label of the last weights that it said to have taken over from this process. What a process of the same run
-            had it take over before, under the same label, are other weights.
+        checked: the server was found to fit this policy.
+        leaving: it gets no new requests, and is removed when none is in flight.
+        stalled: it sampled nothing for too long and no token since; it may still answer checks.
+        cache: tokens that fit its KV cache; None if it does not report this.
+        preemptions: see `ServerFigures`; 0 if not reported.
+        reason: cause for being out of service; "" before anything is known.
+        unanswered: unanswered checks in a row.
+        settled: set while no sync is running; requests wait for it.
+        syncs: number of syncs started. If it grew during a request, several weights may have sampled the completion.
+        sync_seconds: duration of the last sync, by stage.
+        sync: the running sync, if any.
+        has: label of the last weights loaded from this process. Weights that another process of the run loaded under
+            the same label are different ones.
         counts: since the policy was opened.
-        on_tpus: where it runs; set before `find_route`.
-        seeded: whether it takes a seed; set before too. tpu-inference 0.32 refuses one, and without our plugin vLLM's
-            engine on CPUs dies of one when a prompt is read in parts.
+        on_tpus: it runs on TPUs; set before `find_route`.
+        seeded: it accepts a seed; set before `find_route`. tpu-inference 0.32 refuses seeds. Without our plugin, vLLM's
+            CPU engine crashes on a seed if a prompt is prefilled in parts.
     """
 
     def __init__(self, url: str, certified: str | None = None) -> None:
@@ -240,13 +240,13 @@ class RolloutServer:
         self.session: aiohttp.ClientSession | None = None
 
     async def find_route(self, seconds: float) -> None:
-        """See which way of drawing this server has.
+        """Find the completion endpoint of this server.
 
         Raises:
-            PolicyError: it does not answer in so many seconds, or not as vLLM would.
+            PolicyError: it does not answer within `seconds`, or not as vLLM would.
         """
         status, text = await self._small("POST", GenerateRoute.path, {}, seconds=seconds)
-        if status == 400:  # it would take a request, which `{}` is not
+        if status == 400:  # the endpoint exists: it rejects the invalid request `{}`
             self.route = GenerateRoute(self.on_tpus, self.seeded)
         elif status in (403, 404):
             self.route = CompletionsRoute(self.on_tpus, self.seeded)
@@ -254,11 +254,11 @@ class RolloutServer:
             raise PolicyError(f"{self.url}{GenerateRoute.path} answers {status}: {text[:500]}")
 
     async def draw(self, token_ids: Sequence[int], sampling: Sampling, seconds: float) -> Draw:
-        """One completion.
+        """Sample one completion.
 
         Raises:
             ValueError: the server refuses the request.
-            PolicyError: it answers something else.
+            PolicyError: it gives an invalid answer.
             FAILURES: it does not answer.
         """
         body = self.route.body(token_ids, sampling)
@@ -275,17 +275,17 @@ class RolloutServer:
         return drawn
 
     async def try_drawing(self, seconds: float) -> None:
-        """See that it draws a token, by whatever weights; also while it is left out.
+        """Check that the server samples a token, with any weights; also while it is out of service.
 
         Raises:
             PolicyError, KeyError, IndexError, TypeError, AttributeError: as `draw`.
-            FAILURES: it does not, in so many seconds.
+            FAILURES: it does not within `seconds`.
         """
         one = Sampling(max_tokens=1, stop_ids=(), seed=0)
         self.route.draw(await self.post(self.route.path, self.route.body([0], one), seconds))
 
     async def figures(self, seconds: float) -> ServerFigures:
-        """What it says of itself, of which `cache` and `preemptions` are kept.
+        """Read the server's metrics, and store its `cache` and `preemptions`.
 
         Raises:
             FAILURES: it does not answer.
@@ -299,10 +299,10 @@ class RolloutServer:
         return found
 
     def moves(self, tokens: float | None) -> float:
-        """Note how many tokens it has had; for how many seconds that has not changed with requests in flight.
+        """Record its token count. Return the seconds without new tokens while requests were in flight.
 
         Args:
-            tokens: None: unknown, or not to be asked.
+            tokens: None if unknown, or to reset the timer.
         """
         now = asyncio.get_running_loop().time()
         if tokens is None or tokens != self._tokens or not self.asked:
@@ -310,7 +310,7 @@ class RolloutServer:
         return now - self._moved
 
     def pace(self) -> float:
-        """Tokens a second that it drew and that count, since this was asked before."""
+        """Return the used tokens sampled per second since the last call."""
         before, self._paced = self._paced, (time.monotonic(), self.counts.tokens)
         return (self._paced[1] - before[1]) / max(self._paced[0] - before[0], 1e-9)
 
@@ -318,26 +318,26 @@ class RolloutServer:
 
     @property
     def serving(self) -> bool:
-        """It has the current weights and answers."""
+        """True if it has the current weights and answers."""
         return self._left is not None and not self._left.done()
 
     def take_in(self) -> None:
-        """From now on it is serving."""
+        """Put the server into service."""
         if not self.serving:
             self._left = asyncio.get_running_loop().create_future()
         self.reason = ""
 
     def leave_out(self, reason: str) -> None:
-        """From now on it is not, and what is drawn there is given up."""
+        """Take the server out of service, and abort its requests."""
         self.reason = reason
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 
     @contextlib.asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        """Around a request: not during a sync, whose draws are of no version.
+        """Enclose a request; waits for a running sync, since tokens sampled during one have no known version.
 
-        Who waits is told of a sync's end some turns of the loop later, when the next one may have begun.
+        After a sync ends, a waiting task resumes a few event-loop turns later, when the next sync may have started.
         """
         while not self.settled.is_set():
             settled = asyncio.ensure_future(self.settled.wait())
@@ -354,12 +354,12 @@ class RolloutServer:
             self.asked -= 1
 
     async def _or_left_out(self, done: asyncio.Future[Any]) -> None:
-        """Return when that is done, or the server is left out."""
+        """Wait until `done` is done or the server is taken out of service."""
         both: set[asyncio.Future[Any]] = {done} if self._left is None else {done, self._left}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
 
     async def _while_serving(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """What it comes to. Raises `NotServing` when the server is left out before, whatever its connection does."""
+        """Return the result of `work`. Raises `NotServing` if the server is taken out of service first."""
         task = asyncio.ensure_future(work)
         try:
             await self._or_left_out(task)
@@ -374,22 +374,22 @@ class RolloutServer:
     async def get(
         self, path: str, remedy: str, headers: Mapping[str, str] | None = None, *, seconds: float = 60.0
     ) -> dict[str, Any]:
-        """A small answer.
+        """GET a small JSON object.
 
         Args:
-            remedy: what to do when there is no such path.
-            headers: besides the API key.
-            seconds: to wait for it.
+            remedy: advice if the path does not exist.
+            headers: in addition to the API key.
+            seconds: timeout.
 
         Raises:
-            PolicyError: there is no answer, or another than JSON with status 200.
+            PolicyError: there is no answer, or it is not JSON with status 200.
         """
         return self._whole(path, remedy, *await self._small("GET", path, headers=headers, seconds=seconds))
 
     async def tell(
         self, path: str, remedy: str, body: dict[str, Any], headers: Mapping[str, str] | None = None, *, seconds: float
     ) -> dict[str, Any]:
-        """A small answer to what it is told; arguments and errors as of `get`."""
+        """POST `body` and return a small JSON object; arguments and errors as in `get`."""
         return self._whole(path, remedy, *await self._small("POST", path, body, headers, seconds))
 
     def _whole(self, path: str, remedy: str, status: int, text: str) -> dict[str, Any]:
@@ -411,14 +411,14 @@ class RolloutServer:
     async def post(
         self, path: str, body: dict[str, Any] | None, seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """An answer that may take long.
+        """POST a request that may take long.
 
         Args:
-            headers: besides the API key.
+            headers: in addition to the API key.
 
         Raises:
             ValueError: the server refuses the request (400).
-            FAILURES: it does not answer, or with another error.
+            FAILURES: it does not answer, or answers with another error.
         """
         status, text = await self._exchange("POST", path, body, seconds, headers)
         if status == 400:

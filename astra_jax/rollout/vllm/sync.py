@@ -1,8 +1,8 @@
-"""How a server's weights are made the trainer's: our plugin, from files or from the trainer's memory, or vLLM's own
-reload of a folder.
+"""Methods of replacing a server's weights by the trainer's: our plugin, from files or the trainer's memory, or vLLM's
+own reload of a folder.
 
-All publish a version, check a server before it is used, tell which version it has, and have it take one over.
-A sync that returns has put exactly those weights in service; one that raises leaves the server paused or on its old
+Each method publishes a version, checks a server before use, reports a server's version, and has a server load one. A
+sync that returns has put exactly those weights in service. A sync that raises leaves the server paused or on its old
 weights, never labelled with the new version.
 """
 
@@ -32,17 +32,18 @@ Way = Literal["plugin", "direct", "reload"]
 
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = 0.5
-"""Nats, the mean over the probe of how far a server's logprobs may be from the trainer's. bfloat16 alone makes 0.04
-(443 million parameters) to 0.14 (a tiny model with wide weights), half the rotary base 1.1, other weights several."""
+"""Largest mean difference of logprobs between server and trainer over the probe, in nats. bfloat16 alone causes 0.04
+(443 million parameters) to 0.14 (a tiny model with wide weights). Half the rotary base causes 1.1, other weights
+several nats."""
 
 
 PLUGIN = "astra_jax/rollout/vllm/plugin"
-"""The distribution that servers have installed, in our checkout (docs/vllm.md)."""
+"""The distribution to install on servers, in our checkout (docs/vllm.md)."""
 _REMEDY = f"install {PLUGIN} there, name it in VLLM_PLUGINS"
 KEY_HEADER = "X-Astra-Sync-Key"
 PROTOCOL = 4
-"""Of the plugin's endpoints: the trainer shows a key of its own, a server takes checkpoints below one root or what the
-trainer serves, and is one run's at a time."""
+"""Version of the plugin's endpoints: the trainer shows a sync key, and a server belongs to one run at a time. A server
+loads checkpoints below one root, or weights that the trainer serves."""
 _DESCRIBED = {
     "protocol",
     "wants_key",
@@ -56,32 +57,32 @@ _DESCRIBED = {
     "dtype",
     "sampling",
 }
-"""What the plugin says of its server."""
+"""Fields in the plugin's description of its server."""
 
 
 AnyPublisher = Publisher | DirectPublisher | FolderPublisher
 
 
 class WeightSync(Protocol):
-    """One way."""
+    """A method of replacing weights."""
 
     async def publish(self, params: Params, version: int) -> None:
-        """Write a version where the servers read it; it is whole when this returns. Meanwhile `sync` may hand over the
-        version before. Raises `PublishError`: it cannot be written."""
+        """Write a version where the servers read it; it is complete when this returns. `sync` may transfer the previous
+        version meanwhile. Raises `PublishError` if it cannot be written."""
         ...
 
     async def check(self, server: RolloutServer, max_length: int, seconds: float) -> None:
-        """Raises `PolicyError`: it does not answer in so many seconds, or cannot be used in this way or for this
-        policy."""
+        """Check a server. Raises `PolicyError` if it does not answer within `seconds`, or cannot be used with this
+        method or policy."""
         ...
 
     async def version(self, server: RolloutServer, seconds: float = 60.0) -> str:
-        """Label of the weights in service. Raises `PolicyError`: it does not answer, within so many seconds, or is
-        another run's."""
+        """Return the label of the weights in service. Raises `PolicyError` if the server does not answer within
+        `seconds`, or belongs to another run."""
         ...
 
     async def sync(self, server: RolloutServer, label: str, seconds: float) -> dict[str, float]:
-        """Have a server take the published version over, and call it so.
+        """Have a server load the published version and label it so.
 
         Returns:
             seconds of each stage.
@@ -100,14 +101,14 @@ def sync_way(
     run: str = "run",
     lease_seconds: float = 60.0,
 ) -> WeightSync:
-    """The way of a name.
+    """Return the sync method of this name.
 
     Args:
         key: of syncs, for the plugin.
-        run, lease_seconds: who holds the servers, and for how long after a look, for the plugin.
+        run, lease_seconds: the run that reserves the servers, and for how long after a check, for the plugin.
 
     Raises:
-        ValueError: the publisher writes what the other way reads, or the model cannot be synced in this way.
+        ValueError: the publisher's format is that of another method, or the model cannot be synced in this way.
     """
     reads = {"plugin": Publisher, "direct": DirectPublisher, "reload": FolderPublisher}[way]
     if not isinstance(publisher, reads):
@@ -124,10 +125,10 @@ _SAME = (
 
 
 def _check_model(url: str, found: dict[str, Any], model: Model, published: str) -> None:
-    """See that a server computes the model that is trained, by its `config.json` as it took it.
+    """Check that a server's loaded `config.json` is that of the trained model.
 
     Raises:
-        PolicyError: it does not; names the field and both values.
+        PolicyError: it is not; names the field and both values.
     """
     config = found["config"]
     try:
@@ -142,7 +143,7 @@ def _check_model(url: str, found: dict[str, Any], model: Model, published: str) 
             f"{url} serves a model whose vocab_size is {found['vocab_size']}, the policy's is {model.vocab_size}; "
             f"{_SAME}"
         )
-    if found["dtype"] not in (published, "float32"):  # which takes all
+    if found["dtype"] not in (published, "float32"):  # float32 accepts all dtypes
         raise PolicyError(
             f"{url} serves in {found['dtype']}, the weights are published in {published}: start it with "
             f"--dtype={published}, or publish in its own with --publish_dtype"
@@ -150,10 +151,10 @@ def _check_model(url: str, found: dict[str, Any], model: Model, published: str) 
 
 
 def _check_generation(url: str, found: Any, max_length: int) -> None:
-    """See that what a server takes for granted cuts no completion; all else of it each request says itself.
+    """Check that a server's default generation settings do not cut completions; each request sets all others itself.
 
     Raises:
-        PolicyError: it does.
+        PolicyError: they do.
     """
     most = found.get("max_tokens")
     if most is not None and most < max_length:
@@ -172,7 +173,7 @@ def _check_context(server: RolloutServer, found: int, wanted: int) -> None:
 
 
 class PluginSync:
-    """Through our plugin: from an Orbax checkpoint or our memory, checked whole before anything is touched."""
+    """Sync by our plugin: from an Orbax checkpoint or our memory, checked completely before any weight is replaced."""
 
     def __init__(
         self,
@@ -233,12 +234,12 @@ class PluginSync:
         await self.version(server, seconds)
 
     async def version(self, server: RolloutServer, seconds: float = 60.0) -> str:
-        """See `WeightSync.version`; the lease is renewed by it."""
+        """See `WeightSync.version`; also renews the lease."""
         answer = await server.tell("/v1/policy/lease", _REMEDY, self._lease, self._headers, seconds=seconds)
         return str(answer.get("version"))
 
     async def sync(self, server: RolloutServer, label: str, seconds: float) -> dict[str, float]:
-        """See `WeightSync.sync`; stages as the plugin names them."""
+        """See `WeightSync.sync`; stages are named by the plugin."""
         body = {"item": self._items[_update_of(label)], "version": label}
         return _stages((await server.post("/v1/policy/sync", body, seconds, self._headers)).get("seconds"))
 
@@ -247,12 +248,12 @@ class PluginSync:
 
 
 class ReloadSync:
-    """Through vLLM's development endpoints: each server reloads a Hugging Face folder.
+    """Sync by vLLM's development endpoints: each server reloads a Hugging Face folder.
 
-    vLLM does not check what it reloads: a tensor that is missing keeps its old values. So the first thing that a server
-    is asked after a reload is the logprobs of a probe, which must be the trainer's; until then its weights are labelled
-    as unchecked, and no completion counts that they drew. That tells a model that is clearly another from the policy's,
-    not one version from the next; which is why tied models are refused, whose head vLLM 0.32 leaves behind on CPUs.
+    vLLM does not check a reload: a missing tensor keeps its old values. So after a reload the server must return the
+    trainer's logprobs of a probe. Until then its weights are labelled unchecked, and its completions are discarded. The
+    probe detects another model, but not another version of the same model. Tied models are therefore refused, since
+    vLLM 0.32 does not update their head on CPUs.
 
     Raises:
         ValueError: the model's embeddings are tied.
@@ -283,7 +284,7 @@ class ReloadSync:
         self._published[version] = await asyncio.to_thread(write)
 
     async def check(self, server: RolloutServer, max_length: int, seconds: float) -> None:
-        """See `WeightSync.check`; what is not said here is seen in the probe after a sync."""
+        """See `WeightSync.check`; other differences are found by the probe after a sync."""
         await self.version(server, seconds)
         (model, *_) = (await server.get("/v1/models", "is it vLLM?", seconds=seconds))["data"]
         _check_context(server, model["max_model_len"], max_length)
@@ -351,12 +352,12 @@ class ReloadSync:
 
 
 def _update_of(label: str) -> int:
-    """The published version that a label `RUN:UPDATE` names."""
+    """Return the published version in a label `RUN:UPDATE`."""
     return int(label.rpartition(":")[2])
 
 
 def _stages(found: Any) -> dict[str, float]:
-    """A server's account of a sync. Raises `NotServing`: it is none."""
+    """Return a server's seconds per stage of a sync. Raises `NotServing` if they are invalid."""
     if not isinstance(found, dict) or not all(isinstance(one, (int, float)) for one in found.values()):
         raise NotServing(f"/v1/policy/sync answers {str(found)[:200]} for the seconds of its stages")
     return {str(name): float(one) for name, one in found.items()}
@@ -364,7 +365,7 @@ def _stages(found: Any) -> dict[str, float]:
 
 @partial(jax.jit, static_argnames="model")
 def _logprobs(params: Params, ids_bt: jax.Array, *, model: Model) -> jax.Array:
-    """[B, T - 1], of each token but the first."""
+    """Return [B, T - 1] logprobs of each token but the first."""
     positions_bt = jnp.broadcast_to(jnp.arange(ids_bt.shape[1]), ids_bt.shape)
     x_btd, _ = model.forward(params, ids_bt, positions_bt, jnp.ones_like(ids_bt), backend="blockwise")
     logps_bt, _ = token_logprobs(x_btd[:, :-1], model.head_kernel(params), ids_bt[:, 1:])

@@ -1,8 +1,7 @@
-"""A trainer's end of the connections by which rollout servers take weights out of its memory.
+"""Trainer's end of the connections on which rollout servers pull weights from its memory.
 
-Who connects shows that it has the key of syncs, and is shown the same, before anything else is said; the protocol is
-described where the servers' end is, in `plugin/astra_vllm/wire.py`. Each connection has a thread, which mostly waits
-for the network.
+Both sides first prove that they have the sync key. The protocol is described at the servers' end, in
+`plugin/astra_vllm/wire.py`. Each connection has a thread, which mostly waits for the network.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from synthesis.core.terminal import printable
 
 MAGIC = b"astra weights 1\n"
 MOST_REQUEST = 64 << 10
-"""Bytes of a message that a server sends."""
+"""Size limit of a message from a server, in bytes."""
 CONNECTIONS = 1024
-"""At once; 16 of each server's."""
+"""Most connections at once; each server uses 16."""
 _INTRODUCTION_SECONDS = 10.0
 _IDLE_SECONDS = 60.0
 _SLICE = 1 << 20
-"""Bytes that are sent in `_IDLE_SECONDS` at least: `sendall` has its time for all that it is given, and a server that
-reads slowly, but reads, is waited for."""
+"""Bytes sent per `sendall`. Each call times out after `_IDLE_SECONDS`, so a slow but active reader is not cut off."""
 _NONCE = 32
 _MAC = 32
 
@@ -41,22 +39,22 @@ Answer = tuple[dict[str, Any], memoryview | None]
 
 
 class _Ended(Exception):
-    """A connection that is over, for whatever reason."""
+    """The connection has ended for any reason."""
 
 
 class WeightServer:
-    """Listens on one address, and answers what servers ask that have the key.
+    """Server on one address that answers rollout servers with the key.
 
     Args:
-        host, port: of this machine; port 0 is one of the system's choice.
+        host, port: of this machine; port 0 lets the system choose.
         key: of syncs.
-        answer: to a message, with `error` where it is refused; called in several threads at once.
+        answer: returns the answer to a message, with `error` if refused; called in several threads at once.
 
     Attributes:
         address: HOST:PORT.
 
     Raises:
-        InputError: nobody can listen there.
+        InputError: it cannot listen at that address.
     """
 
     def __init__(self, host: str, port: int, key: str, answer: Callable[[dict[str, Any]], Answer]) -> None:
@@ -76,8 +74,8 @@ class WeightServer:
         threading.Thread(target=self._accept, name=f"weights at {self.address}", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more, and end what is under way."""
-        with contextlib.suppress(OSError):  # wakes who accepts
+        """Stop listening, and close all connections."""
+        with contextlib.suppress(OSError):  # wakes the accepting thread
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
@@ -125,7 +123,7 @@ class WeightServer:
             connection.close()
 
     def _introduced(self, connection: socket.socket, peer: str) -> bytes:
-        """The key of this connection."""
+        """Authenticate both sides. Return the key of this connection."""
         if _exactly(connection, len(MAGIC)) != MAGIC:
             raise _Ended
         theirs, ours = _exactly(connection, _NONCE), secrets.token_bytes(_NONCE)
@@ -139,7 +137,7 @@ class WeightServer:
 
 
 def proof(key: bytes, side: bytes, content: bytes) -> bytes:
-    """HMAC-SHA-256 (RFC 2104) of what one side says."""
+    """Return the HMAC-SHA-256 (RFC 2104) of one side's message."""
     return hmac.new(key, side + b"\0" + content, hashlib.sha256).digest()
 
 

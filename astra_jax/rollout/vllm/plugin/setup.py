@@ -1,4 +1,4 @@
-"""The plugin's version is the trainer's, with which it is released: it is read where that has it."""
+"""Setup of the plugin. Its version is read from the trainer, with which it is released."""
 
 from pathlib import Path
 

@@ -1,10 +1,10 @@
-"""What a server lets whom do: which checkpoints it takes, and from whom. Decided when it starts, by its environment.
+"""Access control of a server: which checkpoints it loads, and from whom. Set at startup by environment variables.
 
     ASTRA_SYNC_ROOT       folder, or gs://BUCKET/FOLDER, below which the trainer publishes: nothing else is ever opened
-    ASTRA_SYNC_KEY_FILE   file whose first line is the key of syncs: who may sample may not replace the weights
+    ASTRA_SYNC_KEY_FILE   file whose first line is the sync key: sampling needs no such key
 
-Without a key nobody but this machine may reach the server. With one it also takes weights out of the memory of a
-trainer that has the same; where that is all it is to take, it has no root.
+Without a key, only this machine may reach the server. With a key it can also pull weights from the memory of a trainer
+with the same key; for that alone it needs no root.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ ROOT = "ASTRA_SYNC_ROOT"
 KEY_FILE = "ASTRA_SYNC_KEY_FILE"
 KEY_HEADER = "X-Astra-Sync-Key"
 PROTOCOL = 4
-"""Of these endpoints. 1 asked for no key and opened any path; its trainers send none. 2 knew no runs: two trainers on
-one server took each other's weights for their own. 3 took files alone."""
+"""Version of these endpoints. Version 1 required no key and opened any path. Version 2 did not separate runs, so two
+trainers could overwrite each other's weights. Version 3 loaded only files."""
 _DEV_MODE = "VLLM_SERVER_DEV_MODE"
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[A-Za-z0-9_=.-]+)+)")
-"""Without what an URL could mean besides a name: queries, escapes, further stores."""
+"""Bucket addresses without URL syntax for anything but a name: no queries, escapes or further stores."""
 _SHOWN = 200
 
 
 class NotTaken(Exception):
-    """The checkpoint is none of those that this server takes; the message says which it does."""
+    """This server does not load the checkpoint. The message says which it loads."""
 
 
 class SyncRoot:
-    """The folder below which checkpoints are taken.
+    """Folder below which checkpoints are loaded.
 
     Args:
         text: an absolute path, or `gs://BUCKET/FOLDER`.
@@ -55,7 +55,7 @@ class SyncRoot:
             )
 
     def store(self, item: str) -> dict[str, Any]:
-        """The key-value store of an item, as tensorstore describes it, links and `..` followed.
+        """Return tensorstore's description of an item's key-value store, with links and `..` resolved.
 
         Raises:
             NotTaken: it is not below the root.
@@ -75,19 +75,19 @@ class SyncRoot:
             path, root = Path(item).resolve(), Path(self._text).resolve()
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 path.stat()  # Python 3.13's `resolve` does not report links in a circle
-        except (OSError, RuntimeError) as error:  # links in a circle, a name that is too long
+        except (OSError, RuntimeError) as error:  # a link cycle, or a name that is too long
             raise NotTaken(f"{item[:_SHOWN]!r} cannot be followed: {error}") from None
         if path == root or not path.is_relative_to(root):
             raise NotTaken(problem)
         for one in (path.parent / "_CHECKPOINT_METADATA", *path.rglob("*")):
-            # A pipe would never end, and a link may lead anywhere.
+            # Reading a pipe would never end, and a link may lead anywhere.
             if one.exists() and not (one.resolve().is_relative_to(root) and (one.is_file() or one.is_dir())):
                 raise NotTaken(f"{one} is no file below {ROOT}={self._text}")
         return {"driver": "file", "path": f"{path}/"}
 
 
 def _bucket(text: str) -> tuple[str, str] | None:
-    """Bucket and path of a `gs://` address."""
+    """Return bucket and path of a `gs://` address, or None."""
     match = _BUCKET.fullmatch(text)
     if match is None or {".", ".."} & set(match[2].split("/")):
         return None
@@ -96,12 +96,12 @@ def _bucket(text: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class SyncAccess:
-    """Who may sync what.
+    """Permissions for syncing weights.
 
     Attributes:
-        root: of checkpoints; None: no files are taken.
-        key: that syncs must show; None only where nobody else can reach the server.
-        local: it listens on a socket file, where there is no `Host` to look at.
+        root: of checkpoints; None if no files are loaded.
+        key: required for syncs; None only if no other machine can reach the server.
+        local: the server listens on a socket file, so `Host` is not checked.
     """
 
     root: SyncRoot | None
@@ -112,15 +112,15 @@ class SyncAccess:
     def of(
         cls, environment: Mapping[str, str], *, host: str | None, socket: str | None, api_keys: Iterable[str]
     ) -> SyncAccess:
-        """From a server's environment and arguments.
+        """Create it from a server's environment and arguments.
 
         Args:
-            host: vLLM's `--host`; None listens everywhere.
+            host: vLLM's `--host`; None listens on all interfaces.
             socket: vLLM's `--uds`.
-            api_keys: vLLM's own, which may sample.
+            api_keys: vLLM's own, which permit sampling.
 
         Raises:
-            RuntimeError: the weights would not be safe; the server does not start.
+            RuntimeError: the weights would not be protected, so the server does not start.
         """
         root = environment.get(ROOT)
         if not root and not environment.get(KEY_FILE):
@@ -149,7 +149,7 @@ class SyncAccess:
         return cls(SyncRoot(root) if root else None, key, bool(socket))
 
     def below(self, item: str) -> SyncRoot:
-        """The folder that an item of files must be below. Raises `NotTaken`: there is none."""
+        """Return the folder that contains allowed file items. Raises `NotTaken` if there is none."""
         if self.root is None:
             raise NotTaken(
                 f"{item[:_SHOWN]!r} is of files, and this server was started without {ROOT}: set it, or give the "
@@ -158,7 +158,7 @@ class SyncAccess:
         return self.root
 
     def key_of_streams(self, item: str) -> str:
-        """What this server and a trainer show each other. Raises `NotTaken`: there is none."""
+        """Return the key shared with a trainer. Raises `NotTaken` if there is none."""
         if self.key is None:
             raise NotTaken(
                 f"{item[:_SHOWN]!r} is a trainer's memory, and this server was started without {KEY_FILE}, by which it "
@@ -167,17 +167,17 @@ class SyncAccess:
         return self.key
 
     def refusal(self, headers: Mapping[str, str], *, syncs: bool) -> tuple[int, str] | None:
-        """Status and text for who may not ask this, or None.
+        """Return status and text for a request that is not permitted, or None.
 
         Args:
-            syncs: it is a sync; else what anybody may ask who may sample.
+            syncs: the request is a sync; otherwise permission to sample is enough.
         """
         if headers.get("origin") is not None:
             return 403, "pages of other sites get nothing here: a trainer sends no Origin"
         given = headers.get(KEY_HEADER)
         if self.key is None:
             host = headers.get("host", "")
-            if not self.local and not _names_this_machine(host):  # a site may give its own name this address
+            if not self.local and not _names_this_machine(host):  # a site may resolve its own name to this address
                 return 403, f"the host {host[:80]!r} is not this machine: ask for 127.0.0.1"
         elif given is None and syncs:
             return 403, (
@@ -195,7 +195,7 @@ class SyncAccess:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether an address can be reached from this machine alone."""
+    """Return whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -207,7 +207,7 @@ def is_loopback(host: str | None) -> bool:
 def _names_this_machine(host: str) -> bool:
     try:
         return is_loopback(urlsplit(f"//{host}").hostname)
-    except ValueError:  # of a host like "["
+    except ValueError:  # for a host like "["
         return False
 
 

@@ -1,4 +1,4 @@
-"""Reading what the trainer published: an Orbax item whose leaves are those of `layout.py`."""
+"""Reader of published weights: an Orbax item whose leaves are named as in `layout.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ITEM_METADATA = "_METADATA"
 
 
 def _packers(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """What a zarr array's chunks went through, by its metadata, that makes them another size."""
+    """Yield the compressors and filters in a zarr array's metadata that change the size of chunks."""
     if metadata.get("compressor"):
         yield str(metadata["compressor"].get("id"))
     yield from (str(one.get("id")) for one in metadata.get("filters") or ())
@@ -37,25 +37,25 @@ def _packers(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 class PolicyCheckpoint:
-    """An item of which only metadata are read, until it was compared with the model that it is for.
+    """An item of which only metadata are read until it is compared with the model.
 
     Args:
         item: a folder, or `gs://BUCKET/FOLDER`.
-        root: below which it has to be.
+        root: the folder that must contain it.
 
     Attributes:
-        spans: all tensors, in the order in which they are read; none before `compare`.
-        read_bytes: that `read` has read.
+        spans: all tensors in reading order; empty before `compare`.
+        read_bytes: bytes read by `read`.
 
     Raises:
         NotTaken: it is not below the root.
-        PolicyCheckpointError: nothing there, not committed, or not an item of the expected form.
+        PolicyCheckpointError: nothing is there, it was not committed, or it is not of the expected form.
     """
 
     def __init__(self, item: str, root: SyncRoot) -> None:
         self.item = item.rstrip("/")[:_SHOWN]
         self._store = root.store(item)
-        # Files are mapped: read into buffers first, 0.9 GB take 0.8 s instead of 0.2, most of it in page faults.
+        # Files are memory-mapped: for 0.9 GB, reading into buffers takes 0.8 s instead of 0.2, mostly page faults.
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_mode": {"mode": "memmap"}})
         self._require_commit()
         metadata = self._json(self._store, _ITEM_METADATA)
@@ -105,7 +105,7 @@ class PolicyCheckpoint:
 
     def _open(self, name: str) -> ts.TensorStore:
         store = {"driver": "ocdbt", "base": self._store, "path": f"{name}/"}
-        # What was not stored would be read as zeros.
+        # By default tensorstore reads missing chunks as zeros.
         spec = {"driver": self._driver, "kvstore": store, "fill_missing_data_reads": False}
         try:
             array = ts.open(spec, open=True, read=True, context=self._context).result()
@@ -127,19 +127,19 @@ class PolicyCheckpoint:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """Total bytes of all tensors."""
         return all_bytes(self.spans)
 
     def compare(self, expected: Shapes, optional: Shapes, dtype: str) -> None:
-        """Check every tensor's name, shape and dtype. Nothing of their size is allocated.
+        """Check every tensor's name, shape and dtype, without allocating their size.
 
         Args:
             expected: the server's model.
-            optional: what may be there too.
-            dtype: that the model is served in; a checkpoint has it too, unless it is float32, which holds them all.
+            optional: tensors that may also be present.
+            dtype: in which the model is served; the checkpoint must match, unless this is float32.
 
         Raises:
-            PolicyCheckpointError: names the first tensor that is missing, left over or of another shape or dtype.
+            PolicyCheckpointError: names the first tensor that is missing, unexpected or of another shape or dtype.
         """
         self.spans = laid_out(self.item, len(self._names), self._opened(), expected, optional, dtype)
 
@@ -149,11 +149,11 @@ class PolicyCheckpoint:
             yield Leaf(name, tuple(array.shape), array.dtype.name)
 
     def read(self, buffer: memoryview, parts: Parts) -> None:
-        """Read all tensors, in the order of `spans`; every chunk is read, so a damaged one is noticed here.
+        """Read all tensors in the order of `spans`. Every chunk is read, so damage is detected here.
 
         Args:
             buffer: of `self.bytes` bytes.
-            parts: of what it held; nothing is said of what it holds then.
+            parts: digests of the buffer's earlier contents; cleared.
 
         Raises:
             PolicyCheckpointError: names the leaf that cannot be read.
@@ -168,7 +168,7 @@ class PolicyCheckpoint:
             reads.append((name, ts.array(target, context=self._context).write(array)))
             start += count
         errors = []
-        for name, done in reads:  # all of them: the buffer is used again
+        for name, done in reads:  # wait for all, since the buffer is reused
             try:
                 done.result()
             except (ValueError, OSError) as error:

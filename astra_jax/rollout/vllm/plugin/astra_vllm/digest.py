@@ -1,8 +1,7 @@
-"""A number that tells which values an array holds, wherever they lie in it.
+"""Digest of an array's values, independent of their positions.
 
-A server on TPUs holds a tensor transposed, split over chips, and filled up with zeros. The sum of a hash of each
-element's bits is the same in all of these, and another one as soon as an element has another value (but for one case in
-2**32).
+A server on TPUs stores a tensor transposed, sharded over chips, and padded with zeros. The sum of a hash of each
+element's bits is the same for all of these layouts. It changes if any element changes, except in one of 2**32 cases.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-CHUNK = 1 << 18  # elements that are hashed at once, so that they stay in the processor's cache
+CHUNK = 1 << 18  # elements hashed at once, to fit the processor's cache
 
 
 def hashed(bits: Any) -> Any:
-    """Each element's hash: the steps of MurmurHash3's finalizer, of which zero's is zero.
+    """Return each element's hash by MurmurHash3's finalizer, which maps zero to zero.
 
     Args:
         bits: uint32, of numpy or JAX.
@@ -29,7 +28,7 @@ def hashed(bits: Any) -> Any:
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """Of a tensor of 16 or 32 bits an element, on the CPU; below 2**32."""
+    """Return the digest of a CPU tensor with 16- or 32-bit elements; below 2**32."""
     kind = (torch.int16, np.uint16) if tensor.element_size() == 2 else (torch.int32, np.uint32)
     bits = tensor.reshape(-1).view(kind[0]).numpy().view(kind[1])
     total = 0

@@ -1,15 +1,17 @@
-"""The HTTP side: `POST /v1/policy/lease`, `POST /v1/policy/sync` and `GET /v1/policy/version`, behind the server's own
-API key.
+"""HTTP endpoints `POST /v1/policy/lease`, `POST /v1/policy/sync` and `GET /v1/policy/version`, behind the server's API
+key.
 
-A lease says whose weights the server has (`lease.py`), and a sync is of the run that holds it. Both have a key besides;
-a sync takes checkpoints below one root alone (`access.py`); pausing and resuming are parts of it, and no endpoints of
-their own.
+A lease reserves the server for a run (`lease.py`), and a sync must be of that run. Both also require the sync key, and
+a sync loads checkpoints only below one root (`access.py`). Pausing and resuming are parts of a sync without endpoints
+of their own.
 
-Weights are read from a checkpoint's files (`checkpoint.py`) or out of the trainer's memory (`stream.py`), and checked
-whole before anything is touched: every name, shape and dtype against the served model,
-and every byte into shared memory, from which the workers then copy. Only that copy happens while generation is paused,
-with requests kept: they go on afterwards, their caches computed anew, and their tokens labelled with the version that
-drew them. A load that fails half-way leaves the server paused, never serving half a model; the next good sync mends it.
+Weights are read from a checkpoint's files (`checkpoint.py`) or from the trainer's memory (`stream.py`). They are
+checked completely before any weight is replaced: every name, shape and dtype against the served model, and every byte
+by reading it into shared memory. The workers copy from that memory.
+
+Only this copy pauses generation. Running requests are kept and resume afterwards with recomputed caches; each token is
+labelled with the version that sampled it. A load that fails halfway leaves the server paused, so it never serves a
+partial model. The next successful sync fixes it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from astra_vllm.model import Shapes, described, expected_tensors, vocabulary_dig
 from astra_vllm.stream import SCHEME, PolicyStream
 
 _MOST_BYTES = 64 << 10
-"""Of a request."""
+"""Size limit of a request."""
 
 
 class PolicyEndpoint:
@@ -51,18 +53,18 @@ class PolicyEndpoint:
         self._lock = asyncio.Lock()
         self._lease = Lease()
         self._half_loaded = False
-        self._memory: SharedMemory | None = None  # kept: new memory costs as much time as reading into it
+        self._memory: SharedMemory | None = None  # reused: allocating takes as long as reading into it
         self._handover: Handover
         self._access: SyncAccess
         self._dtype = ""
         self._description: dict[str, Any] = {}
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Called by vLLM once the engine is there.
+        """Initialise the endpoint; vLLM calls this once the engine exists.
 
         Raises:
-            RuntimeError: whoever samples could replace the weights, or the server's workers cannot take any over; it
-                does not start.
+            RuntimeError: anybody who may sample could replace the weights, or the workers cannot load new ones. The
+                server does not start.
         """
         keys = [*(args.api_key or ()), *filter(None, [os.environ.get("VLLM_API_KEY")])]
         self._access = SyncAccess.of(os.environ, host=args.host, socket=args.uds, api_keys=keys)
@@ -94,7 +96,7 @@ class PolicyEndpoint:
         self._dtype = self._description["dtype"]
 
     def attach_router(self, app: FastAPI) -> None:
-        """Called by vLLM when it builds its routes."""
+        """Add the routes; called by vLLM when it builds its own."""
         router = APIRouter()
         router.add_api_route("/v1/policy/lease", self._lent, methods=["POST"])
         router.add_api_route("/v1/policy/sync", self._sync, methods=["POST"])
@@ -126,7 +128,7 @@ class PolicyEndpoint:
         return JSONResponse(await self._state())
 
     async def _body(self, request: Request, wanted: dict[str, str]) -> dict[str, Any] | JSONResponse:
-        """The JSON object of these names that who may sync has sent; or what is answered instead."""
+        """Return the JSON object with these fields from an authorised request, or the error response."""
         if refused := self._access.refusal(request.headers, syncs=True):
             return _refused(*refused)
         sent = b""
@@ -161,7 +163,7 @@ class PolicyEndpoint:
 
     async def _taken_over(self, item: str, version: str, run: str) -> JSONResponse:
         async with self._lock:
-            self._lease.check(run)  # another's sync may have been waited for
+            self._lease.check(run)  # another run's sync may have finished before
             clock = _Clock()
             try:
                 source = await asyncio.to_thread(self._checked, item, version)
@@ -193,7 +195,7 @@ class PolicyEndpoint:
 
     @functools.cached_property
     def _expected(self) -> tuple[Shapes, Shapes]:
-        """Does not change while the server runs; for a large model it takes seconds."""
+        """Expected tensors of the model, constant for the server. Computing them takes seconds for a large model."""
         return expected_tensors(self._engine.model_config.hf_config)
 
     async def _load(self, memory: SharedMemory, places: Sequence[Place], version: str, clock: _Clock) -> None:
@@ -208,7 +210,7 @@ class PolicyEndpoint:
 
 
 class _Clock:
-    """Seconds of each stage."""
+    """Timer with the seconds of each stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

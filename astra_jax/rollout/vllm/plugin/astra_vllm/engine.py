@@ -1,7 +1,7 @@
-"""The workers' side: takes each tensor from the memory that the API process has filled, and loads its own part of it.
+"""Worker side on CPUs and GPUs: loads its part of each tensor from the memory filled by the API process.
 
-Loaded into every process of the server as a `vllm.general_plugins` entry point; written for vLLM 0.32's weight transfer
-engines (`vllm.distributed.weight_transfer`).
+vLLM loads this into every process of the server as a `vllm.general_plugins` entry point. Written for the weight
+transfer engines of vLLM 0.32 (`vllm.distributed.weight_transfer`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ BACKEND = "astra"
 
 @dataclass
 class Init(WeightTransferInitInfo):
-    """Nothing."""
+    """Initialisation data; there is none."""
 
 
 @dataclass
 class Update(WeightTransferUpdateInfo):
-    """Where the tensors are.
+    """Location of the tensors.
 
     Attributes:
-        file: on this host.
-        places: `memory.Place` of each.
+        file: path on this host.
+        places: `memory.Place` of each tensor.
     """
 
     file: str = ""
@@ -40,23 +40,23 @@ class Update(WeightTransferUpdateInfo):
 
 
 class PolicyEngine(WeightTransferEngine[Init, Update]):
-    """Fills the running model from a file of tensors; vLLM's own loaders fuse them and take this rank's slices."""
+    """Loads a file of tensors into the running model. vLLM's own loaders fuse them and take this rank's slices."""
 
     init_info_cls = Init
     update_info_cls = Update
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if self.device.type == "cpu":  # here it is a worker, whose runner is there already
+        if self.device.type == "cpu":  # in a worker, whose runner exists already
             from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
             mend(CPUModelRunner)
 
     def init_transfer_engine(self, init_info: Init) -> None:
-        """Nothing to prepare."""
+        """Do nothing: no preparation is needed."""
 
     def start_weight_update(self) -> None:
-        """Put the layers aside. Nothing may be scheduled from here until the update is finished."""
+        """Prepare the layers for reloading. No request may be scheduled until the update is finished."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -70,19 +70,19 @@ class PolicyEngine(WeightTransferEngine[Init, Update]):
         self.model.load_weights(tensors(mapped(update_info.file), update_info.places))
 
     def finish_weight_update(self) -> None:
-        """Put the layers in service."""
+        """Put the reloaded layers in service."""
         finalize_layerwise_reload(self.model, self.model_config)
         pack_heads_again(self.model)
 
     def shutdown(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there are no resources to free."""
 
 
 def pack_heads_again(model: torch.nn.Module) -> None:
-    """Have the CPU backend take over a tied head.
+    """Update the CPU backend's packed copy of a tied head.
 
-    It keeps a packed copy of the head's matrix, which a layerwise reload makes anew only where something was loaded
-    into the head itself; with tied embeddings nothing is (vLLM 0.32 and 0.33).
+    A layerwise reload repacks the head's matrix only if a tensor was loaded into the head itself. With tied embeddings
+    none is (vLLM 0.32 and 0.33).
     """
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and getattr(module, "cpu_linear", None) is not None:
@@ -90,11 +90,11 @@ def pack_heads_again(model: torch.nn.Module) -> None:
 
 
 def ask_for_amx() -> None:
-    """Ask Linux for the matrix tiles of Intel's processors, which no process may use that has not asked.
+    """Request permission from Linux to use the matrix tiles (AMX) of Intel processors.
 
-    vLLM's attention for CPUs uses them in bfloat16 wherever the processor has them, and leaves the asking to whatever
-    oneDNN happens to run before: where it runs nothing, the first request ends the worker with an illegal instruction
-    (vLLM 0.32, a small model).
+    vLLM's CPU attention uses them for bfloat16 whenever the processor has them, and relies on oneDNN to request
+    permission first. If oneDNN has run nothing, the first request crashes the worker with an illegal instruction (vLLM
+    0.32, a small model).
     """
     ask = getattr(torch.cpu, "_init_amx", None)
     if ask is not None:
@@ -102,7 +102,7 @@ def ask_for_amx() -> None:
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, more than once in some."""
+    """Register the engine; vLLM calls this in each process, in some more than once."""
     ask_for_amx()
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, PolicyEngine)

@@ -1,4 +1,4 @@
-"""How the workers of a server take over what the API process has read: one way for CPUs and GPUs, one for TPUs."""
+"""Transfer of weights from the API process to the workers: one method for CPUs and GPUs, one for TPUs."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ WORKER = "astra_vllm.tpu.PolicyWorker"
 
 
 class Handover(Protocol):
-    """One way."""
+    """A transfer method."""
 
     def prepare(self, memory: SharedMemory, places: Sequence[Place]) -> None:
-        """Do what can be done while generation goes on."""
+        """Do the part of a transfer that can overlap with generation."""
         ...
 
     async def load(self, memory: SharedMemory, places: Sequence[Place], version: str) -> None:
-        """Put what was prepared in service, under this version. Generation is paused.
+        """Put the prepared weights in service under this version, while generation is paused.
 
         Raises:
-            Exception: it is not in service, or not whole.
+            Exception: they are not in service, or only partly.
         """
         ...
 
 
 class WeightTransfer:
-    """vLLM's own update, through a weight transfer engine: `engine.py`."""
+    """vLLM's own update by a weight transfer engine: `engine.py`."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
     def prepare(self, memory: SharedMemory, places: Sequence[Place]) -> None:
-        """Nothing."""
+        """Do nothing: no preparation is needed."""
 
     async def load(self, memory: SharedMemory, places: Sequence[Place], version: str) -> None:
         """See `Handover.load`."""
@@ -53,7 +53,7 @@ class WeightTransfer:
 
 
 class WorkerExtension:
-    """`tpu.py` in each worker. What it then serves must have the digests of what was read, or the version stays."""
+    """Transfer by `tpu.py` in each worker. If the served digests differ from those read, the version is unchanged."""
 
     def __init__(self, engine: Any, parameters: dict[str, tuple[tuple[int, ...], str]]) -> None:
         self._engine, self._parameters = engine, parameters
@@ -61,10 +61,10 @@ class WorkerExtension:
 
     @classmethod
     async def of(cls, engine: Any, expected: Shapes) -> WorkerExtension:
-        """For a server that has just started.
+        """Create it for a server that has just started.
 
         Args:
-            expected: tensors of a checkpoint of its model.
+            expected: tensors in a checkpoint of its model.
 
         Raises:
             RuntimeError: its weights cannot be replaced; the message says why.
@@ -81,7 +81,8 @@ class WorkerExtension:
         if other := sorted(set(parameters) ^ set(expected)):
             raise RuntimeError(f"astra_sync: {other[0]} is not both in checkpoints and in the served model")
         for name, (shape, _) in sorted(parameters.items()):
-            # A vocabulary is filled up to the number of chips. So are heads, for which tpu-inference has no loader.
+            # Vocabularies are padded to the number of chips. Heads are padded too, for which tpu-inference has no
+            # loader.
             vocabulary = name.endswith(("embed_tokens.weight", "lm_head.weight"))
             if math.prod(shape) != math.prod(expected[name]) and not vocabulary:
                 raise RuntimeError(
@@ -92,7 +93,7 @@ class WorkerExtension:
         return cls(engine, {name: (tuple(shape), dtype) for name, (shape, dtype) in parameters.items()})
 
     def prepare(self, memory: SharedMemory, places: Sequence[Place]) -> None:
-        """Compute the digests of what was read, in the dtypes that are served."""
+        """Compute the digests of the tensors read, in the served dtypes."""
 
         def of(named: tuple[str, torch.Tensor]) -> int:
             name, tensor = named

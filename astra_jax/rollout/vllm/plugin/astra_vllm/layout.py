@@ -1,6 +1,6 @@
-"""Where the tensors of a policy lie in memory: leaves that are Hugging Face's tensors, stacked over layers.
+"""Memory layout of a policy's tensors: leaves are Hugging Face tensors stacked over layers.
 
-A leaf's name has a `{}` for each stacked axis: `model.layers.{}.mlp.up_proj.weight` of shape [28, 3072, 1024] holds 28
+A leaf's name has a `{}` for each stacked axis: `model.layers.{}.mlp.up_proj.weight` of shape [28, 3072, 1024] has 28
 tensors of [3072, 1024].
 """
 
@@ -14,22 +14,22 @@ from typing import NamedTuple
 
 Shapes = Mapping[str, tuple[int, ...]]
 DTYPES = ("bfloat16", "float32", "float16")
-"""Dtypes that are taken; tensorstore and torch have the same names for them."""
+"""Supported dtypes; tensorstore and torch use the same names."""
 Range = tuple[tuple[int, int], ...]
-"""A part of a leaf: from and to, along each axis."""
+"""Part of a leaf: start and end along each axis."""
 Parts = dict[tuple[int, Range], str]
-"""Digests of what a buffer holds, by the first byte of the leaf and the part of it."""
+"""Digests of a buffer's contents, by the first byte of the leaf and the part of it."""
 
 
 class PolicyCheckpointError(Exception):
-    """The weights cannot be used; the message names the first thing that is wrong with them."""
+    """The weights cannot be used. The message names the first problem."""
 
 
 class Leaf(NamedTuple):
-    """What is said of one.
+    """Description of a leaf.
 
     Attributes:
-        dtype: any; `laid_out` takes those of `DTYPES`.
+        dtype: any; `laid_out` accepts only `DTYPES`.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Span:
-    """Where a tensor lies in the buffer that is filled.
+    """Location of a tensor in the buffer.
 
     Attributes:
-        name: Hugging Face's.
-        dtype: of `DTYPES`.
+        name: in Hugging Face's naming.
+        dtype: one of `DTYPES`.
         start: first byte.
     """
 
@@ -58,24 +58,24 @@ class Span:
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one number."""
+    """Return the bytes of one number."""
     return 4 if dtype == "float32" else 2
 
 
 def laid_out(
     source: str, count: int, leaves: Iterable[Leaf], expected: Shapes, optional: Shapes, dtype: str
 ) -> list[Span]:
-    """Check every tensor's name, shape and dtype, and place them one after the other. Nothing of their size is made.
+    """Check every tensor's name, shape and dtype, and lay them out in sequence, without allocating their size.
 
     Args:
-        source: what messages begin with.
-        count: of the leaves.
+        source: prefix of messages.
+        count: number of leaves.
         expected: the server's model.
-        optional: what may be there too.
-        dtype: that the model is served in; the leaves have it too, unless it is float32, which holds them all.
+        optional: tensors that may also be present.
+        dtype: in which the model is served; the leaves must match, unless this is float32.
 
     Raises:
-        PolicyCheckpointError: names the first tensor that is missing, left over or of another shape or dtype.
+        PolicyCheckpointError: names the first tensor that is missing, unexpected or of another shape or dtype.
     """
     known = {**optional, **expected}
     if count > len(known):
@@ -87,7 +87,7 @@ def laid_out(
         stacked, shape = leaf.name.count("{}"), leaf.shape
         if stacked > len(shape):
             raise PolicyCheckpointError(f"{source}: leaf {leaf.name} has only {len(shape)} axes")
-        # Before there is a span for each: a shape is a few bytes, whatever it says.
+        # Check before creating a span for each: a shape of a few bytes can claim any number.
         if (held := math.prod(shape[:stacked])) > len(known) - len(spans):
             raise PolicyCheckpointError(
                 f"{source}: leaf {leaf.name} of shape {list(shape)} holds {held} tensors, more than the model has"
@@ -111,7 +111,7 @@ def laid_out(
 
 
 def all_bytes(spans: list[Span]) -> int:
-    """Of a buffer for them."""
+    """Return the bytes of a buffer for these spans."""
     return spans[-1].start + spans[-1].bytes if spans else 0
 
 

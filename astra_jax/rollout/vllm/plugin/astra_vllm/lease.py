@@ -1,8 +1,8 @@
-"""Whose weights a server serves: one run's at a time, for as long as its trainer looks at the server.
+"""Reservation of a server for one run at a time, as long as its trainer checks the server.
 
-A version's label is `RUN:UPDATE`. A trainer takes the lease before its first sync, and renews it with each look; a run
-that goes on elsewhere has its name from its workdir, so that it takes over at once. Another run waits until the lease
-has run out.
+A version's label is `RUN:UPDATE`. A trainer takes the lease before its first sync, and renews it with each check. A run
+that resumes elsewhere keeps its name, which comes from its workdir, and so takes over at once. Another run waits until
+the lease expires.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SECONDS = 60.0
-"""Of a lease that a sync has taken."""
+"""Duration of a lease that a sync took."""
 MOST_SECONDS = 3600.0
 _MOST_NAME = 64
 _IN_NAMES = set("-_.")
 
 
 class Held(Exception):
-    """The server is another run's; the message says whose, for how long, and what to do."""
+    """Another run has the lease. The message says which, for how long, and what to do."""
 
 
 def is_run(name: object) -> bool:
-    """Whether it can be a run's name: letters, digits, and - _ . of ASCII."""
+    """Return whether it is a valid run name: ASCII letters, digits, and - _ ."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= _MOST_NAME
@@ -34,7 +34,7 @@ def is_run(name: object) -> bool:
 
 
 def run_of(label: object) -> str | None:
-    """Whose version it is; None: it is no label."""
+    """Return the run in a label, or None if it is not a label."""
     if not isinstance(label, str):
         return None
     run, colon, update = label.partition(":")
@@ -43,10 +43,10 @@ def run_of(label: object) -> str | None:
 
 
 class Lease:
-    """Who holds a server, and until when.
+    """Lease of a server: the run that has it, and its expiry.
 
     Args:
-        clock: seconds that only go on.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,21 +58,21 @@ class Lease:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """The run that holds it, and for how many more seconds; None: nobody does."""
+        """The run with the lease and the remaining seconds, or None."""
         left = self._left()
         return {"run": self._run, "seconds": round(left, 1)} if left > 0 else None
 
     def take(self, run: str, seconds: float) -> None:
-        """From now on it is this run's, for so many seconds.
+        """Give the lease to this run for `seconds` from now.
 
         Raises:
-            Held: it is another's.
+            Held: another run has it.
         """
         self.check(run)
         self._run, self._seconds, self._until = run, seconds, self._clock() + seconds
 
     def check(self, run: str) -> None:
-        """See that it is not another run's. Raises `Held`."""
+        """Check that no other run has the lease. Raises `Held`."""
         left = self._left()
         if left > 0 and self._run != run:
             raise Held(
@@ -83,10 +83,10 @@ class Lease:
 
     @contextlib.contextmanager
     def syncing(self, run: str) -> Iterator[None]:
-        """Around a sync, which takes the lease where nobody has it: it does not run out meanwhile.
+        """Keep the lease during a sync, taking it if it is free.
 
         Raises:
-            Held: the server is another run's.
+            Held: another run has the lease.
         """
         self.check(run)
         if self._run != run:

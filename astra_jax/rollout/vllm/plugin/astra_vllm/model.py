@@ -1,4 +1,4 @@
-"""What the server's model expects of a checkpoint, and how a trainer can tell that it is the right server."""
+"""Tensors that the served model expects, and its description, by which a trainer recognises the right server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts\.)(gate_up_proj|down_proj)$")
 
 
 def expected_tensors(config: Any) -> tuple[Shapes, Shapes]:
-    """Names and shapes of all tensors of a model as Hugging Face stores them, and those that may be left out.
+    """Return names and shapes of a model's tensors as Hugging Face stores them: the required and the optional ones.
 
     Args:
         config: transformers' config of the served model.
@@ -35,7 +35,7 @@ def expected_tensors(config: Any) -> tuple[Shapes, Shapes]:
 
 
 def _single_experts(prefix: str, part: str, shape: tuple[int, ...]) -> Shapes:
-    """transformers holds the experts of a layer in one tensor, released checkpoints have one for each."""
+    """Return one tensor per expert, as in released checkpoints; transformers has all experts of a layer in one."""
     experts, rows, columns = shape
     names = {"gate_proj": (rows // 2, columns), "up_proj": (rows // 2, columns)}
     names = names if part == "gate_up_proj" else {"down_proj": (rows, columns)}
@@ -43,13 +43,13 @@ def _single_experts(prefix: str, part: str, shape: tuple[int, ...]) -> Shapes:
 
 
 def described(config: Any) -> dict[str, Any]:
-    """What a `config.json` of the served model says, as JSON values: with what was overridden when it was started."""
+    """Return the served model's `config.json` as JSON values, including overrides given at startup."""
     text = json.dumps(config.to_dict(), default=str)
-    found: dict[str, Any] = json.loads(text, parse_constant=str)  # a NaN is no JSON
+    found: dict[str, Any] = json.loads(text, parse_constant=str)  # NaN is not valid JSON
     return found
 
 
 def vocabulary_digest(vocabulary: dict[str, int]) -> str:
-    """Tells one tokenizer's vocabulary from another."""
+    """Return a digest that identifies a tokenizer's vocabulary."""
     lines = (f"{number} {token}\n" for token, number in sorted(vocabulary.items(), key=lambda item: item[1]))
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]

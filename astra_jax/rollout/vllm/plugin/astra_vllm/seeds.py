@@ -1,8 +1,8 @@
-"""Seeds of requests on CPUs, where a prompt is read in parts.
+"""Fix for seeded requests on CPUs whose prompts are prefilled in parts.
 
-vLLM draws a token for each request of a step, also for those whose prompt is not read to its end, and throws that one
-away: it sets the request's generator back by the numbers that it took. A generator of a CPU cannot be set back so, and
-the engine dies of it (vLLM 0.32: "CPU Generator does not use offset"). Here it gets the state that it had before.
+In each step vLLM also samples a token for requests with an unfinished prompt, and discards it by rewinding the
+request's generator. CPU generators cannot be rewound, which crashes the engine (vLLM 0.32: "CPU Generator does not use
+offset"). Here the generator's earlier state is restored instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STATES = "_astra_generator_states"
 
 
 def mend(runner: type[Any]) -> None:
-    """Have a class of model runners set generators back by their state; it may be called again.
+    """Patch a class of model runners to restore generator states; it may be called more than once.
 
     Args:
         runner: vLLM's `CPUModelRunner`.
@@ -29,13 +29,13 @@ def mend(runner: type[Any]) -> None:
         if _STATES not in vars(self):
             setattr(self, _STATES, {})
         states, batch = vars(self)[_STATES], self.input_batch
-        for request in states.keys() - self.requests.keys():  # those that were preempted go on some time
+        for request in states.keys() - self.requests.keys():  # preempted requests remain for some time
             del states[request]
         thrown_away = np.nonzero(self.discard_request_mask.np[: batch.num_reqs])[0].tolist()
         aside = {i: batch.generators.pop(i) for i in thrown_away if i in batch.generators}
         for i, generator in aside.items():
             before = states.get(batch.req_ids[i])
-            if before is None:  # none of its tokens was drawn yet
+            if before is None:  # none of its tokens was sampled yet
                 generator.manual_seed(generator.initial_seed())
             else:
                 generator.set_state(before)

@@ -1,14 +1,15 @@
-"""Reading what a trainer holds in its memory: from each of its hosts the parts of the weights that this one has.
+"""Reader of weights in a trainer's memory, from each of its hosts.
 
     tcp://HOST:PORT        an item: the trainer's first host, which names the others
 
-A host lists what it has of a version as boxes of leaves (`layout.py`), of at most 64 MiB, each with its SHA-256. The
-API process pulls them over a few connections, all hosts at once, into the memory from which the workers of every rank
-take their slices; so a byte crosses the network once for each server, whatever its tensor parallelism. A box whose
-digest is that of what is there from the version before is not asked for, and one of which few numbers have changed
-comes as those. Whatever came, the digest is of the whole box: one that does not fit is asked for again, whole.
+A host lists its part of a version as boxes of leaves (`layout.py`), of at most 64 MiB, each with its SHA-256. The API
+process pulls them from all hosts at once into the memory that the workers of every rank read. So each byte is sent once
+per server, whatever its tensor parallelism.
 
-Pulled and not pushed: a server opens no port besides its own, and takes nothing that it has not asked for under its
+A box with an unchanged digest is not requested, and for few changes only the changed numbers are sent. The digest
+always covers the whole box. A box that does not match is requested again completely.
+
+Servers pull rather than trainers push: a server opens no additional port, and receives only what it requested under its
 lease.
 """
 
@@ -43,10 +44,11 @@ from astra_vllm.wire import Lost, NotTheTrainer, TrainerConnection
 
 SCHEME = "tcp://"
 CONNECTIONS = 16
-"""To all hosts of a trainer together, where it has not more hosts; to one, a quarter of them."""
+"""Connections to all hosts of a trainer together, or one per host if there are more hosts. A single host gets a
+quarter."""
 TRIES = 3
 SECONDS = 60.0
-"""Without a byte from a host."""
+"""Timeout for receiving a byte from a host."""
 MOST_BOX_BYTES = 256 << 20
 _MOST_BOXES = 1 << 16
 _MOST_HOSTS = 1 << 12
@@ -55,16 +57,16 @@ _BLOCK_BITS = 16
 
 
 class Damaged(Exception):
-    """What came is not what was announced."""
+    """The received data differ from what was announced."""
 
 
 @dataclass(frozen=True)
 class ListedBox:
-    """A part of a leaf that one host has.
+    """Part of a leaf on one host.
 
     Attributes:
-        number: by which that host knows it.
-        ranges: from and to, along each axis.
+        number: the host's index of the box.
+        ranges: start and end along each axis.
         digest: SHA-256 of its bytes, in the order of its axes.
     """
 
@@ -75,7 +77,7 @@ class ListedBox:
 
 
 class PolicyStream:
-    """A version that a trainer serves, of which only what there is was asked, until it was compared with the model.
+    """A version that a trainer serves; only its list of boxes is read until it is compared with the model.
 
     Args:
         item: `tcp://HOST:PORT`.
@@ -83,11 +85,11 @@ class PolicyStream:
         key: of syncs.
 
     Attributes:
-        spans: all tensors, in the order of their leaves; none before `compare`.
-        read_bytes: that `read` has had of all hosts; those of boxes that came to nothing count too.
+        spans: all tensors in the order of their leaves; empty before `compare`.
+        read_bytes: bytes received by `read` from all hosts, including failed boxes.
 
     Raises:
-        PolicyCheckpointError: no trainer is there that has the key and this version, or it has not all of a leaf.
+        PolicyCheckpointError: no trainer with the key and this version answers, or it lacks a part of a leaf.
     """
 
     def __init__(self, item: str, version: str, key: str) -> None:
@@ -113,7 +115,7 @@ class PolicyStream:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """Total bytes of all tensors."""
         return all_bytes(self.spans)
 
     def compare(self, expected: Shapes, optional: Shapes, dtype: str) -> None:
@@ -121,14 +123,14 @@ class PolicyStream:
         self.spans = laid_out(self.item, len(self._leaves), self._leaves, expected, optional, dtype)
 
     def read(self, buffer: memoryview, parts: Parts) -> None:
-        """Fill a buffer, in the order of `spans`.
+        """Fill a buffer in the order of `spans`.
 
         Args:
             buffer: of `self.bytes` bytes.
-            parts: what it holds already; what it holds when this returns or raises.
+            parts: digests of its contents, updated even if this raises.
 
         Raises:
-            PolicyCheckpointError: names host and leaf of what could not be had.
+            PolicyCheckpointError: names host and leaf of the part that could not be read.
         """
         whole, arrays, start = np.frombuffer(buffer, np.uint8), {}, 0
         for leaf in self._leaves:
@@ -149,13 +151,13 @@ class PolicyStream:
     def _pull(
         self, host: str, missing: deque[ListedBox], arrays: dict[str, tuple[int, np.ndarray]], parts: Parts
     ) -> None:
-        """Take boxes of a host, one after the other, until there are no more."""
+        """Pull boxes from a host until none is left."""
         connection: TrainerConnection | None = None
         try:
             while missing and not self._failed.is_set():
                 try:
                     box = missing.popleft()
-                except IndexError:  # another has taken it
+                except IndexError:  # another thread took the last one
                     return
                 for left in reversed(range(TRIES)):
                     try:
@@ -186,10 +188,10 @@ class PolicyStream:
     ) -> None:
         start, leaf = array
         place = leaf[tuple(slice(*one) for one in box.ranges)]
-        has = parts.pop((start, box.ranges), "")  # whatever happens to it from here
+        has = parts.pop((start, box.ranges), "")  # its contents are undefined from here
         answer = self._answer(connection, host, {"want": self._version, "box": box.number, "has": has})
         size, form = answer.get("bytes"), answer.get("form")
-        # In a leaf of several axes a box is a piece here, and a piece there.
+        # In a leaf with several axes a box need not be contiguous.
         target = place if place.flags.c_contiguous else np.ascontiguousarray(place)
         if form == "whole" and size == target.nbytes:
             connection.fill(target.data)
@@ -208,7 +210,7 @@ class PolicyStream:
         parts[start, box.ranges] = box.digest
 
     def _listed(self, address: str) -> dict[str, Any]:
-        """What a host has of the version."""
+        """Return a host's list of boxes of the version."""
         for left in reversed(range(TRIES)):
             try:
                 connection = TrainerConnection(address, self._key, SECONDS)
@@ -237,15 +239,15 @@ class PolicyStream:
 
 
 def apply_changes(flat: np.ndarray, changes: bytes | bytearray) -> None:
-    """Put changed numbers where they belong.
+    """Write changed numbers to their positions.
 
     Args:
-        flat: [N] of unsigned numbers; changed.
-        changes: how many change in each block of 65,536 (uint32), where each of them is in its block (uint16), and what
-            it then is; all little-endian.
+        flat: [N] unsigned numbers; modified.
+        changes: the number of changes in each block of 65,536 (uint32), the offset of each in its block (uint16), and
+            its new value; all little-endian.
 
     Raises:
-        Damaged: they are of no array of this size.
+        Damaged: they do not match an array of this size.
     """
     blocks = -(-flat.size >> _BLOCK_BITS)
     counts = np.frombuffer(changes, "<u4", min(blocks, len(changes) // 4)).astype(np.int64)
@@ -295,10 +297,10 @@ def _boxes(host: str, found: dict[str, Any]) -> list[ListedBox]:
 
 
 def _check_cover(item: str, leaves: Sequence[Leaf], boxes: Sequence[ListedBox]) -> None:
-    """See that each number of each leaf is in exactly one box.
+    """Check that each number of each leaf is in exactly one box.
 
     Raises:
-        PolicyCheckpointError: names the first leaf of which that does not hold.
+        PolicyCheckpointError: names the first leaf for which this is false.
     """
     by_leaf: dict[str, list[Range]] = {leaf.name: [] for leaf in leaves}
     for box in boxes:

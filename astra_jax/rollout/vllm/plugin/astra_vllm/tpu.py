@@ -1,9 +1,9 @@
-"""The workers' side on TPUs: `--worker-extension-cls astra_vllm.tpu.PolicyWorker`; written for tpu-inference 0.32.
+"""Worker side on TPUs: `--worker-extension-cls astra_vllm.tpu.PolicyWorker`; written for tpu-inference 0.32.
 
-Its worker accepts vLLM's weight updates and loads nothing, and the `load_weights` of its models empties JAX's caches of
-compiled programs as it goes: a server that has loaded so compiles everything anew, and holds the old weights until it
-is done. What is used here is the loader that the model has for each parameter, which reshapes, transposes, fills up and
-shards. Its arrays take the places, shapes and shardings of those that served, so that nothing is compiled again.
+Its worker accepts vLLM's weight updates and loads nothing. Its models' `load_weights` clears JAX's compilation caches,
+so the server would recompile everything, and it keeps the old weights until it is done. This module uses the model's
+own loader of each parameter, which reshapes, transposes, pads and shards. The new arrays have the shapes and shardings
+of the old ones, so nothing is recompiled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PolicyWorker:
     _kinds: dict[str, tuple[Any, ...]]
 
     def policy_parameters(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each parameter as it is served, by Hugging Face's name.
+        """Return shape and dtype of each served parameter, by Hugging Face's name.
 
         Raises:
             ValueError: the weights of this server cannot be replaced; the message says why.
@@ -42,45 +42,45 @@ class PolicyWorker:
         for name, value in values.items():
             if not isinstance(value, jax.Array) or value.dtype.name not in DTYPES:
                 raise ValueError(f"parameter {name} is {getattr(value, 'dtype', type(value).__name__)}: quantised?")
-            _digest(value)  # compiled now
+            _digest(value)  # compile now
         self._kinds = {name: _kind(value) for name, value in values.items()}
         return {name: (value.shape, value.dtype.name) for name, value in values.items()}
 
     def load_policy(self, path: str, places: Sequence[Place]) -> dict[str, int]:
-        """Replace all parameters. Nothing may be scheduled meanwhile; `policy_parameters` was called before.
+        """Replace all parameters. No request may be scheduled meanwhile, and `policy_parameters` must have been called.
 
-        An array is freed before the one that takes its place is made, so that no more of the chips' memory is needed
-        than to serve. If this fails, the model is not whole until it has succeeded once.
+        Each array is freed before its replacement is created, so it needs no more chip memory than serving. After a
+        failure the model is incomplete until a later call succeeds.
 
         Args:
             path, places: of the tensors.
 
         Returns:
-            Digest of each parameter, from the arrays that the next step is given.
+            Digest of each parameter, from the arrays that the next step uses.
 
         Raises:
-            ValueError: an array that came out is not like the one before it, or a parameter was left out.
+            ValueError: a new array differs from the old one in form, or a parameter was not loaded.
         """
         runner = self.model_runner
         self._settle()
-        JaxAutoWeightsLoader(runner.model)  # gives each parameter its loader where the server began with dummy weights
+        JaxAutoWeightsLoader(runner.model)  # sets each parameter's loader after a start with dummy weights
         parameters = dict(runner.model.named_parameters())
 
         def load(named: tuple[str, torch.Tensor]) -> str | None:
             name, tensor = named
-            if name not in parameters:  # a tied head; that all others are the model's, the API process has seen
+            if name not in parameters:  # a tied head; the API process checked all others
                 return None
             parameter, (_, dtype, sharding) = parameters[name], self._kinds[name]
             parameter.get_value().delete()
-            # A copy: JAX's arrays on CPU devices may share the memory of what they are made from.
+            # A copy: JAX arrays on CPU devices may share the memory of their source.
             copied = tensor.to(getattr(torch, dtype.name), copy=True)
-            with jax.set_mesh(runner.mesh):  # a thread has its own
+            with jax.set_mesh(runner.mesh):  # the mesh is per thread
                 parameter.weight_loader(parameter, copied)
-            # The loader's sharding has the same meaning, and is another key in the cache of compiled programs.
+            # The loader's sharding is equivalent, but would be another key in the compilation cache.
             parameter.set_value(jax.device_put(parameter.get_value(), sharding))
             return name
 
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:  # most of the time goes into the transposes
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:  # transposes take most of the time
             loaded = set(threads.map(load, tensors(mapped(path), places)))
         if left := sorted(set(parameters) - loaded):
             raise ValueError(f"parameter {left[0]} was not loaded")
@@ -92,11 +92,11 @@ class PolicyWorker:
         return {name: _digest(value) for name, value in values.items()}
 
     def _settle(self) -> None:
-        """Write the last step's tokens where a request that is computed anew is read from.
+        """Write the last step's tokens where recomputed requests are read.
 
-        With asynchronous scheduling zeros stand there until the next step, and only an empty step settles them for
-        good; a request that is preempted by the pause and goes on with the next step would be computed with a zero as
-        its last token (tpu-inference 0.32).
+        With asynchronous scheduling the values there are zero until the next step, and only an empty step makes them
+        final. A request that the pause preempts would otherwise be recomputed with zero as its last token
+        (tpu-inference 0.32).
         """
         runner = self.model_runner
         if runner._pre_async_results is not None:
@@ -104,10 +104,10 @@ class PolicyWorker:
             runner._pre_async_results = None
 
     def _values(self) -> dict[str, jax.Array]:
-        """What each step is given, in its order, by the names of the model's parameters.
+        """Return the arrays passed to each step, in order, by the names of the model's parameters.
 
         Raises:
-            ValueError: that is something else than the parameters.
+            ValueError: they are not the model's parameters.
         """
         runner = self.model_runner
         names = {id(parameter.get_value()): name for name, parameter in runner.model.named_parameters()}
@@ -142,7 +142,7 @@ def _kind(leaf: jax.Array) -> tuple[Any, ...]:
 
 
 def _digest(x: jax.Array) -> int:
-    """See `astra_vllm.digest`. One after the other: CPU devices are few for the reductions of several at once."""
+    """Return an array's `astra_vllm.digest`. One at a time: concurrent reductions can exhaust CPU devices."""
     return int(_sum_of_hashes(x))
 
 

@@ -1,4 +1,4 @@
-"""A server's end of a connection to a trainer's host that serves weights from its memory.
+"""Server's end of a connection to a trainer's host that serves weights from its memory.
 
     server -> host     MAGIC, 32 random bytes
     host -> server     MAGIC, 32 random bytes
@@ -7,8 +7,9 @@
     both, then         messages: 4 bytes of length, an HMAC under a key of this connection (over the direction, the
                        message's number and itself), JSON; what a message announces follows it as plain bytes
 
-The key of syncs is never sent. Weights are not encrypted: their digests come in messages, so that nobody on the way can
-change them, and whoever can read the network can read them. The trainer's end is `astra_jax/rollout/vllm/wire.py`.
+The sync key is never sent. Weights are not encrypted, so anybody who can read the network can read them. Their digests
+are in authenticated messages, so nobody on the way can change them. The trainer's end is
+`astra_jax/rollout/vllm/wire.py`.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ _MAC = 32
 
 
 class Lost(Exception):
-    """The connection cannot be used any more; another may be made. The message says why."""
+    """The connection is unusable; a new one may work. The message says why."""
 
 
 class NotTheTrainer(Exception):
-    """Who answers has not our key, or is no trainer."""
+    """The peer does not have our key, or is not a trainer."""
 
 
 class TrainerConnection:
-    """To one host of a trainer, which has shown that it has the key.
+    """Authenticated connection to one host of a trainer.
 
     Args:
         address: HOST:PORT.
         key: of syncs.
-        seconds: without a byte, after which it is lost.
+        seconds: timeout for receiving a byte.
 
     Raises:
-        Lost: nobody answers.
-        NotTheTrainer: somebody else does.
+        Lost: no answer.
+        NotTheTrainer: the peer is not the trainer.
     """
 
     def __init__(self, address: str, key: str, seconds: float) -> None:
@@ -70,7 +71,7 @@ class TrainerConnection:
         self._send(proof(key, b"server", both))
         try:
             shown = self._exactly(_MAC)
-        except Lost:  # it may have broken here by chance: nothing is said to who has not the key
+        except Lost:  # perhaps a broken connection: peers without the key get no answer
             raise Lost(
                 f"{address} takes another key than that of this server's ASTRA_SYNC_KEY_FILE, or serves nobody now"
             ) from None
@@ -79,10 +80,10 @@ class TrainerConnection:
         return proof(key, b"session", both)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What the host answers.
+        """Send a message and return the host's answer.
 
         Raises:
-            Lost: nothing, or what it has not sent.
+            Lost: there is no answer, or it is not authentic.
         """
         content = json.dumps(message).encode()
         mac = proof(self._session, b"server", self._sent.to_bytes(8, "big") + content)
@@ -101,7 +102,7 @@ class TrainerConnection:
         return answer
 
     def fill(self, target: memoryview) -> None:
-        """The bytes that the last answer has announced. Raises `Lost`."""
+        """Receive the bytes announced by the last answer. Raises `Lost`."""
         view, at = target.cast("B"), 0
         while at < len(view):
             try:
@@ -113,7 +114,7 @@ class TrainerConnection:
             at += count
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._socket.close()
 
     def _exactly(self, size: int) -> bytes:
@@ -129,5 +130,5 @@ class TrainerConnection:
 
 
 def proof(key: bytes, side: bytes, content: bytes) -> bytes:
-    """HMAC-SHA-256 (RFC 2104) of what one side says."""
+    """Return the HMAC-SHA-256 (RFC 2104) of one side's message."""
     return hmac.new(key, side + b"\0" + content, hashlib.sha256).digest()
