@@ -2,6 +2,8 @@
 
     async with SandboxFleet(["http://one:8700", "http://two:8700"], token=token) as pool:
         result = await pool.call(code, "capital_of_country", {"country": "France"})
+
+Each argument of `call` is as in `sandbox.SandboxPool.call`.
 """
 
 from __future__ import annotations

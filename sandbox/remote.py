@@ -1,7 +1,9 @@
-"""Client of `sandbox.service`: the pool's interface, over HTTP.
+"""Client of `sandbox.service`: the pool's interface, over HTTP. Example:
 
     async with RemotePool("http://sandbox:8700", token=token) as pool:
         result = await pool.call(code, "capital_of_country", {"country": "France"})
+
+Each argument of `call` is as in `sandbox.SandboxPool.call`.
 """
 
 from __future__ import annotations
