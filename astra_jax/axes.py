@@ -1,10 +1,10 @@
-"""What a parameter's name says: its suffix spells its axes (`q_dnh` is [D, N, H]), without that of stacked layers.
+"""Axes of parameters: the suffix of a name spells its axes (`q_dnh` is [D, N, H]), without that of stacked layers.
 
-So sharding, checkpoints and optimizers have rules about letters and know no model by name. A linear layer has the model
-width on one side: `d` comes first in those that read the residual stream, last in those that write to it. A leading `e`
-is the expert's, one more axis that matrices are stacked over. An adapter is two thin
-matrices with its rank, `r`, between them: `a_dr` and `b_rnh` are those of `q_dnh`, `a_nhr` and `b_rd` those of `o_nhd`.
-Rows of a few single tokens have `i` for `v`: `rows_id` of `embed_vd`.
+So sharding, checkpoints and optimizers have rules about letters, and none about a model's names. A linear layer has the
+model width on one side: `d` comes first if it reads the residual stream, last if it writes to it. A leading `e` is the
+expert's, one more axis over which matrices are stacked. An adapter is two thin matrices with its rank, `r`, between
+them: `a_dr` and `b_rnh` for `q_dnh`, `a_nhr` and `b_rd` for `o_nhd`. Rows of a few single tokens have `i` for `v`:
+`rows_id` for `embed_vd`.
 """
 
 from __future__ import annotations
@@ -13,40 +13,42 @@ from typing import Any
 
 
 def letters(name: str) -> str:
-    """The axes of a leaf, one letter each."""
+    """Return the axes of a leaf, one letter each."""
     return name.rpartition("_")[2]
 
 
 def vocabulary(name: str) -> int | None:
-    """Which axis of a leaf has a place for each token; None: none of them."""
+    """Return the index of a leaf's axis over tokens, or None."""
     return letters(name).index("v") if "v" in letters(name) else None
 
 
 def is_stacked(path: Any) -> bool:
-    """Whether the leaf at a JAX key path has a leading axis of layers."""
+    """Return whether the leaf at a JAX key path has a leading axis of layers."""
     return getattr(path[0], "key", None) == "layers"
 
 
 def is_small(name: str) -> bool:
-    """A norm's scale, a bias or a router, which no optimizer takes for a matrix."""
+    """Return whether a leaf is a norm's scale, a bias or a router, which optimizers do not treat as matrices."""
     return len(letters(name)) == 1 or name.startswith("router") or is_bias(name)
 
 
 def is_bias(name: str) -> bool:
-    """A linear layer's bias; its axes are the layer's outputs."""
+    """Return whether a leaf is a linear layer's bias; its axes are the layer's outputs."""
     return name.removesuffix(letters(name)).endswith("bias_")
 
 
 def sides(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(input axes, output axes) of a linear layer's leaf, counted without the layer and the expert."""
+    """Return (input axes, output axes) of a linear layer's leaf, counted without the layer and the expert."""
     axes = letters(name).removeprefix("e")
     inputs = 1 if axes[0] in "dr" else axes.index("r" if axes.endswith("r") else "d")
     return tuple(range(inputs)), tuple(range(inputs, len(axes)))
 
 
 def stacked_matrices(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(input axes, output axes) of a hidden layer's matrices in the stacked leaf at a JAX key path; None for all else:
-    embedding, head, norms, biases and routers."""
+    """Return (input axes, output axes) of a hidden layer's matrices in the stacked leaf at a JAX key path, or None.
+
+    None is for embedding, head, norms, biases and routers.
+    """
     name = getattr(path[-1], "key", "")
     if not is_stacked(path) or is_small(name):
         return None

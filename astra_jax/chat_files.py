@@ -1,10 +1,10 @@
-"""The files of a model's folder beside its weights: tokenizer, chat template and end tokens.
+"""Files of a model's folder besides its weights: tokenizer, chat template and end tokens.
 
-They are copied along, and rewritten where the chat format that is trained ends its turns otherwise.
+They are copied. They are rewritten if the trained chat format ends its turns with another token.
 
-transformers' `generate` stops at `eos_token_id` of `generation_config.json` and reads no other file where that one is
-there. vLLM stops there too, and at `eos_token` of the tokenizer's files. A base model names `<|endoftext|>` in both,
-and never stops after a turn that it was trained to end with `<|im_end|>`.
+transformers' `generate` stops at `eos_token_id` of `generation_config.json`, and reads no other file if that one
+exists. vLLM stops there too, and at `eos_token` of the tokenizer's files. A base model has `<|endoftext|>` in both. It
+would never stop after a turn that it was trained to end with `<|im_end|>`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class TokenizerError(Refusal):
-    """A folder holds no usable tokenizer; the message says what is missing."""
+    """Error: a folder has no usable tokenizer. The message says what is missing."""
 
 
 def read_object(file: epath.Path) -> dict[str, Any]:
-    """The JSON object of a file; empty where the file is missing.
+    """Return the JSON object of a file; empty if the file is missing.
 
     Raises:
-        TokenizerError: the file is no JSON object.
+        TokenizerError: the file is not a JSON object.
     """
     if not file.exists():
         return {}
@@ -46,10 +46,10 @@ def read_object(file: epath.Path) -> dict[str, Any]:
 
 
 def end_ids(folder: epath.Path) -> list[int] | None:
-    """The ids of `eos_token_id` in `generation_config.json`, or in `config.json` where the first has none.
+    """Return the ids of `eos_token_id` in `generation_config.json`, or else in `config.json`.
 
     Returns:
-        None where neither has any.
+        None if neither has any.
 
     Raises:
         TokenizerError: it is not an id or a list of ids.
@@ -66,22 +66,22 @@ def end_ids(folder: epath.Path) -> list[int] | None:
 
 
 def token_ids(folder: epath.Path) -> dict[str, Any]:
-    """The ids of `generation_config.json` that `config.json` repeats: of the first token, the end tokens and padding.
+    """Return the ids of `generation_config.json` that `config.json` repeats: first token, end tokens and padding.
 
     Raises:
-        TokenizerError: the file is no JSON object.
+        TokenizerError: the file is not a JSON object.
     """
     content = read_object(folder / GENERATION)
     return {name: content[name] for name in _IDS if content.get(name) is not None}
 
 
 def generation_config(folder: epath.Path | None, ends: Sequence[int], pad: int) -> str:
-    """`generation_config.json` that stops at all `ends`; all else is the folder's, or what `config.json` there has.
+    """Return a `generation_config.json` that stops at all `ends`; the rest is the folder's, or from its `config.json`.
 
     Args:
-        folder: None: a tokenizer without one.
-        ends: the token that ends a turn first.
-        pad: the padding token where the folder names none.
+        folder: the model's folder; None: a tokenizer without one.
+        ends: end tokens, starting with the token that ends a turn.
+        pad: the padding token if the folder names none.
     """
     if folder is not None and (content := read_object(folder / GENERATION)):
         return _text(content | {"eos_token_id": list(ends)})
@@ -99,17 +99,17 @@ def changed_files(
     template: str | None,
     generation: epath.Path | None = None,
 ) -> dict[str, str]:
-    """Contents of the files that differ from the folder's, by name: end tokens, and the template.
+    """Return contents of the files that differ from the folder's, by name: end tokens, and the template.
 
     Args:
         turn_end: the token that ends a turn.
         ends: ids of all end tokens, that of `turn_end` first.
-        pad: the padding token where the folder names none.
+        pad: the padding token if the folder names none.
         template: the chat template; None: the folder's own.
-        generation: the folder of the model's `generation_config.json`, if that is another.
+        generation: the folder of the model's `generation_config.json`, if it is another.
 
     Raises:
-        TokenizerError: a file is no JSON object.
+        TokenizerError: a file is not a JSON object.
     """
     made: dict[str, str] = {}
     of_model = generation or folder
@@ -119,7 +119,7 @@ def changed_files(
     config, tokens = read_object(folder / TOKENIZER), read_object(folder / TOKENS)
     wanted = config | {"eos_token": turn_end if _content(config.get("eos_token")) != turn_end else config["eos_token"]}
     if not config and (folder / "tokenizer.json").exists():
-        # Otherwise transformers rebuilds the tokenizer of config.json's model_type, which cuts text by its own rules.
+        # Otherwise transformers rebuilds the tokenizer of config.json's model_type, which splits text by its own rules.
         wanted = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | wanted
     if template is not None:
         made[TEMPLATE] = template
@@ -132,7 +132,7 @@ def changed_files(
 
 
 def _content(token: Any) -> Any:
-    """The text of a token, which may be stored with its settings."""
+    """Return the text of a token, which may be stored with its settings."""
     return token.get("content") if isinstance(token, dict) else token
 
 
@@ -156,16 +156,16 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "generation_config.json",
 )
-"""What transformers and vLLM read of a model beside its weights and `config.json`."""
+"""Files of a model that transformers and vLLM read besides its weights and `config.json`."""
 OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack")
-"""Endings of weights that are not read."""
+"""Suffixes of weights that are not read."""
 _WEIGHTS = (".safetensors", ".index.json", *OTHER_WEIGHTS)
 
 
 def copy_tokenizer(source: Folder, target: Folder, *, but: Container[str] = ()) -> int:
-    """Copy the tokenizer that lies beside a model's weights, `but` for some files. Returns how many were copied.
+    """Copy the tokenizer next to a model's weights, except the files `but`. Return the number of files copied.
 
-    With another template the folder's further ones are not copied: transformers would use its `tool_use` instead.
+    With another template the folder's additional templates are not copied: transformers would use its `tool_use`.
     """
     folder = location(source)
     found = [folder / name for name in TOKENIZER_FILES if name not in but and (folder / name).is_file()]
@@ -180,15 +180,17 @@ def copy_tokenizer(source: Folder, target: Folder, *, but: Container[str] = ()) 
 
 
 def copy_generation_config(tokenizer: Folder, model: Folder, target: Folder) -> int:
-    """Copy a model's `generation_config.json` where the folder of its tokenizer has none. Returns how many files."""
+    """Copy a model's `generation_config.json` if its tokenizer's folder has none. Return the number of files copied."""
     if tokenizer == model or (location(tokenizer) / GENERATION).exists():
         return 0
     return copy_tokenizer(model, target, but={*TOKENIZER_FILES} - {GENERATION})
 
 
 def save_tokenizer(source: Folder, target: Folder, own: Mapping[str, str]) -> int:
-    """Copy a tokenizer's files from beside its model's weights, with others in place of some, by their names: those
-    that `ChatTokenizer.changed_files` gives. Returns how many files were written."""
+    """Copy a tokenizer's files from its model's folder, and replace some by name. Return the number of files written.
+
+    The replacements are those of `ChatTokenizer.changed_files`.
+    """
     count = copy_tokenizer(source, target, but=own)
     for name, text in own.items():
         write_text(location(target) / name, text)
@@ -196,7 +198,7 @@ def save_tokenizer(source: Folder, target: Folder, own: Mapping[str, str]) -> in
 
 
 def not_copied(source: Folder) -> list[str]:
-    """Names of a model folder's files that are neither weights nor copied; none of a run's `checkpoints/`."""
+    """Return names of a model folder's files that are neither weights nor copied; none for a run's `checkpoints/`."""
     folder = location(source)
     if not folder.is_dir() or (folder / "params").is_dir():
         return []

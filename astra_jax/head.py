@@ -1,15 +1,15 @@
-"""The output head: from hidden states to a loss, without ever holding the logits of all tokens.
+"""Output head: from hidden states to a loss, without the logits of all tokens in memory.
 
-Full logits of 74,752 tokens over 151,936 words are 45 GB in float32. Here the linear layer, its log-softmax, the
-look-up of the targets and the objective are one function over chunks of tokens. A loss is a sum over tokens, each
-token's part a function of its own logprob: so a chunk's gradient is known as soon as its logits are, and is taken there
-and then. The logits are computed once, forward and backward together.
+Full logits of 74,752 tokens over 151,936 vocabulary entries are 45 GB in float32. Here one function over chunks of
+tokens computes the linear layer, its log-softmax, the targets' log-probabilities and the objective. A loss is a sum
+over tokens, and each token's part is a function of its own logprob. So a chunk's gradient follows from its logits, and
+is computed at once. The logits are computed once, for forward and backward together.
 
-On a mesh devices share the vocabulary, and each takes its own words: those of `tensor`, and those of `context` or of
-all axes over which the matrix lies, whose devices see each other's tokens, chunk by chunk. Three numbers a token are
-summed, and the hidden states' gradient. So a device holds only its words' part of the matrix, in the activations' type,
-and of the matrix's float32 gradient. Who shares goes by what is sent: tokens between those who do, the matrix and its
-gradient to those who do not.
+On a mesh devices share the vocabulary, and each computes its own entries. They share it over `tensor`, and over
+`context` or all axes over which the matrix is spread. Devices on the latter axes see each other's tokens, chunk by
+chunk. Three numbers per token are summed, and the hidden states' gradient. So a device stores only its part of the
+matrix, in the activations' dtype, and of the matrix's float32 gradient. The axes are chosen by traffic: tokens are sent
+between devices that share, the matrix and its gradient to devices that do not.
 """
 
 from __future__ import annotations
@@ -34,20 +34,23 @@ CHUNK = 1024
 """Tokens at a time, on each device but CPUs: 0.6 GB of float32 logits at Qwen3's vocabulary."""
 
 _SUMS_FIRST = ("TPU v6 lite", "TPU v6e")
-"""Kinds of devices on which the matrix's gradient is summed before the layers' backward pass. Memory is scarce there
-and the order costs nothing, by the compiler; on v5p the step becomes 2.5 % slower, others were not compiled."""
+"""Kinds of devices on which the matrix's gradient is summed before the layers' backward pass.
+
+Memory is scarce there, and the compiler reports no cost for the order. On v5p the step becomes 2.5 % slower; others
+were not compiled.
+"""
 
 Objective = Callable[[Array, Array, Any], tuple[Array, Any]]
-"""(logprobs [C], entropies [C], terms with leaves [C]) → (loss, sums), both scalars: sums over the C tokens."""
+"""Function (logprobs [C], entropies [C], terms with leaves [C]) → (loss, sums): two scalars, summed over C tokens."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How the head runs: static.
+    """Static settings of the head.
 
     Attributes:
-        words: of the vocabulary, filled up.
-        tokens: on all devices.
+        words: padded size of the vocabulary.
+        tokens: tokens on all devices.
         has_entropy_gradient: gradients flow through the entropies too.
     """
 
@@ -77,20 +80,23 @@ class _Plan:
 
     @property
     def sums_first(self) -> bool:
-        """Whether the matrix's gradient is summed before the layers' backward pass, or when the compiler likes."""
+        """Return whether to sum the matrix's gradient before the layers' backward pass; if not, the compiler chooses."""
         return self.mesh is not None and device_kind_of(self.mesh).startswith(_SUMS_FIRST)
 
     @functools.cached_property
     def peers(self) -> tuple[str, ...]:
-        """The axes whose devices share the vocabulary and see each other's tokens: none, `context`, or all over which
-        the matrix's width lies; of those that divide it the way with the least to send."""
+        """Axes whose devices share the vocabulary and see each other's tokens.
+
+        They are none, `context`, or all over which the matrix's width is spread. Among those dividing it, the choice
+        has the least traffic.
+        """
         if self.mesh is None:
             return ()
         shape = self.mesh.shape
         here = self.tokens / math.prod(shape[axis] for axis in free(self.mesh, (*BATCH, "context")))
 
         def sent(axes: tuple[str, ...]) -> float:
-            """Rows of the model's width: tokens among peers, and what of the matrix is gathered from others."""
+            """Return the traffic in rows of the model's width: tokens among peers, and gathered parts of the matrix."""
             size = math.prod(shape[axis] for axis in axes)
             gathered = math.prod(shape[axis] for axis in WIDTH) > size
             return (size > 1) * size * here + gathered * self.words / shape["tensor"] / size
@@ -101,23 +107,23 @@ class _Plan:
 
     @property
     def sharers(self) -> tuple[str, ...]:
-        """The axes whose devices share the vocabulary, the outer one first."""
+        """Axes whose devices share the vocabulary, the outer one first."""
         return (("tensor",) if self.mesh is not None and self.mesh.shape["tensor"] > 1 else ()) + self.peers
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The axes over which a matrix's width is gathered."""
+        """Axes over which a matrix's width is gathered."""
         shape = {} if self.mesh is None else self.mesh.shape
         return tuple(axis for axis in WIDTH if axis not in self.peers and shape.get(axis, 1) > 1)
 
     def spread(self, part: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
-        """`part(x_btd, w_dv, targets_bt, terms)` on each device's tokens and piece of the matrix."""
+        """Run `part(x_btd, w_dv, targets_bt, terms)` on each device's tokens and part of the matrix."""
         if self.mesh is None:
             return part
         return on_each_device(part, self.mesh, (_HIDDEN, _MATRIX, _TOKENS, _TOKENS), outputs)
 
     def own_words(self, w_dv: Array, dtype: Any) -> Array:
-        """From a device's piece of the matrix, some of its width, all of its words' width in `dtype`."""
+        """Return a device's own vocabulary entries at full width in `dtype`, from its part of the matrix's width."""
         w_dv = w_dv.astype(dtype)
         if self.mesh is None:
             return w_dv
@@ -126,7 +132,7 @@ class _Plan:
         return jax.lax.all_gather(w_dv, self.rows, axis=0, tiled=True) if self.rows else w_dv
 
     def back(self, dw_vd: Array) -> Array:
-        """The inverse for the matrix's gradient, turned around: summed over devices, to each its piece."""
+        """Invert `own_words` for the matrix's transposed gradient: sum over devices, each receives its part."""
         if self.mesh is None:
             return dw_vd
         dw_vd = jax.lax.psum(dw_vd, free(self.mesh, ["data"]))
@@ -137,23 +143,23 @@ class _Plan:
         return dw_vd
 
     def first_word(self, width: int) -> Array | int:
-        """Of a device that has `width` words."""
+        """Return the first vocabulary entry of a device that has `width` entries."""
         return jax.lax.axis_index(self.sharers) * width if self.sharers else 0
 
     def summed(self, x: Array) -> Array:
-        """Over the vocabulary."""
+        """Sum over the devices that share the vocabulary."""
         return jax.lax.psum(x, self.sharers) if self.sharers else x
 
     def everyones(self, tree: Any) -> Any:
-        """Arrays [C, …] of all peers, one after the other."""
+        """Concatenate arrays [C, …] of all peers."""
         return jax.tree.map(lambda x: jax.lax.all_gather(x, self.peers, tiled=True), tree) if self.peers else tree
 
     def own(self, x: Array, count: int) -> Array:
-        """This device's `count` of `everyones`."""
+        """Return this device's `count` rows of `everyones`."""
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.peers) * count, count) if self.peers else x
 
     def own_sum(self, dx: Array) -> Array:
-        """The sum over the vocabulary of what is there for `everyones`, for this device's own."""
+        """Sum over the vocabulary the values for `everyones`, and return this device's own rows."""
         if "tensor" in self.sharers:
             dx = jax.lax.psum(dx, "tensor")
         return jax.lax.psum_scatter(dx, self.peers, tiled=True) if self.peers else dx
@@ -171,14 +177,14 @@ def token_logprobs(
     chunk: int | None = None,
     mesh: AnyMesh | None = None,
 ) -> tuple[Array, Array]:
-    """Log-probability of each target token, and the entropy of each distribution: to look at, without a gradient.
+    """Return the log-probability of each target token, and the entropy of each distribution, without a gradient.
 
     Args:
         x_btd: hidden states.
-        w_dv: the head's matrix; it is cast to the hidden states' type, its gradient is its own.
-        targets_bt: int32 token ids; the target of position t is what position t should predict.
+        w_dv: the head's matrix; it is cast to the hidden states' dtype, its gradient has its own dtype.
+        targets_bt: int32 token ids; the target of position t is the token that position t should predict.
         temperature: logits are divided by it.
-        chunk: tokens at a time; memory is chunk x V in float32. None: what suits the devices.
+        chunk: tokens at a time; memory is chunk x V in float32. None: the devices' default.
         mesh: with axes as `astra_jax.mesh` names them; None is one device.
 
     Returns:
@@ -186,7 +192,7 @@ def token_logprobs(
 
     Raises:
         ValueError: the temperature is not positive.
-        TypeError: it is differentiated; `summed_loss` is the way to a gradient.
+        TypeError: it is differentiated; use `summed_loss` for a gradient.
     """
     plan = _Plan.of(temperature, chunk, mesh, w_dv.shape[1], targets_bt.size)
     return _token_logprobs(x_btd, w_dv, targets_bt, plan)
@@ -218,21 +224,21 @@ def summed_loss(
     mesh: AnyMesh | None = None,
     has_entropy_gradient: bool = False,
 ) -> tuple[Array, Any]:
-    """An objective's sum over the counted tokens; gradients flow to `x_btd` and `w_dv` through the logprobs.
+    """Return an objective's sum over counted tokens; gradients flow to `x_btd` and `w_dv` through the logprobs.
 
     Args:
-        objective: a token's part of the loss depends on that token's logprob and terms only. It is given chunks, which
-            are filled up with tokens that are not counted or whose terms are 0: they must add nothing.
-        terms: what else it needs of each token, a pytree of [B, T].
-        counted_bt: which tokens may add something; any number that is not 0 says yes.
-        has_entropy_gradient: gradients flow through the entropies too, whose logits are in memory by chunks all the
-            same. False: entropies are measurements.
+        objective: each token's part of the loss depends on that token's logprob and terms only. It is called with
+            chunks. These are padded with tokens that are not counted or whose terms are 0, which must add nothing.
+        terms: other inputs for each token, a pytree of [B, T].
+        counted_bt: nonzero for tokens that may add something.
+        has_entropy_gradient: True if gradients flow through the entropies too. Their logits are also in memory only by
+            chunks. False: entropies are metrics.
 
     The other arguments are those of `token_logprobs`.
 
     Returns:
-        (loss, sums), as the objective returns them, over all tokens of all devices. Sums are measurements: no gradient
-        flows through them.
+        (loss, sums), as the objective returns them, over all tokens of all devices. Sums are metrics, without a
+        gradient.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -255,8 +261,8 @@ def _forward(
     part = functools.partial(_loss_and_gradients, objective, plan)
     result, dx_btd, dw_dv = plan.spread(part, (P(), _HIDDEN, _MATRIX))(x, w, targets, terms)
     if plan.sums_first:
-        # The layers' backward pass begins with one and nothing there wants the other: the devices would sum it last,
-        # and each hold the gradient of its words' whole matrix until then.
+        # The layers' backward pass starts with dx and does not need dw. So the devices would sum dw last, and each keep
+        # the gradient of its entries' whole matrix until then.
         dx_btd, dw_dv = jax.lax.optimization_barrier((dx_btd, dw_dv))
     return result, (dx_btd, dw_dv)
 
@@ -270,11 +276,11 @@ def _backward(objective: Objective, plan: _Plan, gradients: tuple[Array, Array],
 _summed_loss.defvjp(_forward, _backward)
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One device's part. Of the vocabulary that several share, column j here is word `first_word + j`.
+# One device's part. If several devices share the vocabulary, column j here is entry `first_word + j`.
 
 
 def _chunks(x_bt: Array, chunk: int) -> Array:
-    """[B, T, …] → [chunks, chunk, …], padded with zeros."""
+    """Split into chunks padded with zeros: [B, T, …] → [chunks, chunk, …]."""
     flat = x_bt.reshape(-1, *x_bt.shape[2:])
     chunk = min(chunk, flat.shape[0])
     more = -flat.shape[0] % chunk
@@ -287,12 +293,12 @@ def _unchunk(x_nc: Array, like_bt: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Distribution:
-    """The softmax of everyone's tokens of a chunk over this device's words; what is [C] is over all words.
+    """Softmax of a chunk of all peers' tokens over this device's vocabulary entries. Arrays [C] are over all entries.
 
     Attributes:
-        below_cv: logits less the highest of all words.
+        below_cv: logits minus the largest of all entries.
         weights_cv: exp(below_cv).
-        at_c: the target's column here; outside where it is another device's.
+        at_c: the target's column here; out of range if another device has it.
     """
 
     below_cv: Array
@@ -310,7 +316,7 @@ def _distribution(x_cd: Array, w_dv: Array, targets_c: Array, plan: _Plan) -> _D
     if plan.sharers:
         highest_c = jax.lax.pmax(highest_c, plan.sharers)
         targets_c = targets_c - plan.first_word(width)
-    below_cv = logits_cv - highest_c[:, None]  # the entropy's terms stay small
+    below_cv = logits_cv - highest_c[:, None]  # keeps the entropy's terms small
     weights_cv = jnp.exp(below_cv)
     target_c = jnp.take_along_axis(logits_cv, jnp.clip(targets_c, 0, width - 1)[:, None], axis=-1)[:, 0]
     target_c = jnp.where((targets_c >= 0) & (targets_c < width), target_c, 0.0)
@@ -321,7 +327,7 @@ def _distribution(x_cd: Array, w_dv: Array, targets_c: Array, plan: _Plan) -> _D
 
 
 def _total(parts: Any, plan: _Plan) -> Any:
-    """The sum over chunks, and over the devices' tokens."""
+    """Return the sum over chunks, and over the devices' tokens."""
     sums = jax.tree.map(lambda x: x.sum(0), parts)
     return sums if plan.mesh is None else jax.lax.psum(sums, free(plan.mesh, (*BATCH, "context")))
 
@@ -341,12 +347,12 @@ def _measure(plan: _Plan, x_btd: Array, w_dv: Array, targets_bt: Array, terms: t
 
 @dataclass(frozen=True)
 class _Counted:
-    """This device's tokens in chunks, those that count first.
+    """This device's tokens in chunks, counted tokens first.
 
     Attributes:
-        order_nc: int32, places in the flattened [B, T]; beyond its end where the last chunk is filled up.
-        used: in how many chunks any device has a token that counts. All take the same way at each chunk: they
-            exchange something there, and wait for the slowest anyway.
+        order_nc: int32, indices into the flattened [B, T]; beyond its end for padding of the last chunk.
+        used: number of chunks in which any device has a counted token. All devices take the same branch at each chunk:
+            they exchange data there, and wait for the slowest anyway.
     """
 
     order_nc: Array
@@ -362,7 +368,7 @@ class _Counted:
         return cls(jnp.argsort(~counted, stable=True).astype(jnp.int32).reshape(-1, chunk), used)
 
     def map(self, work: Callable[[Any, Any], tuple[Any, Any]], carry: Any, tree_bt: Any) -> tuple[Any, Any]:
-        """`lax.scan` of `work(carry, chunk of the tree)`; where nothing counts, the carry stays and the rest is 0."""
+        """Run `lax.scan` of `work(carry, chunk of the tree)`; chunks without counted tokens keep the carry, give 0."""
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree_bt)
 
         def step(carry: Any, at: tuple[Array, Array]) -> tuple[Any, Any]:
@@ -375,7 +381,7 @@ class _Counted:
         return jax.lax.scan(step, carry, (jnp.arange(len(self.order_nc)), self.order_nc))
 
     def back(self, x_nc: Array, like_bt: Array) -> Array:
-        """What chunks gave, [chunks, chunk, …], at its tokens' places [B, T, …]."""
+        """Move the chunks' results, [chunks, chunk, …], to their tokens' positions [B, T, …]."""
         places = jnp.argsort(self.order_nc.reshape(-1))[: like_bt.size]
         flat = x_nc.reshape(-1, *x_nc.shape[2:])
         return flat[places].reshape(*like_bt.shape, *flat.shape[1:])
@@ -402,7 +408,7 @@ def _loss_and_gradients(
     dtype, w_dv = w_dv.dtype, plan.own_words(w_dv, x_btd.dtype)
     terms, counted_bt = of_tokens
 
-    # The gradient of the matrix is added up as [V, D], as a tied embedding is.
+    # The gradient of the matrix is summed as [V, D], as a tied embedding is.
     def chunk(dw_vd: Array, block: Any) -> tuple[Array, Any]:
         x_cd, targets_c = plan.everyones(block[:2])
         found, count = _distribution(x_cd, w_dv, targets_c, plan), len(block[1])

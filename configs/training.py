@@ -1,6 +1,6 @@
-"""What a training job is made of, the model and how it is trained, and the presets: `--config=sft:14b`.
+"""Training jobs, each a model and its training settings, and their presets: `--config=sft:14b`.
 
-A run that is none of them is a file that defines `CONFIG`, an `SFTRun` or a `GRPORun`: `--config=FILE.py`.
+For another run write a file that defines `CONFIG`, an `SFTRun` or a `GRPORun`: `--config=FILE.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SFTRun(Settings):
     """One SFT job.
 
     Attributes:
-        model: the policy, in the precision that it is trained in.
-        sft: how it is trained.
+        model: the policy, in the precision of training.
+        sft: settings of the training.
     """
 
     model: Model
@@ -45,8 +45,8 @@ class GRPORun(Settings):
     """One GRPO job.
 
     Attributes:
-        model: the policy, in the precision that it is trained in.
-        grpo: how it is trained.
+        model: the policy, in the precision of training.
+        grpo: settings of the training.
     """
 
     model: Model
@@ -58,11 +58,11 @@ class GRPORun(Settings):
 
 
 MODELS: Mapping[str, Decoder] = {**qwen3.PRESETS, **llama.PRESETS, **qwen2.PRESETS}
-"""Every family's sizes, by their makers' names."""
+"""Sizes of every family, by their makers' names."""
 
 
 def sft_run(size: str, *, learning_rate: float | None = None, seq_len: int = 20_480) -> SFTRun:
-    """SFT with the paper's batch: 32 rows of 20k tokens, or of as many as the model was made for.
+    """Return SFT with the paper's batch: 32 rows of 20k tokens, or of the model's maximum length.
 
     Args:
         size: a name in `MODELS`.
@@ -75,10 +75,10 @@ def sft_run(size: str, *, learning_rate: float | None = None, seq_len: int = 20_
 
 
 def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
-    """GRPO with the paper's settings: episodes of up to 25,600 + 49,152 tokens, for which Qwen's models are stretched
-    by YaRN, as their makers do.
+    """Return GRPO with the paper's settings: episodes of up to 25,600 + 49,152 tokens.
 
-    The row lengths divide into chunks of whole attention blocks over `context` axes of up to 16 devices.
+    YaRN stretches Qwen's models for this length, as their makers do. Rows divide into chunks of whole attention blocks
+    over `context` axes of up to 16 devices.
     """
     grpo = GRPOConfig(
         learning_rate=learning_rate, remat="full", row_buckets=(8_192, 16_384, 32_768, 49_152, 65_536, 81_920)
@@ -88,28 +88,29 @@ def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
 
 
 def short_grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
-    """GRPO of a model that was made for 8,192 tokens: the same with episodes of that length."""
+    """Return GRPO of a model for 8,192 tokens, with episodes of that length."""
     episode = EpisodeConfig(max_prompt_tokens=4_096, max_response_tokens=4_096, max_turn_tokens=1_024)
     grpo = GRPOConfig(learning_rate=learning_rate, remat="full", episode=episode, row_buckets=(2_048, 4_096, 8_192))
     return GRPORun(MODELS[size].in_training_precision(), grpo)
 
 
 KINDS: Mapping[str, type[SFTRun] | type[GRPORun]] = {"sft": SFTRun, "grpo": GRPORun}
-"""By what stands before a preset's colon."""
+"""Configuration classes, by the part of a preset's name before the colon."""
 _SIZES = tuple(name for name in MODELS if name != "tiny")
 _SHORT = ("llama3-8b", "llama3-70b", "smollm2-135m", "smollm2-360m", "smollm2-1.7b")
-"""Models of 8,192 positions; those of Llama 2 are too few for episodes, so that it has no preset of GRPO."""
+"""Models of 8,192 positions. Llama 2's are too few for episodes, so it has no preset of GRPO."""
 
 PRESETS: Mapping[str, Callable[[], SFTRun | GRPORun]] = {
     **{f"sft:{size}": partial(sft_run, size) for size in _SIZES},
     **{f"grpo:{size}": partial(grpo_run, size) for size in _SIZES if not size.startswith("llama2")},
     **{f"grpo:{size}": partial(short_grpo_run, size) for size in _SHORT},
 }
-"""By the name that `--config` takes: the loop and the model's size."""
+"""Presets by the name for `--config`: the loop and the model's size."""
 
 AUTO: Mapping[str, Callable[[Decoder], SFTRun | GRPORun]] = {
     "sft:auto": lambda model: SFTRun(model, auto.provisional_sft(model)),
     "grpo:auto": lambda model: GRPORun(model, auto.provisional_grpo()),
 }
-"""By the name that `--config` takes: settings for a model of one's own. Programs complete them (`configs.auto`) when
-they know the data and the devices."""
+"""Settings for any model, by the name for `--config`. Programs complete them (`configs.auto`) when the data and the
+devices are known.
+"""

@@ -1,8 +1,8 @@
-"""Runs tool code that a language model wrote: isolated in layers, deterministic, a few milliseconds a call.
+"""Sandbox for tool code written by a language model: isolated in layers, deterministic, a few milliseconds per call.
 
 Start at `sandbox.pool`. The threat model, the layers and the outcomes are described in `docs/sandbox.md`. This package
-imports nothing of the rest of the project, and nothing beyond the standard library but in `service` (the pool behind
-HTTP) and `remote` (its client).
+does not import the rest of the project. Only `service` (the pool behind HTTP) and `remote` (its client) import packages
+outside the standard library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may reach an HTTP service: anybody on this machine, or whoever shows a token; and how long and how much."""
+"""Access to an HTTP service: address, token, TLS, and limits on time and size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sandbox.settings import Bound, Count, Port, Seconds, SecondsOrZero, Setting
 
 Part = Annotated[float, Bound(above=0, most=1)]
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
-"""Headers of an answer to who did not show the token."""
+"""Headers of the answer to a request without the right token."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
+    """Return whether an address can be reached from this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -29,16 +29,16 @@ def is_loopback(host: str) -> bool:
 
 
 def network_of(address: str) -> str:
-    """What callers are told apart by: the address, of IPv6 its first 64 bits, below which one caller has all."""
+    """Return the key of a caller: its IPv4 address, or the /64 network of its IPv6 address."""
     try:
         one = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:  # a socket of this machine
+    except ValueError:  # a local socket
         return address
     return str(ipaddress.ip_network((one, 64), strict=False)) if one.version == 6 else address
 
 
 def shows_token(headers: Mapping[str, str], token: str | None) -> bool:
-    """Whether a request has `Authorization: Bearer TOKEN`, in constant time; None asks for nothing."""
+    """Return whether the headers have the token as a bearer token, in constant time. Always True if `token` is None."""
     if token is None:
         return True
     kind, _, given = headers.get("Authorization", "").partition(" ")
@@ -49,23 +49,23 @@ def shows_token(headers: Mapping[str, str], token: str | None) -> bool:
 
 @functools.lru_cache(64)
 def names_this_machine(host: str | None) -> bool:
-    """Whether a `Host` header is of a loopback address. A site may give its own name this machine's address."""
+    """Return whether a `Host` header names a loopback address. A site's own name may resolve to such an address."""
     try:
         return host is not None and is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:  # of a host like "["
+    except ValueError:  # a host like "["
         return False
 
 
 def is_own_origin(origin: str | None, host: str | None) -> bool:
-    """Whether an `Origin` header is of the service's own pages; programs send none, browsers do with what they post."""
+    """Return whether an `Origin` header names the service's own pages. Programs send none; browsers do with posts."""
     return origin is None or (host is not None and origin.partition("://")[2].lower() == host.lower())
 
 
 def keyless(url: str, named: str) -> str:
-    """An address, which errors, logs and cards show.
+    """Return the URL unchanged if errors, logs and cards may show it.
 
     Raises:
-        SettingError: there is a user or a password in it, which are not shown here.
+        SettingError: the URL has a user or a password. The message does not show them.
     """
     if "@" in urlsplit(url).netloc:
         raise SettingError(
@@ -75,47 +75,47 @@ def keyless(url: str, named: str) -> str:
 
 
 def trusting(ca_file: str | None) -> ssl.SSLContext | None:
-    """How a client checks a service's certificate: by this file of authorities, or None: by the system's.
+    """Return the TLS context that checks a service's certificate with this CA file. None: the system's authorities.
 
     Raises:
-        SettingError: the file cannot be read, or holds no certificate.
+        SettingError: the file cannot be read, or has no certificate.
     """
     if ca_file is None:
         return None
     try:
         return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # includes SSLError
         raise SettingError(f"{ca_file} is no file of certificates (PEM): {_reason(error)}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReachConfig(Settings):
-    """How a service is reached.
+    """Address, token, TLS and limits of an HTTP service.
 
     Attributes:
-        host: address to listen on; beyond loopback only with a token.
-        port: 0 takes a free one.
-        token: what callers must show; None asks for none.
-        drain_seconds: how long requests in flight may go on once the service is told to stop.
-        tls_cert: PEM file of the certificate and its chain; with it the service speaks HTTPS alone.
-        tls_key: PEM file of its key, without a password.
-        header_seconds: for a TLS handshake, for a request's line and headers once they have begun, and for what is
-            still coming of a body that was refused.
-        body_seconds: for a request's body.
+        host: address to listen on. Other than loopback needs a token.
+        port: TCP port; 0 takes a free one.
+        token: token that callers must send; None asks for none.
+        drain_seconds: time that requests in flight have to finish after the service receives SIGTERM.
+        tls_cert: PEM file of the certificate and its chain. With it the service accepts HTTPS only.
+        tls_key: PEM file of the certificate's key, without a password.
+        header_seconds: limit for a TLS handshake, for a request's line and headers after their first byte, and for
+            the rest of a refused body.
+        body_seconds: limit for a request's body.
         idle_seconds: how long a connection may stay open between two requests.
-        stall_seconds: how long a caller may take nothing of an answer that waits for him.
-        max_connections: open at once, and at most half of the descriptors that the process may open; further ones wait
-            in the kernel's queue.
-        address_share: of those, at most so much is one address's; what is above is hung up on. 1 behind a proxy.
-        max_headers: of a request.
-        max_header_bytes: of a request's line, and of each header.
-        max_pending_bytes: of the bodies of all requests under way; what would make more is answered 429.
+        stall_seconds: how long a caller may read nothing of an answer that waits for it.
+        max_connections: open connections, at most half of the descriptors that the process may open. More wait in the
+            kernel's queue.
+        address_share: largest share of `max_connections` for one address; more are closed. Use 1 behind a proxy.
+        max_headers: headers of a request.
+        max_header_bytes: bytes of a request's line, and of each header.
+        max_pending_bytes: bytes of the bodies of all requests in flight. A request above this is answered with 429.
     """
 
     RISK: ClassVar[str]
-    """What whoever reaches the service could do."""
+    """Harm that anyone who reaches the service could do, for messages."""
     TOKEN_NAME: ClassVar[str] = "token"
-    """What the service's users know the token as."""
+    """Name of the token for the service's users."""
 
     host: str = "127.0.0.1"
     port: Port = 0
@@ -144,14 +144,14 @@ class ReachConfig(Settings):
 
     @property
     def scheme(self) -> str:
-        """Of the service's addresses."""
+        """URL scheme of the service's addresses."""
         return "https" if self.tls_cert else "http"
 
     def tls(self) -> ssl.SSLContext | None:
-        """What the service encrypts with; None: it does not.
+        """Return the TLS context of the service, or None without TLS.
 
         Raises:
-            SettingError: one of the two files is missing, cannot be read, or is not the other's.
+            SettingError: one of the two files is missing or unreadable, or the key is not the certificate's.
         """
         given = {name: value for name in ("tls_cert", "tls_key") if (value := getattr(self, name))}
         if not given:
@@ -168,7 +168,7 @@ class ReachConfig(Settings):
                 raise SettingError(f"{here}.{name}={path} cannot be read: {_reason(error)}") from None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            # A password is given, or OpenSSL would ask the terminal for one.
+            # Without a password OpenSSL would ask the terminal for one.
             context.load_cert_chain(self.tls_cert or "", self.tls_key, password="")
         except (OSError, ValueError) as error:
             raise SettingError(

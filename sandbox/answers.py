@@ -1,5 +1,7 @@
-"""What a client of HTTP takes of an answer: no more than it has room for. Whom it asked, it asked alone: it follows no
-redirect, which could lead a key, or a machine behind a firewall, anywhere."""
+"""Reading of HTTP answers by a client, with a size limit.
+
+Clients follow no redirects: a redirect could send a key to another host, or reach a machine behind a firewall.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,25 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST_BYTES = 64 << 20
-"""Of an answer, decompressed; a completion of 50,000 tokens with logprobs takes 5 MB."""
+"""Largest decompressed answer, in bytes; a completion of 50,000 tokens with logprobs takes 5 MB."""
 
 
 HIDDEN = "[key]"
-"""What stands where an answer repeats the key that it was asked with."""
-_SHORTEST_KEY = 8  # shorter ones are no secrets, and words ("EMPTY")
+"""Replacement for a key that an answer repeats."""
+_SHORTEST_KEY = 8  # shorter values are no secrets but words ("EMPTY")
 
 
 class AnswerTooLarge(ValueError):
-    """The answer is longer than the client takes."""
+    """Error for an answer larger than the client accepts."""
 
 
 async def read_answer(response: Any, most_bytes: int = MOST_BYTES) -> bytes:
-    """The body of an aiohttp response, without the keys that were sent for it.
+    """Return the body of an aiohttp response, without the keys that were sent.
 
-    Services repeat a wrong key when they refuse it; what they say goes into errors, logs and journals.
+    Services may repeat a wrong key in a refusal, and the answer goes into errors, logs and journals.
 
     Raises:
-        AnswerTooLarge: it is longer.
+        AnswerTooLarge: the body is longer than `most_bytes`.
     """
     body = bytearray()
     async for part in response.content.iter_any():
@@ -37,7 +39,7 @@ async def read_answer(response: Any, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def without_keys(said: bytes, sent: Mapping[str, str]) -> bytes:
-    """What was said, with `HIDDEN` for each key among the headers sent."""
+    """Return the answer with `HIDDEN` in place of each key among the headers sent."""
     for name, value in sent.items():
         if name.lower() == "authorization" or name.lower().endswith(("-key", "-token")):
             key = value.rpartition(" ")[2]

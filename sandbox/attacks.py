@@ -1,8 +1,8 @@
-"""Attempts to get out of the sandbox, run at every start by `sandbox.selftest`, as text that is sent in, and by
-`sandbox.confine`.
+"""Attempts to escape from the sandbox.
 
-Each function returns None when it was stopped and otherwise a line that says what it reached. Signals are probed with
-number 0, which harms nobody if the sandbox should fail.
+`sandbox.selftest` runs them at every start, as text that is sent in, and `sandbox.confine` runs them too. Each function
+returns None if it was stopped, and otherwise a line that names what it reached. Signals are probed with number 0, which
+is harmless if the sandbox fails.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _HOST_DIRECTORIES = ("/etc", "/home", "/proc", "/root", "/tmp", "/var")
 
 
 def innocent(left: int, right: int) -> dict:
-    """No attack: the control that shows that a call works at all."""
+    """No attack: the control that checks that calls work at all."""
     import json
 
     return json.loads(f'{{"sum": {left + right}}}')
 
 
 def lazy_import() -> str:
-    """No attack: a module that is not preloaded can be read where the plan lets paths be opened."""
+    """No attack: a module that is not preloaded can be read if the plan allows paths to be opened."""
     import tomllib
 
     return tomllib.loads("answer = 'read'")["answer"]
 
 
 def read_host_files() -> str | None:
-    """Read what belongs to the host or to other processes."""
+    """Read files of the host or of other processes."""
     for path in _HOST_FILES:
         try:
             with open(path, "rb") as file:
@@ -42,11 +42,11 @@ def read_host_files() -> str | None:
 
 
 def list_host_directories() -> str | None:
-    """List what belongs to the host."""
+    """List directories of the host."""
     library = os.path.realpath(os.__file__)
     for path in _HOST_DIRECTORIES:
         try:
-            # A private root has directories too, those that lead to the library.
+            # A private root has directories too: the ones on the path to the library.
             foreign = [name for name in os.listdir(path) if not library.startswith(os.path.join(path, name, ""))]
         except OSError:
             continue
@@ -70,9 +70,9 @@ def write_files() -> str | None:
 
 
 def truncate_files() -> str | None:
-    """Empty a file of the library, for all that read it: tried on a directory, which the kernel would never empty.
+    """Truncate a file of the library for all its readers. Tried on a directory, which the kernel never truncates.
 
-    It says so (EISDIR) once it has got that far. Landlock is asked later, and before version 3 allows it.
+    The kernel reports EISDIR once the attempt gets that far. Landlock is checked later, and before version 3 allows it.
     """
     folder = os.path.dirname(os.__file__)
     try:
@@ -100,7 +100,7 @@ def open_sockets() -> str | None:
 
 
 def start_process() -> str | None:
-    """Multiply: fork, and exec by posix_spawn."""
+    """Start processes: fork, and exec by posix_spawn."""
     try:
         pid = os.fork()
         if pid == 0:
@@ -116,7 +116,7 @@ def start_process() -> str | None:
 
 
 def start_thread() -> str | None:
-    """Multiply within the process."""
+    """Start a thread in the process."""
     import threading
 
     try:
@@ -138,7 +138,7 @@ def signal_others() -> str | None:
 
 
 def raw_system_calls() -> str | None:
-    """Go around libc's names: calls whose numbers are the same on every machine since Linux 5."""
+    """Bypass libc's names: system calls whose numbers are the same on every machine since Linux 5."""
     libc = ctypes.CDLL(None, use_errno=True)
     for name, number in {"pidfd_send_signal": 424, "io_uring_setup": 425, "open_tree": 428, "fsopen": 430}.items():
         if libc.syscall(number, 0, 0, 0, 0) >= 0 or ctypes.get_errno() != 1:
@@ -147,7 +147,7 @@ def raw_system_calls() -> str | None:
 
 
 def new_namespaces() -> str | None:
-    """Gain privileges over namespaces of its own."""
+    """Gain privileges in new namespaces."""
     libc = ctypes.CDLL(None, use_errno=True)
     return "entered a user namespace" if libc.unshare(0x10000000) == 0 else None
 
@@ -162,7 +162,7 @@ def trace_parent() -> str | None:
 
 
 def raise_limits() -> str | None:
-    """Lift its own CPU and memory limits."""
+    """Lift the process's CPU and memory limits."""
     for name in ("RLIMIT_CPU", "RLIMIT_AS"):
         number = getattr(resource, name)
         if resource.getrlimit(number)[0] == resource.RLIM_INFINITY:
@@ -176,7 +176,7 @@ def raise_limits() -> str | None:
 
 
 def exhaust_memory() -> str | None:
-    """Take eight gibibytes."""
+    """Allocate eight gibibytes."""
     try:
         return f"took {len(bytearray(8 << 30))} bytes"
     except MemoryError:
@@ -184,8 +184,7 @@ def exhaust_memory() -> str | None:
 
 
 def share_memory() -> str | None:
-    """Leave more memory behind than a limit of mappings counts: what two processes could share stays whole while a page
-    of it is mapped."""
+    """Leave more memory behind than a limit on mappings counts: shareable memory stays whole while a page is mapped."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     for flags in (0x21, 0x23):  # MAP_ANONYMOUS with MAP_SHARED or MAP_SHARED_VALIDATE

@@ -1,12 +1,12 @@
-"""One call, in a process of its own: lock first, then run the untrusted module. Standard library only.
+"""One call in its own process: lock first, then run the untrusted module. Standard library only.
 
-Nothing in this file is a defence once tool code runs: that code can rewrite every Python object here. What holds is the
-kernel's confinement, the fact that the process is thrown away, and that its report is only ever about itself.
+Nothing in this file is a defence once tool code runs: that code can rewrite every Python object here. The defences are
+the kernel's confinement, the fact that the process is thrown away, and that its report is only ever about itself.
 
-What runs between the fork and the module is written to touch little: a page of memory that a forked process changes,
-be it a reference count, is copied first, and that is most of a call's cost. So whatever can be made before the fork is,
-and few functions do the rest. The fork itself and the process's end cost what the slot's memory is large, which is why
-this file and those that it imports load little of the standard library.
+Code between the fork and the module touches little memory. A page that a forked process changes, even by a reference
+count, is copied first, and this is most of a call's cost. So everything possible is made before the fork, and few
+functions do the rest. The fork and the process's end cost time in proportion to the slot's memory. So this file and its
+imports load little of the standard library.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sandbox.protocol import (
 )
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # as in the standard library: `typing` itself would be half a megabyte more in each call's copy
+if TYPE_CHECKING:  # as in the standard library: `typing` itself would add half a megabyte to each call's copy
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:  # as in the standard library: `typing` itself would be half a
     from sandbox.seccomp import SyscallFilter
 
 CHANNEL = 3
-"""The only descriptor a call has beside 0, 1 and 2, which are /dev/null."""
+"""Descriptor of a call's channel. Besides it a call has only 0, 1 and 2, which are /dev/null."""
 _exit = os._exit
 _CPU_TIME, _MEMORY = resource.RLIMIT_CPU, resource.RLIMIT_AS
 _RETURNED = int(Report.RETURNED)
-# Looked up once: an enumeration's members are found by a function of Python's, in pages of its own.
+# Looked up once: a Python function finds an enumeration's members, in separate memory pages.
 _LOAD, _DIVERGED, _FUNCTION, _RAISED = Report.LOAD, Report.DIVERGED, Report.FUNCTION, Report.RAISED
 _UNSERIALISABLE, _TOO_LARGE = Report.UNSERIALISABLE, Report.TOO_LARGE
 _REHEARSALS = 20  # CPython 3.11 specialises a function after 8 calls, later versions after fewer
@@ -64,7 +64,7 @@ _get_most_digits, _set_most_digits = sys.get_int_max_str_digits, sys.set_int_max
 
 
 class Reported(Exception):
-    """Ends a call with a report other than a returned value."""
+    """Exception that ends a call with a report other than a returned value."""
 
     def __init__(self, report: Report, error: str) -> None:
         super().__init__(error)
@@ -74,7 +74,7 @@ class Reported(Exception):
 
 
 class Output(io.TextIOBase):
-    """Standard output of a call: keeps the first `limit` characters and counts on the reader to see that it was cut."""
+    """Standard output of a call: keeps the first `limit` characters, and a mark if more were written."""
 
     def __init__(self, limit: int) -> None:
         self._limit = self._left = limit
@@ -82,11 +82,11 @@ class Output(io.TextIOBase):
         self._cut = False
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def write(self, text: str) -> int:
-        """Take `text` in as far as there is room; returns its length."""
+        """Store `text` as far as there is room; return its length."""
         kept = text[: self._left]
         self._left -= len(kept)
         self._cut = self._cut or len(kept) < len(text)
@@ -95,27 +95,27 @@ class Output(io.TextIOBase):
         return len(text)
 
     def text(self) -> str:
-        """What was written, with a mark where it was cut."""
+        """Return the text written, with a mark where it was cut."""
         joined = "".join(self._parts).encode("utf-8", "replace").decode()
         return joined + (OUTPUT_CUT if self._cut else "")
 
     def json(self) -> bytes:
-        """The same as JSON."""
+        """Return the text as JSON."""
         return "".join(_ENCODE(self.text(), 0)).encode() if self._parts or self._cut else b'""'
 
     def clear(self) -> None:
-        """Forget what was written."""
+        """Delete the text written."""
         self._left, self._cut = self._limit, False
         self._parts.clear()
 
 
 class Locks:
-    """What a call puts on itself, as C functions with their arguments; prepared once by its slot.
+    """Locks that a call puts on itself, as C functions with their arguments; prepared once by its slot.
 
     Args:
         rules: Landlock rules, or None.
         calls: seccomp filter, or None.
-        parent: process id of the slot; the call does not outlive it.
+        parent: process id of the slot; the call ends with it.
     """
 
     def __init__(self, rules: lockdown.LandlockRules | None, calls: SyscallFilter | None, parent: int) -> None:
@@ -123,7 +123,7 @@ class Locks:
         self._kept = calls  # its program has to stay in memory
         self._limit: Callable[..., Any] = resource.setrlimit
         self._steps: list[lockdown.Step] = [
-            (os.setsid, ()),  # signals to "the group" now reach nobody else
+            (os.setsid, ()),  # signals to "the group" now reach this process alone
             *([rules.restriction()] if rules else []),
             (os.closerange, (CHANNEL + 1, lockdown.MOST_DESCRIPTORS)),
             *((resource.setrlimit, limit) for limit in lockdown.call_limits()),
@@ -133,7 +133,7 @@ class Locks:
 
     @classmethod
     def that_lock_nothing(cls) -> Locks:
-        """For a rehearsal: as many steps of the same kinds, none of which changes anything."""
+        """Return locks for a rehearsal: as many steps of the same kinds, none of which changes anything."""
         locks = cls.__new__(cls)
         locks._parent = libc.getppid()
         locks._kept = None
@@ -144,12 +144,12 @@ class Locks:
         return locks
 
     def close(self, channel: int, cpu_seconds: int, memory_bytes: int) -> None:
-        """Lock this process, whose reports go to `channel`, from here on `CHANNEL`. Raises `OSError`.
+        """Lock this process. Its reports then go to `channel`, moved to `CHANNEL`. Raises `OSError`.
 
         Args:
             channel: a descriptor.
-            cpu_seconds: of the process; then it gets SIGXCPU, and SIGKILL a second later.
-            memory_bytes: of its address space.
+            cpu_seconds: CPU time of the process; then it gets SIGXCPU, and SIGKILL a second later.
+            memory_bytes: size of its address space.
         """
         function, arguments = self._die_with_parent
         if function(*arguments) < 0 or libc.getppid() != self._parent:
@@ -173,20 +173,20 @@ def run_locked(
     body: Callable[..., bytes],
     arguments: tuple[Any, ...],
 ) -> NoReturn:
-    """Lock this freshly forked process, run `body`, send its report, end.
+    """Lock this freshly forked process, run `body`, send its report, and exit.
 
     Args:
         channel: write end of the slot's pipe.
-        locks: to put in place first; a call that cannot ends without having run anything.
-        cpu_seconds: as of `Locks.close`.
-        memory_bytes: as of `Locks.close`.
-        body: returns what follows `Report.RETURNED`; raises `Reported` for any other report.
-        arguments: of `body`.
+        locks: locks to put in place first. If one fails, the call ends without running anything.
+        cpu_seconds: see `Locks.close`.
+        memory_bytes: see `Locks.close`.
+        body: returns the bytes after `Report.RETURNED`; raises `Reported` for any other report.
+        arguments: arguments of `body`.
     """
     try:
         _run(channel, locks, cpu_seconds, memory_bytes, body, arguments)
     finally:
-        _exit(0)  # whatever was raised, this copy of the slot must not go on as one
+        _exit(0)  # whatever was raised, this copy of the slot must not continue as a slot
 
 
 def _run(
@@ -205,7 +205,7 @@ def _run(
         report = int(stopped.report)
         account = {"error": _clean(stopped.error), "stdout": stopped.stdout}
         message = json.dumps(account, ensure_ascii=False).encode()
-    except BaseException as error:  # MemoryError while the result was encoded, for instance
+    except BaseException as error:  # for example MemoryError while the result was encoded
         report, message = int(Report.RAISED), json.dumps({"error": type(error).__name__, "stdout": ""}).encode()
     rest = memoryview(REPORT.pack(report, len(message)) + message)
     while rest:
@@ -213,10 +213,10 @@ def _run(
 
 
 def rehearse() -> None:
-    """Take the path of a call with a module of our own, unlocked, in the zygote.
+    """Run the steps of a call with a module of ours, unlocked, in the zygote.
 
-    The interpreter then has its caches filled and its bytecode specialised before the forks. Otherwise each call would
-    do that again, in memory pages that it first has to copy.
+    This fills the interpreter's caches and specialises its bytecode before the forks. Otherwise each call would do
+    that again, in memory pages that it first has to copy.
     """
     streams = sys.stdout, sys.stderr
     module = b"ROWS = {'a': [1, 2.5]}\n\ndef f(key):\n    return {'key': key, 'row': ROWS[key]}\n"
@@ -233,19 +233,19 @@ def rehearse() -> None:
 
 
 def wait_for_module(source: int, channel: int, locks: Locks, limits: Limits) -> NoReturn:
-    """Lock this freshly forked process, make memory ready, compile the module that comes on `source`, report, end.
+    """Lock this freshly forked process, prepare memory, compile the module that arrives on `source`, report, and exit.
 
     Args:
         source: read end of a pipe.
-        channel: as in `run_locked`.
-        locks: as in `run_locked`.
-        limits: of the slot.
+        channel: see `run_locked`.
+        locks: see `run_locked`.
+        limits: limits of the slot.
     """
     try:
-        os.dup2(source, 0)  # all but 0 to 2 and the channel is closed
+        os.dup2(source, 0)  # all but 0 to 2 and the channel are closed
         run_locked(channel, locks, limits.cpu_seconds, limits.memory_bytes, _compile_sent, ())
     finally:
-        _exit(1)  # as in `run_locked`
+        _exit(1)  # see `run_locked`
 
 
 def _compile_sent() -> bytes:
@@ -254,15 +254,15 @@ def _compile_sent() -> bytes:
     while part := os.read(0, 1 << 16):
         parts.append(part)
     code = compile_module(b"".join(parts))
-    del kept  # only now: given back, it would have to be asked for again
+    del kept  # only now: memory given back earlier would have to be requested again
     return code
 
 
 def _memory_at_hand() -> list[bytes]:
-    """Take what compiling 25 kB of source takes, three megabytes, from the kernel: a third of that work.
+    """Get three megabytes from the kernel, enough to compile 25 kB of source: this request is a third of that work.
 
     Returns:
-        What keeps it here. The rest is free again, for Python's own allocator (the small ones) and for the C library's.
+        Objects that keep the memory. The rest is free for Python's own allocator (small ones) and the C library's.
     """
     small = [bytes(400) for _ in range(1_500)]
     large = [bytes(8_000) for _ in range(300)]
@@ -270,10 +270,10 @@ def _memory_at_hand() -> list[bytes]:
 
 
 def compile_module(source: bytes | memoryview) -> bytes:
-    """Compile untrusted source; the compiler can burn CPU and memory, so it too runs only in a locked process.
+    """Compile untrusted source. The compiler can burn CPU and memory, so it too runs only in a locked process.
 
     Returns:
-        Which modules it names, from `modules.named`; then the marshalled code object.
+        The modules that the source names, from `modules.named`; then the marshalled code object.
     """
     try:
         warnings.simplefilter("ignore")
@@ -287,15 +287,15 @@ def compile_module(source: bytes | memoryview) -> bytes:
 
 
 def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, output: Output) -> bytes:
-    """Execute the module afresh, repeat the calls of its history, call its function, encode its result.
+    """Execute the module from scratch, repeat the calls of its history, call its function, and encode its result.
 
-    The module finds `__to_json__`, the conversion of results, for those that it looks at itself.
+    The module has `__to_json__`, the conversion of results, for results that it checks itself.
 
     Args:
         code: the marshalled code object; unmarshalled only here, in the locked process.
-        request: JSON {"function", "seed", "arguments"}, and at will "now" and "history".
-        most_bytes: of its result's JSON.
-        output: takes what it prints.
+        request: JSON {"function", "seed", "arguments"}, with optional "now" and "history".
+        most_bytes: largest JSON of the result.
+        output: receives the printed text.
     """
     wanted, _ = _DECODE(str(request, "utf-8"), 0)
     sys.stdout = sys.stderr = output
@@ -333,7 +333,7 @@ def call_function(code: bytes, request: bytes | memoryview, most_bytes: int, out
 
 
 def _write(value: Any) -> bytes:
-    """Write a result as JSON, after its conversion where it is no plain JSON data. Raises `NotJsonError`."""
+    """Return a result as JSON, converted first if it is not plain JSON data. Raises `NotJsonError`."""
     digits = _get_most_digits()
     if digits != MOST_DIGITS:  # changed by the tool
         _set_most_digits(MOST_DIGITS)
@@ -342,15 +342,15 @@ def _write(value: Any) -> bytes:
         if has_plain_keys(value, written) and not nests_too_deeply(value, written):
             return written
     except (TypeError, ValueError, RecursionError):
-        pass  # the conversion accepts the value, or names what is wrong with it
+        pass  # the conversion accepts the value, or reports its fault
     finally:
-        if digits != MOST_DIGITS:  # the calls after one in a history find it as they found it before
+        if digits != MOST_DIGITS:  # later calls of a history find the same limit as the first
             _set_most_digits(digits)
     return "".join(_ENCODE(to_json(value), 0)).encode()
 
 
 def _repeat(namespace: dict[str, Any], history: Sequence[tuple[str, dict[str, Any], str, float]]) -> None:
-    """Bring the module to the state after these calls, which succeeded before with results of these digests."""
+    """Repeat earlier successful calls, to restore the module's state, and compare their results with these digests."""
     for name, arguments, expected, _ in history:
         result = _write(namespace[name](**arguments))
         if digest(result) != expected:
@@ -381,7 +381,7 @@ def _functions(namespace: dict[str, Any]) -> str:
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
-    import inspect  # not above: few calls need it, and each would be a copy of it
+    import inspect  # imported here: few calls need it, and each would copy it
 
     try:
         return f"{name}{inspect.signature(function)}"

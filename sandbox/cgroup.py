@@ -1,8 +1,9 @@
-"""A control group for all of a pool's processes: what they may take together. Linux, version 1 or 2 of the interface.
+"""Control group for all of a pool's processes: their limits together. Linux, version 1 or 2 of the interface.
 
-rlimits bound each process; a group bounds their sum, so that many calls at once cannot exhaust the machine that the
-trainer runs on. It needs a writable hierarchy: the superuser on a host, or a delegated subtree
-(https://docs.kernel.org/admin-guide/cgroup-v2.html#delegation). Without one the pool works all the same, and says so.
+rlimits limit each process; a group limits their sum, so that many calls at once cannot exhaust the machine that the
+trainer runs on. It needs a writable hierarchy: root on a host, or a delegated subtree
+(https://docs.kernel.org/admin-guide/cgroup-v2.html#delegation). Without one the pool works without this layer, and
+reports it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Share:
-    """What the group may take.
+    """Limits of the group.
 
     Attributes:
         memory_bytes: page cache and kernel memory of its processes included; beyond it the kernel kills one of them.
-        processes: at once.
-        cpus: CPU seconds a second; None for no limit.
+        processes: processes at once.
+        cpus: CPU seconds per second; None for no limit.
     """
 
     memory_bytes: int
@@ -39,10 +40,10 @@ class Share:
 
 
 class Cgroup:
-    """A group of its own in each hierarchy that has a controller for it.
+    """New group in each hierarchy that has a needed controller.
 
     Raises:
-        OSError: no group can be made here; the message says why.
+        OSError: no group can be made here; the message has the reason.
     """
 
     def __init__(self, share: Share) -> None:
@@ -51,7 +52,7 @@ class Cgroup:
         name = f"{_PREFIX}{os.getpid()}-{_start_of(os.getpid())}-{next(_numbers)}"
         try:
             own = _own_groups()
-            self._parents = set(own.values())  # that of a controller which only the killed one had too
+            self._parents = set(own.values())  # including one whose controller only a killed pool used
             self._remove_abandoned()
             for parent, settings in _settings(own, share).items():
                 folder = parent / name
@@ -66,7 +67,7 @@ class Cgroup:
         self.description = f"{share.memory_bytes / 2**30:.1f} GiB, {share.processes} processes{cpus}"
 
     def add(self, pid: int) -> None:
-        """Put a process in; what it forks from now on is in too. Raises `OSError`."""
+        """Add a process; its later children are in the group too. Raises `OSError`."""
         for folder in self._folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
@@ -81,25 +82,25 @@ class Cgroup:
                     time.sleep(0.01)
                     continue
             self._folders.pop()
-        self._remove_abandoned()  # whose last processes were still ending at our own start
+        self._remove_abandoned()  # whose last processes were still ending at our start
 
     def _remove_abandoned(self) -> None:
         """Remove the groups of hosts that were killed."""
         for folder in (folder for parent in self._parents for folder in parent.glob(f"{_PREFIX}*-*-*")):
             pid, start, _ = folder.name.removeprefix(_PREFIX).split("-", 2)
-            # Its id may be somebody else's by now, in a container soon; its id and start together never are.
+            # Another process may have its id by now, soon in a container; id and start time together are unique.
             if pid.isdigit() and _start_of(int(pid)) != start:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
 
 def machine_memory_bytes() -> int:
-    """Memory of this machine."""
+    """Return the memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _settings(own: Mapping[str, Path], share: Share) -> dict[Path, dict[str, str]]:
-    """Files to write, by the folder in which the group goes."""
+    """Return the files to write, by the directory in which the group is made."""
     quota = None if share.cpus is None else round(share.cpus * _CPU_PERIOD_MICROSECONDS)
     if set(own) == {""}:
         wanted = {"memory.max": str(share.memory_bytes), "pids.max": str(share.processes)}
@@ -121,7 +122,7 @@ def _settings(own: Mapping[str, Path], share: Share) -> dict[Path, dict[str, str
 
 
 def _own_groups() -> Mapping[str, Path]:
-    """This process's folder for each controller of version 1; for "" that of version 2 where there is no version 1."""
+    """Return this process's directory for each controller of version 1, or for "" that of version 2."""
     mounts: dict[str, tuple[Path, str]] = {}
     for line in (_PROC / "mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
@@ -148,7 +149,7 @@ def _own_groups() -> Mapping[str, Path]:
 
 
 def _delegated(folder: Path, controllers: list[str]) -> Path:
-    """The folder, once its children have these controllers."""
+    """Enable these controllers for the directory's children, and return the directory."""
     active = (folder / "cgroup.subtree_control").read_text().split()
     if missing := [controller for controller in controllers if controller not in active]:
         # Refused with EBUSY below the root while processes are in this group itself: delegate a subtree then.
@@ -157,7 +158,7 @@ def _delegated(folder: Path, controllers: list[str]) -> Path:
 
 
 def _start_of(pid: int) -> str:
-    """When a process was started, in ticks since the machine was; empty when there is none of this id."""
+    """Return a process's start time, in ticks since boot; empty if no process has this id."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

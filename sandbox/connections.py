@@ -1,8 +1,8 @@
-"""The connections of an HTTP service: how many there are, and how long each may keep it waiting.
+"""Connections of an HTTP service: limits on their number and on how long each may keep the service waiting.
 
-aiohttp bounds what a request is made of, not how long it takes to come, nor how many callers there are: who opens
-connections and sends a byte now and then holds them all. So the service accepts by itself, and a `Connection` stands
-between each transport and aiohttp's protocol, passes everything on, and knows until when the caller's next move is due.
+aiohttp limits the parts of a request, not its duration or the number of callers: slow callers could hold every
+connection. So the service accepts connections itself. A `Connection` stands between each transport and aiohttp's
+protocol, passes everything on, and knows the deadline of the caller's next action.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from collections.abc import Callable
 
 from sandbox.access import ReachConfig, network_of
 
-_BACKLOG = 1024  # the kernel drops what is above without a word, and the caller thinks it is connected
-_PAUSE_SECONDS = 0.1  # after an accept that failed: there may be no descriptor left
+_BACKLOG = 1024  # the kernel silently drops connections above this, and the caller thinks it is connected
+_PAUSE_SECONDS = 0.1  # after a failed accept: there may be no descriptor left
 _LONGEST_TICK = 1.0  # seconds
 
 
 class Connection(asyncio.Protocol):
-    """One caller's connection. Who finds a request's with `transport.get_protocol()` tells it of `begin` and `end`.
+    """Connection of one caller. The handler finds it with `transport.get_protocol()` and calls `begin` and `end`.
 
     Args:
-        config: how long it may wait for what.
+        config: time limits.
         served: aiohttp's protocol.
 
     Attributes:
-        due: until when, by the loop's clock, the caller's next move has to come; infinity while it is the service's.
-        lost: set when it is closed.
+        due: deadline of the caller's next action, by the loop's clock; infinity while the service has to act.
+        lost: set when the connection is closed.
     """
 
     def __init__(self, config: ReachConfig, served: asyncio.Protocol) -> None:
@@ -40,8 +40,8 @@ class Connection(asyncio.Protocol):
         self._clock = asyncio.get_running_loop().time
         self._transport: asyncio.BaseTransport | None = None
         self._busy = False  # a request's handler runs
-        self._between = False  # no byte of the next request is there
-        self._stalled = False  # the caller does not take what is sent
+        self._between = False  # no byte of the next request has arrived
+        self._stalled = False  # the caller does not read what is sent
         self.due = math.inf
         self.lost = asyncio.Event()
 
@@ -78,17 +78,17 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------- called by the service
 
     def begin(self) -> None:
-        """A request's headers are there."""
+        """Note that a request's headers have arrived."""
         self._busy, self._between = True, False
         self._reckon(math.inf)
 
     def end(self) -> None:
-        """Its answer is made; what is still to be sent of it goes at the caller's pace."""
+        """Note that the answer is made. The rest of it is sent at the caller's pace."""
         self._busy, self._between = False, True
         self._reckon(self._config.idle_seconds)
 
     def cut(self) -> None:
-        """Hang up, whatever is still to be sent."""
+        """Close the connection at once, even if data is still to be sent."""
         if isinstance(self._transport, asyncio.WriteTransport):
             self._transport.abort()
 
@@ -98,23 +98,23 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Listens, and holds what callers open to the limits of a configuration.
+    """Listener that applies the limits of a configuration to callers' connections.
 
     Args:
-        config: where to listen, and the limits.
+        config: the address, and the limits.
         serve: makes aiohttp's protocol.
 
     Attributes:
-        open: connections, TLS handshakes included.
-        refused: how many were hung up on, because their address had its share.
-        late: how many were cut off, because the caller's next move did not come in time.
+        open: open connections, TLS handshakes included.
+        refused: connections closed because their address had its share.
+        late: connections closed because the caller missed a deadline.
     """
 
     def __init__(self, config: ReachConfig, serve: Callable[[], asyncio.Protocol]) -> None:
         self._config = config
         self._serve = serve
         self._tls = config.tls()
-        # What the service does for its callers wants descriptors, too.
+        # The service needs descriptors for its own work, too.
         most = max(1, min(config.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
         self._room = asyncio.Semaphore(most)
         self._most_of_one = max(1, int(most * config.address_share))
@@ -131,10 +131,10 @@ class Connections:
         return self._of.total()
 
     async def listen(self) -> int:
-        """Begin to accept. Returns the port.
+        """Start to accept connections. Return the port.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address is not available.
         """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(
@@ -146,7 +146,7 @@ class Connections:
                 listener = socket.create_server((address[0], port), family=family, backlog=_BACKLOG)
                 self._listeners.append(listener)
                 listener.setblocking(False)
-                port = listener.getsockname()[1]  # of a name with several addresses all have the same
+                port = listener.getsockname()[1]  # a name with several addresses has the same port on all
         except OSError:
             await self.deafen()
             raise
@@ -155,7 +155,7 @@ class Connections:
         return port
 
     async def deafen(self) -> None:
-        """Accept no more; those that are open go on."""
+        """Accept no more connections; open ones stay."""
         accepting, self._accepting = self._accepting, []
         await _ended(*accepting)
         for listener in self._listeners:
@@ -163,7 +163,7 @@ class Connections:
         self._listeners.clear()
 
     async def close(self) -> None:
-        """Accept no more, and hang up on everybody."""
+        """Accept no more connections, and close all open ones."""
         await self.deafen()
         if self._watching is not None:
             await _ended(self._watching)
@@ -197,11 +197,11 @@ class Connections:
             task.add_done_callback(self._carried.discard)
 
     async def _carry(self, accepted: socket.socket, caller: str) -> None:
-        """From a connection's handshake to its end."""
+        """Serve a connection from its handshake to its end."""
         connection = Connection(self._config, self._serve())
         handshake = self._config.header_seconds if self._tls else None
         try:
-            with contextlib.suppress(OSError):  # it left already, or its handshake was none
+            with contextlib.suppress(OSError):  # the caller left already, or the handshake failed
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=handshake
                 )

@@ -1,13 +1,13 @@
-"""Makes a call repeatable: a virtual clock, seeded randomness, fixed identities. Standard library only.
+"""Determinism of calls: a virtual clock, seeded randomness, fixed identities. Standard library only.
 
-`install` runs once in the zygote, so every slot and call inherits it; `begin_call` runs in each call. Together with the
-fixed hash seed, UTC, C.UTF-8 and the fixed memory layout, which the zygote's environment gives, the same call of the
-same module returns the same bytes on any worker, in any order, after any restart. Addresses (`id`) are the exception:
-what the heap holds depends a little on what was opened before; validation rejects code that shows them.
+`install` runs once in the zygote, so every slot and call inherits it; `begin_call` runs in each call. The zygote's
+environment adds the fixed hash seed, UTC, C.UTF-8 and the fixed memory layout. So the same call of the same module
+returns the same bytes on any worker, in any order, after any restart. Addresses (`id`) are the exception: the heap
+depends a little on earlier work. Validation rejects code that shows addresses.
 
-The clock stands at `EPOCH` and moves only when the code sleeps; monotonic clocks also advance a microsecond at each
-reading, so that loops which wait for time to pass end. Code that goes around Python (ctypes, the vDSO) can still read
-the machine's clock; validation, which runs each tool twice, is what rejects such code.
+The clock stands at `EPOCH` and moves only when the code sleeps. Monotonic clocks also advance a microsecond at each
+reading, so that loops which wait for time to pass end. Code that bypasses Python (ctypes, the vDSO) can still read
+the machine's clock; validation, which runs each tool twice, rejects such code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import random
 import sys
 import time
 
-# Its C library, ten mappings of each call's process, makes what `install` replaces.
+# Its C library adds ten mappings to each call's process, and `install` replaces it.
 _kept = sys.modules.setdefault("_uuid", None)  # type: ignore[arg-type]
 import uuid  # noqa: E402
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 EPOCH = 1_767_225_600
-"""2026-01-01T00:00:00Z: the moment at which every call takes place, in Unix seconds."""
+"""2026-01-01T00:00:00Z: the default time of every call, in Unix seconds."""
 
 _MONOTONIC_START_NS = 1_000_000_000_000
 _TICK_NS = 1_000
@@ -59,7 +59,7 @@ class _Clock:
 
 
 class _Entropy:
-    """A generator that is made at the first use: most calls have none, and seeding costs a tenth of a millisecond."""
+    """Generator that is created at its first use: most calls need none, and seeding takes a tenth of a millisecond."""
 
     def __init__(self) -> None:
         self.seed = 0
@@ -78,14 +78,14 @@ _reseed_default = super(random.Random, random._inst).seed  # type: ignore[misc] 
 
 
 def install() -> None:
-    """Replace the sources of time, randomness and identity in this process, once and for all."""
+    """Replace the sources of time, randomness and identity in this process, for good."""
     _install_time()
     _install_datetime()
     _install_entropy()
     os.getpid = lambda: 2
     os.getppid = lambda: 1
-    _reseed_default(_entropy.seed)  # not again in each call: that changes a page
-    _thread.get_native_id = lambda: 2  # where `threading`, if it is not loaded yet, takes it from
+    _reseed_default(_entropy.seed)  # not again in each call: that changes a memory page
+    _thread.get_native_id = lambda: 2  # `threading`, if it is not loaded yet, reads it from here
     threading: Any = sys.modules.get("threading")
     if threading is not None:  # loaded by `sysconfig`, from Python 3.12 on
         threading.get_native_id = _thread.get_native_id
@@ -147,8 +147,8 @@ def _install_time() -> None:
 def _install_datetime() -> None:
     """Replace the four constructors that read the clock, inside the C types themselves.
 
-    Subclasses put in the module's place would break `repr`, `type(x) is datetime`, pickles and `singledispatch`.
-    The types refuse attribute assignment, so the entries go into their dictionaries and the method cache is flushed.
+    Subclasses in the module would break `repr`, `type(x) is datetime`, pickles and `singledispatch`. The types refuse
+    attribute assignment, so the entries are set in their dictionaries and the method cache is flushed.
     """
 
     def now(cls: type[datetime.datetime], tz: datetime.tzinfo | None = None) -> datetime.datetime:

@@ -1,14 +1,14 @@
-"""Calls that see each other's changes: a shopping basket that fills up, a file that is edited twice.
+"""Episodes: calls that see each other's changes, for example a shopping basket that fills up, or a file edited twice.
 
     episode = SandboxEpisode(pool, code)
     await episode.call("add", {"item": "apple"})
     result = await episode.call("show", {})
 
-A call that succeeds is committed; one that fails leaves nothing behind, however far it came. The state is not kept in a
-process: each call runs in a fresh one, as ever, which first repeats the committed calls. They are deterministic, so it
-arrives at the same state, and their results are compared to make sure. So an episode outlives its worker, may go on
-on any other, costs nothing while it waits, and its untrusted code is never allowed what keeping it alive would take, to
-fork. The price is that a call takes as long as all committed calls together.
+A successful call is committed; a failed call leaves no changes, however far it ran. No process keeps the state: each
+call runs in a fresh process, which first repeats the committed calls. They are deterministic, so it reaches the same
+state, and their results are compared to check this. So an episode survives its worker, can continue on any other, and
+costs nothing while it waits. Its untrusted code does not need permission to fork. The price: a call takes as long as
+all committed calls together.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sandbox.request import PastCall
 
 
 class SandboxEpisode:
-    """A sequence of calls of one module, each of which sees the state that the committed ones before it left.
+    """Sequence of calls of one module. Each call sees the state that the committed calls before it left.
 
     Args:
-        sandbox: where the calls run.
+        sandbox: sandbox to run the calls in.
         code: source of the module.
-        seed: of everything random that the code can see, from the module's first line to the episode's end.
-        now: the moment at which the episode begins, Unix seconds; None for `sandbox.determinism.EPOCH`.
+        seed: seed of all randomness that the code can see, from the module's first line to the episode's end.
+        now: time at which the episode starts, Unix seconds; None for `sandbox.determinism.EPOCH`.
     """
 
     def __init__(self, sandbox: Sandbox, code: str, *, seed: int = 0, now: int | None = None) -> None:
@@ -43,11 +43,11 @@ class SandboxEpisode:
         self.history: list[PastCall] = []
 
     async def call(self, function: str, arguments: Mapping[str, Any]) -> CallResult:
-        """The next call; calls made at once wait for each other in turn.
+        """Make the next call. Concurrent calls run one after another.
 
         Returns:
-            As `SandboxPool.call`. With `diverged` the committed calls gave other results when they were repeated: the
-            code is not deterministic.
+            Result as of `SandboxPool.call`. `diverged`: the committed calls gave other results when they were repeated,
+            so the code is not deterministic.
         """
         async with self._turn:
             result = await self._sandbox.call(

@@ -1,7 +1,9 @@
-"""Several services as one sandbox: each call goes to the one that has the fewest of them.
+"""Several services as one sandbox: each call is sent to the service with the fewest calls in flight.
 
-async with SandboxFleet(["http://one:8700", "http://two:8700"], token=token) as pool:
-    result = await pool.call(code, "capital_of_country", {"country": "France"})
+    async with SandboxFleet(["http://one:8700", "http://two:8700"], token=token) as pool:
+        result = await pool.call(code, "capital_of_country", {"country": "France"})
+
+Each argument of `call` is as in `sandbox.SandboxPool.call`.
 """
 
 from __future__ import annotations
@@ -20,49 +22,49 @@ from sandbox.remote import LOST, RemotePool, SandboxUnreachable
 from sandbox.request import PastCall, encode_request
 from sandbox.settings import SettingError
 
-_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # seconds between greetings of one that is out; the last for ever
+_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # seconds between checks of an excluded service; the last one repeats
 _LOG = logging.getLogger(__name__)
 
 
 class _Service:
     def __init__(self, pool: RemotePool) -> None:
         self.pool = pool
-        self.calls = 0  # under way there, of ours
-        self.out = ""  # why it gets none
+        self.calls = 0  # our calls in flight there
+        self.out = ""  # reason why it gets no calls
         self.open = False
 
 
 class SandboxFleet:
-    """Calls are placed by how many are under way; between equals, where the module is open already.
+    """Pool that places each call on the least busy service; among equals, where the module is already open.
 
-    A service that does not answer is left out, and greeted again until it does; its calls are made again elsewhere.
-    Any service returns the same bytes (`sandbox.determinism`). With a single one this is `RemotePool`.
+    A service that does not answer is excluded and checked until it does; its calls are repeated elsewhere. Any service
+    returns the same bytes (`sandbox.determinism`). With one service this behaves as `RemotePool`.
 
     Args:
-        urls: of the services; at least one has to answer when it is opened.
-        options: of each `RemotePool`.
+        urls: URLs of the services; at least one must answer when the fleet is opened.
+        options: options of each `RemotePool`.
 
     Attributes:
-        tier: the weakest isolation among the services that were reached.
-        layers: each layer's state there.
+        tier: weakest isolation among the services that were reached.
+        layers: state of each layer there.
     """
 
     def __init__(self, urls: Sequence[str], **options: Any) -> None:
         if not urls or len({url.rstrip("/") for url in urls}) < len(urls):
             raise SettingError(f"SandboxFleet.urls={list(urls)!r}: name at least one service, and each once")
         self._services = [_Service(RemotePool(url, **options)) for url in urls]
-        self._greeting: dict[int, asyncio.Task[None]] = {}  # by place in `_services`
+        self._greeting: dict[int, asyncio.Task[None]] = {}  # by index in `_services`
         self._turn = itertools.count()
         self._is_open = False
 
     @property
     def tier(self) -> str:
-        """The weakest isolation in which calls may run now."""
+        """Weakest isolation in which calls may run now."""
         return self._weakest.tier
 
     @property
     def layers(self) -> dict[str, str]:
-        """Each layer's state where it is weakest."""
+        """State of each layer at the service with the weakest isolation."""
         return self._weakest.layers
 
     @property
@@ -71,14 +73,14 @@ class SandboxFleet:
 
     @property
     def out(self) -> dict[str, str]:
-        """Why services are left out at the moment, by address."""
+        """Reasons why services are excluded now, by address."""
         return {one.pool.url: one.out for one in self._services if one.out}
 
     async def __aenter__(self) -> SandboxFleet:
-        """Connect to all.
+        """Connect to all services.
 
         Raises:
-            SandboxError: none answers; or one does, but asks for another token, or its isolation is too weak.
+            SandboxError: none answers, or one refuses the token, or its isolation is too weak.
         """
         try:
             came = await asyncio.gather(*(self._greet(one) for one in self._services), return_exceptions=True)
@@ -123,10 +125,12 @@ class SandboxFleet:
         now: int | None = None,
         history: Sequence[PastCall] = (),
     ) -> CallResult:
-        """As `sandbox.SandboxPool.call`. An answer that never came is waited for once more, elsewhere if possible.
+        """Call one function; see `sandbox.SandboxPool.call`. A call without an answer is retried once.
+
+        The retry uses another service if possible.
 
         Raises:
-            SandboxError: it is not open, or a service refuses the token.
+            SandboxError: the fleet is not open, or a service refuses the token.
         """
         if not self._is_open:
             raise SandboxError("the sandbox fleet is not open: use `async with SandboxFleet(...) as pool`")
@@ -147,7 +151,7 @@ class SandboxFleet:
         return result
 
     def _place(self, code: str) -> int:
-        """Where the next call goes: where all are out, to one that was open, as a caller of a single service would."""
+        """Return the index of the service for the next call. If all are excluded, it is one that was open before."""
         places = [place for place, one in enumerate(self._services) if not one.out]
         places = places or [place for place, one in enumerate(self._services) if one.open]
         turn = next(self._turn)

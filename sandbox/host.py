@@ -1,6 +1,6 @@
-"""The host's ends of the two sockets: `ZygoteClient`, the fork server's process, and `SlotClient`, one environment.
+"""Host's ends of the two sockets: `ZygoteClient`, the fork server's process, and `SlotClient`, one environment.
 
-Both belong to one asyncio event loop. The pool decides which exist; these only speak the protocol.
+Both belong to one asyncio event loop. They only speak the protocol; the pool decides which exist.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from sandbox.outcomes import CallResult, SandboxError, SlotReply, decode
 from sandbox.protocol import HELLO_ID, REPLY, REQUEST, CallVerdict, FrameReader, Operation, Report, frame
 
 _ZYGOTE = Path(__file__).resolve().with_name("zygote.py")
-_GRACE_SECONDS = 5.0  # a slot enforces wall limits itself; this much later the host gives up on the slot
+_GRACE_SECONDS = 5.0  # a slot enforces wall limits itself; the host gives up on the slot this much later
 _DIED = SlotReply(CallVerdict.SLOT_DIED, 0, 0.0, 0.0, 0, b"")
 
 
 class SlotError(Exception):
-    """A slot could not be opened, or its layers not be put in place."""
+    """Error: a slot could not be opened, or its layers could not be put in place."""
 
 
 async def _reply_within(reply: asyncio.Future[SlotReply | None], seconds: float) -> SlotReply | None:
-    """The reply, or None when it is late. One that has come is taken, however long the event loop was held up."""
-    # Not `asyncio.wait`, which costs more than all else that the host does for a call. The loop takes in what its
-    # sockets hold before it looks at its timers.
+    """Return the reply, or None if it is late. A reply that has arrived counts, even if the event loop was blocked."""
+    # Not `asyncio.wait`, which costs more than all other work of the host for a call. The loop reads its sockets before
+    # it checks its timers.
     timer = asyncio.get_running_loop().call_later(seconds, _give_up, reply)
     try:
         return await reply
@@ -49,7 +49,7 @@ def _give_up(reply: asyncio.Future[SlotReply | None]) -> None:
 
 
 class ZygoteClient:
-    """The fork server: a child process of the host, exec'd afresh and never forked from it.
+    """Fork server: a child process of the host, started by exec and never forked from it.
 
     Args:
         python: interpreter that runs the tools.
@@ -61,8 +61,8 @@ class ZygoteClient:
     def __init__(self, python: str = sys.executable) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environment = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-        environment["LD_BIND_NOW"] = "1"  # else each call's process binds libc's functions anew
-        # What some interpreters need to start; the zygote clears its environment once it has.
+        environment["LD_BIND_NOW"] = "1"  # else each call's process binds libc's functions again
+        # Some interpreters need these to start; the zygote then clears its environment.
         environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
         # Not -I: it implies -E, which ignores PYTHONHASHSEED. -S: no site-packages and none of their start-up hooks.
         command = [python, "-s", "-S", "-P", str(_ZYGOTE), str(theirs.fileno())]
@@ -87,12 +87,12 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the zygote."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be asked for slots. Its socket tells of its end sooner than its process id."""
+        """True if the zygote can open slots. Its socket shows its end earlier than its process id."""
         if self._broken or self._process.poll() is not None:
             return False
         try:
@@ -109,14 +109,14 @@ class ZygoteClient:
         """Fork a slot and wait for its greeting.
 
         Args:
-            plan: the layers it is to put in place.
-            limits: of its calls.
-            uid: user id it is to take, or None.
-            seconds: how long to wait for it.
-            fair_bytes: of memory, that each of its calls may hold when memory runs out.
+            plan: layers that the slot puts in place.
+            limits: default limits of the slot's calls.
+            uid: user id that the slot takes, or None.
+            seconds: how long to wait for the slot.
+            fair_bytes: memory that each of its calls may hold when memory runs out.
 
         Raises:
-            SlotError: it ended, was late, or could not put a layer in place.
+            SlotError: the slot ended, was late, or could not put a layer in place.
         """
         token = next(self._tokens)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -146,14 +146,14 @@ class ZygoteClient:
         return slot
 
     def kill_slot(self, token: int) -> None:
-        """Kill a slot by its token. The zygote does it: it holds the process id until it has reaped the process."""
+        """Kill a slot by its token. The zygote does it: it keeps the process id until it has reaped the process."""
         self._order({"kill": token})
 
     def _order(self, order: Mapping[str, Any], passed: socket.socket | None = None) -> None:
-        """Give it an order, now or, where its socket is full of others, as soon as there is room.
+        """Send the zygote an order, now or as soon as its socket has room.
 
         Args:
-            passed: the end of a socket that goes with it, and is closed here once it is there.
+            passed: socket end to send with the order; it is closed here once it is sent.
         """
         if self._broken:
             if passed is not None:
@@ -172,7 +172,7 @@ class ZygoteClient:
                     sent = self._control.send(data)
                 else:
                     sent = socket.send_fds(self._control, [data], [passed.fileno()])
-                    passed.close()  # it went with the first byte
+                    passed.close()  # it was sent with the first byte
                 if sent == len(data):
                     self._orders.popleft()
                 else:
@@ -186,14 +186,14 @@ class ZygoteClient:
         loop.remove_writer(self._control)
 
     def _drop_orders(self) -> None:
-        """Whoever waits for a slot then sees its socket's end."""
+        """Drop all orders; callers that wait for a slot see their socket close."""
         for _, passed in self._orders:
             if passed is not None:
                 passed.close()
         self._orders.clear()
 
     async def close(self) -> None:
-        """End it and everything below it; return when all have been reaped."""
+        """End the zygote and everything below it, and return when all processes are reaped."""
         asyncio.get_running_loop().remove_writer(self._control)
         self._broken = True
         self._drop_orders()
@@ -206,7 +206,7 @@ class ZygoteClient:
 
 
 class SlotClient(asyncio.Protocol):
-    """One environment's slot zygote."""
+    """Client of one environment's slot zygote."""
 
     def __init__(self, zygote: ZygoteClient, token: int, limits: Limits, fair_bytes: float) -> None:
         self._zygote = zygote
@@ -216,7 +216,7 @@ class SlotClient(asyncio.Protocol):
         self._frames = FrameReader()
         self._numbers = itertools.count(HELLO_ID + 1)
         self._waiting: dict[int, asyncio.Future[SlotReply | None]] = {}
-        self._parts: dict[int, bytearray] = {}  # of bodies that are coming in
+        self._parts: dict[int, bytearray] = {}  # bodies that are still incomplete
         self._transport: asyncio.Transport | None = None
         self.greeting = self._expect(HELLO_ID)
         self.layers: dict[str, str] = {}
@@ -224,14 +224,14 @@ class SlotClient(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it can take calls."""
+        """True if the slot can take calls."""
         return self._transport is not None
 
     async def load(self, source: str) -> None:
-        """Have the module compiled; a module that does not compile leaves its result in `load_error`.
+        """Compile the module in the slot. If it does not compile, its result is in `load_error`.
 
         Raises:
-            SlotError: for a reason that says nothing about the source.
+            SlotError: loading failed for a reason that tells nothing about the source.
         """
         reply = await self._request(Operation.LOAD, source.encode(), self._limits)
         if reply.verdict is CallVerdict.REPORTED and reply.detail == Report.RETURNED:
@@ -247,8 +247,8 @@ class SlotClient(asyncio.Protocol):
 
         Args:
             request: from `encode_request`.
-            limits: of this call; None for those that the slot was opened with.
-            more_cpu_seconds: on top of the limit of CPU time; that of wall time grows alike.
+            limits: limits of this call; None for the slot's.
+            more_cpu_seconds: addition to the limit of CPU time; the limit of wall time grows in proportion.
         """
         if self.load_error is not None:
             return self.load_error
@@ -256,7 +256,7 @@ class SlotClient(asyncio.Protocol):
         return decode(await self._request(Operation.CALL, request, limits, more_cpu_seconds), limits, self._fair_bytes)
 
     def close(self) -> None:
-        """End it: the socket's end is its order to go, and the zygote kills it in case it cannot read."""
+        """End the slot by closing its socket. The zygote also kills it, in case it cannot read."""
         if self._transport is not None:
             self._transport.abort()
             self._zygote.kill_slot(self._token)
@@ -308,7 +308,7 @@ class SlotClient(asyncio.Protocol):
         for message in self._frames.feed(data):
             number, verdict, detail, cpu, wall, memory_kib = REPLY.unpack_from(message)
             if number not in self._waiting:
-                continue  # it was cancelled
+                continue  # the call was cancelled
             payload = message[REPLY.size :]
             if verdict == CallVerdict.PART:
                 self._parts.setdefault(number, bytearray()).extend(payload)

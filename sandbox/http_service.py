@@ -1,8 +1,8 @@
-"""What every HTTP service of the house does alike: it listens, lets in who may come, refuses by name, and drains.
+"""Base of every HTTP service of the project: listening, access, refusals and draining.
 
-Pages of other sites get nothing, token or not: their `Origin` is refused, and so is what a browser sends without asking
-first (bodies that are not `application/json`). Without a token the `Host` has to be this machine, too: a site may give
-its own name this machine's address. Connections are bounded in `connections.py`, bodies here.
+Pages of other sites are refused, with or without a token: by their `Origin`, and by any content type other than
+`application/json`, which browsers send without a preflight. Without a token the `Host` must be this machine, since a
+site's own name may resolve to this machine's address. `connections.py` limits connections; this module limits bodies.
 
     class Service(HttpService):
         def __init__(self, config: ReachConfig) -> None:
@@ -11,7 +11,7 @@ its own name this machine's address. Connections are bounded in `connections.py`
         def refusal(self, request, refused):
             return web.json_response({"error": refused.text}, status=refused.status, headers=refused.headers)
 
-Handlers raise `HttpRefusal`; what a refusal looks like is the service's own affair.
+Handlers raise `HttpRefusal`; each service chooses the format of a refusal.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from sandbox.access import CHALLENGE, ReachConfig, is_own_origin, names_this_mac
 from sandbox.connections import Connection, Connections
 
 OPEN_PATH = "/health"
-"""What nobody has to show a token for, and what is answered to the last."""
+"""Path that needs no token and that is answered until the service exits."""
 _SHOWN = 80  # characters of a header in a refusal
-_LAST_SECONDS = 2.0  # for the last answers to get out; whatever still runs once the drain is over is then cut off
+_LAST_SECONDS = 2.0  # for the last answers after the drain; requests that still run are then cut off
 _WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpRefusal(Exception):
-    """A request that is answered with an error.
+    """Exception that answers a request with an error.
 
     Attributes:
-        status: of HTTP.
-        text: names what is wrong and what to send instead.
-        headers: to send along.
+        status: HTTP status.
+        text: the problem and its fix.
+        headers: headers of the answer.
     """
 
     def __init__(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
@@ -51,17 +51,17 @@ class HttpRefusal(Exception):
 
 
 class HttpService(abc.ABC):
-    """Listens until it is stopped; then lets the requests in flight end.
+    """HTTP server that drains on `stop`: requests in flight finish first.
 
     Args:
-        config: how it is reached.
-        routes: what it answers.
-        most_bytes: of a request's body; a larger one is refused with 413.
+        config: address, token, TLS and limits.
+        routes: routes of the service.
+        most_bytes: largest body of a request; a larger one is refused with 413.
 
     Attributes:
         config: as given.
-        port: the one that was taken, once it has started.
-        draining: whether it has been told to stop.
+        port: port of the started service.
+        draining: True once `stop` was called.
     """
 
     def __init__(self, config: ReachConfig, routes: Iterable[web.RouteDef], *, most_bytes: int) -> None:
@@ -69,32 +69,32 @@ class HttpService(abc.ABC):
         self.port = 0
         self.draining = False
         self._most_bytes = most_bytes
-        self._open = 0  # requests
+        self._open = 0  # open requests
         self._idle = asyncio.Event()
         self._idle.set()
         app = web.Application(client_max_size=most_bytes, middlewares=[self._guard])
         app.router.add_routes(routes)
-        self._held_bytes = 0  # of bodies
-        # Whoever hangs up frees what he holds: the handler is cancelled.
+        self._held_bytes = 0  # bytes of bodies
+        # A caller that disconnects frees its share: the handler is cancelled.
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=_LAST_SECONDS,
             keepalive_timeout=config.idle_seconds,
-            lingering_time=config.header_seconds,  # for what is still coming of a request that was refused
+            lingering_time=config.header_seconds,  # for the rest of a refused request
             max_line_size=config.max_header_bytes,
             max_field_size=config.max_header_bytes,
             max_headers=config.max_headers,
-            auto_decompress=False,  # a small body would become a large one
+            auto_decompress=False,  # a small compressed body could become a large one
         )
         self._connections: Connections | None = None
 
     async def start(self) -> None:
-        """Listen. `port` is then the one that was taken.
+        """Listen, and set `port`.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address is not available.
         """
         await self._runner.setup()
         assert self._runner.server is not None
@@ -102,7 +102,7 @@ class HttpService(abc.ABC):
         self.port = await self._connections.listen()
 
     async def stop(self) -> int:
-        """Take no more requests, let those in flight end, then close. Returns how many were cut off."""
+        """Accept no more requests, let those in flight finish, then close. Return how many were cut off."""
         self.draining = True
         connections, self._connections = self._connections, None
         if connections is not None:
@@ -117,19 +117,19 @@ class HttpService(abc.ABC):
 
     @abc.abstractmethod
     def refusal(self, request: web.Request, refused: HttpRefusal) -> web.StreamResponse:
-        """The answer to a request that was refused."""
+        """Return the answer to a refused request."""
 
     def admit(self, request: web.Request) -> None:
-        """Raises `HttpRefusal` for a request that is not to be handled, although it is no other site's."""
+        """Check the token. Raises `HttpRefusal` for a request that the service does not handle."""
         if request.path != OPEN_PATH and not shows_token(request.headers, self.config.token):
             raise HttpRefusal(401, "send the header Authorization: Bearer TOKEN", CHALLENGE)
 
     def finish(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """The answer as it is to be sent; one that is streamed has been already."""
+        """Return the answer to send. A streamed answer has already been sent."""
         return response
 
     def _admit(self, request: web.Request) -> None:
-        """What `admit` says, after what holds for every service."""
+        """Check the host and origin, as every service does, then call `admit`."""
         host, origin = request.headers.get(hdrs.HOST), request.headers.get(hdrs.ORIGIN)
         if self.config.token is None and not names_this_machine(host):
             here = f"{self.config.scheme}://127.0.0.1:{self.port}/"
@@ -141,10 +141,10 @@ class HttpService(abc.ABC):
         self.admit(request)
 
     def _claim(self, request: web.Request) -> int:
-        """Bytes that a request's body may take; 0 where none is read.
+        """Return the bytes that a request's body may take; 0 if no body is read.
 
         Raises:
-            HttpRefusal: it is not JSON by its type, too large, or there is no room for it.
+            HttpRefusal: the content type is not JSON, the body is too large, or too many bytes are in flight.
         """
         if request.method in _WITHOUT_BODY or request.match_info.http_exception is not None:
             return 0
@@ -161,10 +161,10 @@ class HttpService(abc.ABC):
         return size
 
     async def _receive(self, request: web.Request) -> None:
-        """Have the body there, for `request.read()`.
+        """Read the body, for a later `request.read()`.
 
         Raises:
-            HttpRefusal: it is too large, too slow or broken.
+            HttpRefusal: the body is too large, too slow or broken.
         """
         try:
             async with asyncio.timeout(self.config.body_seconds):
@@ -197,7 +197,7 @@ class HttpService(abc.ABC):
             response = await handler(request)
         except HttpRefusal as refused:
             response = self.refusal(request, refused)
-        except web.HTTPException as error:  # no such route, or not by this method
+        except web.HTTPException as error:  # no such route, or another method
             allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
             text = f"{request.method} {request.path}: {error.reason}"
             response = self.refusal(request, HttpRefusal(error.status, text, allowed))

@@ -1,4 +1,4 @@
-"""What callers of a sandbox know of it, be it in this process or behind HTTP."""
+"""Interface of a sandbox to its callers, in this process or behind HTTP."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Sandbox(Protocol):
 
     @property
     def tier(self) -> str:
-        """See above."""
+        """Isolation in force where the calls run."""
         ...
 
     @property
     def layers(self) -> dict[str, str]:
-        """See above."""
+        """State of each layer by name."""
         ...
 
     async def call(

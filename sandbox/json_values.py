@@ -1,24 +1,24 @@
-"""Conversion of what a tool returns into JSON data. Standard library only.
+"""Conversion of a tool's result into JSON data. Standard library only.
 
     to_json({"when": datetime.date(2026, 1, 1), "tags": {"b", "a"}})  # {"when": "2026-01-01", "tags": ["a", "b"]}
 
-A value is converted where its JSON form loses nothing. Any other is refused by its place and type:
+A value is converted if its JSON form loses nothing. Any other is refused, with its path and type in the message:
 
-    JSON data, and subclasses of its types    unchanged, as the plain type; an integer has at most 4,300 digits
-    tuple, named tuple, deque, range, views   array, in order
-    set, frozenset                            array, sorted: numbers and texts by value, anything else by its JSON
-    mappings, dataclasses, attrs, sqlite rows object; msgspec structs, pydantic models and SimpleNamespace too
-    Enum                                      its value
-    Decimal, Fraction                         number, where the number's JSON text is exactly the value; else text
-    date, time, datetime, timedelta           ISO 8601
-    bytes, bytearray, memoryview              text, if they are UTF-8
-    UUID, Path, IP addresses                  text
-    numpy scalars and arrays, other tensors   numbers and nested arrays
+  * JSON data, and subclasses of its types    unchanged, as the plain type; an integer has at most 4,300 digits
+  * tuple, named tuple, deque, range, views   array, in order
+  * set, frozenset                            array, sorted: numbers and texts by value, anything else by its JSON
+  * mappings, dataclasses, attrs, sqlite rows object; msgspec structs, pydantic models and SimpleNamespace too
+  * Enum                                      its value
+  * Decimal, Fraction                         number, if the number's JSON text is exactly the value; else text
+  * date, time, datetime, timedelta           ISO 8601
+  * bytes, bytearray, memoryview              text, if they are UTF-8
+  * UUID, Path, IP addresses                  text
+  * numpy scalars and arrays, other tensors   numbers and nested arrays
 
-Keys of objects are texts, and numbers, true, false, null and what has a text form above become texts. Two keys with one
-text are refused, and so are NaN, infinities, iterators and values that contain themselves.
+Keys of objects are texts. Numbers, true, false, null and values with a text form above become texts as keys. Two keys
+with one text are refused, and so are NaN, infinities, iterators and values that contain themselves.
 
-Types that may not be loaded are recognised by their names and methods, so that nothing is imported for them.
+Types of libraries are recognised by their names and methods, so that nothing is imported for them.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from collections import abc
 from sandbox.protocol import MOST_NESTING
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # as in `sandbox.call`: its processes carry this module
+if TYPE_CHECKING:  # as in `sandbox.call`, whose processes load this module
     from collections.abc import Callable, Iterable
     from typing import Any
 
 MOST_DIGITS = 4_300
-"""Digits of an integer: Python's own limit for the conversion from and to text."""
+"""Most digits of an integer: Python's own limit for the conversion from and to text."""
 
 _LARGEST = 10**MOST_DIGITS
-_SHOWN, _DEEPEST = 60, 8  # characters of a key, and keys of a place, in a message
+_SHOWN, _DEEPEST = 60, 8  # characters of a key, and keys of a path, in a message
 
 
 class NotJsonError(ValueError):
-    """A value without a JSON form; the message says where it is, what it is and what to return instead."""
+    """Error for a value without a JSON form. The message has its path, its type and what to return instead."""
 
 
 def to_json(value: Any) -> Any:
     """Convert a tool's result into `dict`, `list`, `str`, `int`, `float`, `bool` and None.
 
     Raises:
-        NotJsonError: some part of it has no lossless JSON form, two keys of an object have one text, or it is nested
+        NotJsonError: a part has no lossless JSON form, two keys of an object have one text, or the value is nested
             deeper than `sandbox.protocol.MOST_NESTING`.
     """
     try:
         return _Conversion().value(value, ())
     except NotJsonError:
         raise
-    except Exception as error:  # of the value's own methods
+    except Exception as error:  # raised by the value's own methods
         raise NotJsonError(f"the conversion failed with {type(error).__name__}: {error}") from error
 
 
@@ -65,8 +65,8 @@ def has_plain_keys(value: Any, written: bytes) -> bool:
     """Return True if all keys in JSON data are of type `str`, so that none of them can collide.
 
     Args:
-        value: what was written, by an encoder that takes no other containers than `dict`, `list` and `tuple`.
-        written: the same as JSON. Data without objects needs no search, data with one object almost none.
+        value: the data. Its encoder accepts no other containers than `dict`, `list` and `tuple`.
+        written: the data as JSON. Without objects no search is needed, with one object almost none.
     """
     objects = written.count(b"{")
     if not objects:
@@ -116,7 +116,7 @@ class _Conversion:
             self._open.discard(id(value))
 
     def _other(self, value: Any, place: tuple[Any, ...]) -> Any:
-        """Convert what is neither null, boolean, text nor number."""
+        """Convert a value other than null, boolean, text or number."""
         if isinstance(value, abc.Mapping):
             return self._object(value.items(), place)
         if isinstance(value, list | tuple):
@@ -166,7 +166,7 @@ class _Conversion:
 
     def _tensor(self, value: Any, place: tuple[Any, ...]) -> Any:
         kind, shape, names = getattr(value.dtype, "kind", ""), tuple(value.shape), getattr(value.dtype, "names", None)
-        if shape and (kind in ("m", "M") or names):  # `tolist` makes integers of nanoseconds, and loses names
+        if shape and (kind in ("m", "M") or names):  # `tolist` returns integers for nanoseconds, and loses names
             return self._array(value, place)
         if names:
             return self._object(((name, value[name]) for name in names), place)
@@ -183,7 +183,7 @@ class _Conversion:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Types that have one form
+# Types with a single form
 
 
 def _decimal(value: Any, place: tuple[Any, ...]) -> Any:
@@ -198,7 +198,7 @@ def _fraction(value: Any, place: tuple[Any, ...]) -> Any:
 
 
 def _number(value: Any, text: str, small: bool) -> Any:
-    """The number whose JSON text is exactly an exact number, or the number's own text."""
+    """Return the number whose JSON text is exactly an exact number, or the number's own text."""
     if not small:
         return text
     if value == int(value) and not text.startswith("-0"):
@@ -211,8 +211,8 @@ def _number(value: Any, text: str, small: bool) -> Any:
 
 
 def _duration(value: Any, place: tuple[Any, ...]) -> str:
-    """ISO 8601, as `-P1DT2H3M4.5S`."""
-    if hasattr(value, "isoformat"):  # pandas' counts nanoseconds
+    """Return an ISO 8601 duration such as `-P1DT2H3M4.5S`."""
+    if hasattr(value, "isoformat"):  # pandas' type counts nanoseconds
         return _moment(value, place)
     sign, value = ("-", -value) if value.days < 0 else ("", value)
     minutes, seconds = divmod(value.seconds, 60)
@@ -249,12 +249,12 @@ _CONVERTED: dict[str, Callable[[Any, tuple[Any, ...]], Any]] = {
 
 
 def _fields(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Names and values of an object that declares its fields; None of any other, and of classes themselves."""
+    """Return names and values of an object that declares its fields; None for other objects and for classes."""
     kind = type(value)
     if isinstance(value, type):
         return None
     if hasattr(kind, "__dataclass_fields__"):
-        fields = kind.__dataclass_fields__.values()  # those of `ClassVar` and `InitVar` are pseudo-fields
+        fields = kind.__dataclass_fields__.values()  # `ClassVar` and `InitVar` make pseudo-fields
         return [(one.name, getattr(value, one.name)) for one in fields if one._field_type.name == "_FIELD"]
     if hasattr(kind, "__attrs_attrs__"):
         return [(one.name, getattr(value, one.name)) for one in kind.__attrs_attrs__]
@@ -286,7 +286,7 @@ def _text(value: str, place: tuple[Any, ...]) -> str:
 
 
 def _in_order(value: Any) -> tuple[int, Any, str]:
-    """Key that sorts any JSON values: numbers, then texts, then anything else by its JSON."""
+    """Return a key that sorts any JSON values: numbers, then texts, then anything else by its JSON."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return 0, value, ""
     return (1, 0, value) if isinstance(value, str) else (2, 0, json.dumps(value, sort_keys=True))
@@ -314,7 +314,7 @@ def _refused(place: tuple[Any, ...], what: str) -> NotJsonError:
 def _short(key: Any) -> str:
     try:
         text = repr(key)
-    except Exception:  # of a stranger's class
+    except Exception:  # raised by an unknown class
         text = _name(key)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 

@@ -1,8 +1,8 @@
-"""The C library's functions that the sandbox uses, bound once. Standard library only.
+"""Functions of the C library that the sandbox uses, bound once. Standard library only.
 
-`ctypes` looks a function up when it is first used. In a call, which is a fresh process each time, that would touch
-forty pages of memory, and each touched page is copied. Bound through `PyDLL`, which keeps the interpreter's lock: the
-zygote and everything forked from it have one thread.
+`ctypes` looks a function up at its first use. In a call, which is a fresh process each time, this would touch forty
+pages of memory, and each touched page is copied. They are bound through `PyDLL`, which keeps the interpreter's lock,
+since the zygote and everything forked from it have one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ getpid = LIBC.getpid
 """The real process id; `os.getpid` is replaced for determinism."""
 
 getppid = LIBC.getppid
-"""The real id of the parent."""
+"""The real id of the parent process."""
 
 SYSCALL = LIBC.syscall
 PRCTL = LIBC.prctl
@@ -34,7 +34,7 @@ PRCTL.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
 def check(result: int, what: str) -> int:
-    """The result of a C function. Raises `OSError` with `errno` when it is negative."""
+    """Return the result of a C function. Raises `OSError` with `errno` if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -50,11 +50,11 @@ _STATUS = struct.Struct("i")
 
 
 def reap() -> tuple[int, int, float, int]:
-    """Reap a child that has ended, without waiting: `os.wait4`, which imports `resource` and makes twenty objects.
+    """Reap a child that has ended, without waiting. `os.wait4` would import `resource` and make twenty objects.
 
     Returns:
-        Its process id, 0 when none has ended; its status as `os.waitpid` gives it; the seconds of processor time it
-        had; the most memory that it held at once, in KiB. Raises `ChildProcessError` when there are no children.
+        Its process id, 0 if none has ended; its status as from `os.waitpid`; its seconds of processor time; its peak
+        memory, in KiB. Raises `ChildProcessError` if there are no children.
     """
     pid = check(_wait4(*_WAIT_ARGUMENTS), "wait4")
     user, user_us, system, system_us, memory_kib = _TIMES_AND_MEMORY.unpack_from(_usage)

@@ -1,4 +1,4 @@
-"""What a call may take, and the layers that a slot is to put in place: set by the host, sent to the zygote as JSON."""
+"""Limits of a call, and the layers that a slot puts in place: set by the host, sent to the zygote as JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Limits(Settings):
     """Limits of one call.
 
     Attributes:
-        cpu_seconds: decides (`cpu_timeout`); whole seconds, as the kernel counts them.
-        wall_seconds: backstop, for when the machine is too busy; counts as infrastructure, but for calls that waited.
+        cpu_seconds: the effective time limit (`cpu_timeout`); whole seconds, as the kernel counts them.
+        wall_seconds: backstop for a busy machine. Counts as infrastructure, except for calls that waited.
         memory_bytes: address space, the interpreter's own ~100 MiB included; beyond it `MemoryError`.
         result_bytes: largest JSON value returned (`too_large`).
-        stdout_bytes: what is kept of standard output; the rest is cut and marked.
-        argument_bytes: largest JSON arguments accepted, those of the history of an episode included.
-        history_cpu_seconds: at most this much is granted, on top of `cpu_seconds`, to repeat an episode's calls.
+        stdout_bytes: kept bytes of standard output; the rest is cut and marked.
+        argument_bytes: largest JSON arguments accepted, including those of an episode's history.
+        history_cpu_seconds: most CPU seconds granted on top of `cpu_seconds`, to repeat an episode's calls.
         source_bytes: largest module accepted.
     """
 
@@ -33,9 +33,9 @@ class Limits(Settings):
     source_bytes: Count = 1 << 20
 
     def wall_seconds_with(self, more_cpu_seconds: int) -> float:
-        """Wall seconds of a call that has more CPU seconds than `cpu_seconds`.
+        """Return the wall seconds of a call that has more CPU seconds than `cpu_seconds`.
 
-        They grow alike: otherwise calls that use up what they are granted, on a processor that they share, would end at
+        Wall time grows in proportion. Otherwise calls that use all of their CPU time on a shared processor would end at
         the wall limit and be masked.
         """
         return self.wall_seconds + more_cpu_seconds * max(1.0, self.wall_seconds / self.cpu_seconds)
@@ -43,15 +43,15 @@ class Limits(Settings):
 
 @dataclass(frozen=True)
 class LockPlan:
-    """The layers a slot is to put in place; the start-up self-test finds the strongest that holds.
+    """Layers that a slot puts in place; the start-up self-test finds the strongest plan that works.
 
     Attributes:
-        tier: the name the plan earns if every attack is stopped: "A" to "D".
+        tier: tier of the plan if every attack is stopped: "A" to "D".
         namespaces: user, pid, net, mount, ipc, uts and cgroup namespaces and a pivoted read-only root.
         landlock: file access read-only and only below the interpreter's library directories; no signals out.
         seccomp: allow-list of system calls.
         allow_open: let that list name paths; False leaves only what `sandbox.modules` has loaded.
-        drop_uid: as root, give each slot an unprivileged user id of its own.
+        drop_uid: as root, give each slot its own unprivileged user id.
     """
 
     tier: str

@@ -1,9 +1,9 @@
 """Kernel confinement through ctypes: namespaces with a pivoted root, user id, capabilities, Landlock, rlimits.
 
-Two moments use it. A slot, before it serves anything: `enter_namespaces` (in its parent, because a pid namespace
-begins with the next child), then `confine_slot`. A call, before anything untrusted runs: `LandlockRules.restriction`,
-`call_limits`, and the filter of `sandbox.seccomp`. Every function raises `OSError` when its layer cannot be had;
-nobody carries on without it: the self-test then tries a weaker plan by name. Standard library only.
+A slot uses it before it serves anything: `enter_namespaces` (in its parent, because a pid namespace starts with the
+next child), then `confine_slot`. A call uses it before untrusted code runs: `LandlockRules.restriction`,
+`call_limits`, and the filter of `sandbox.seccomp`. Every function raises `OSError` if its layer is not available.
+No caller continues without the layer: the self-test then tries a weaker plan by name. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sandbox.limits import LockPlan
 
     Step = tuple[Callable[..., Any], tuple[Any, ...]]
-    """A C function with its arguments; it raises, or returns a negative number, when it fails."""
+    """A C function with its arguments. On failure it raises or returns a negative number."""
 
     Limit = tuple[int, tuple[int, int]]
     """Arguments of `resource.setrlimit`, hard limit included. Without privileges it can only be lowered further."""
@@ -51,7 +51,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _ADDR_NO_RANDOMIZE = 0x0040000
 _SIGKILL = 9
 MOST_DESCRIPTORS = 4096
-"""Where closing all descriptors ends."""
+"""Upper end of the descriptors that are closed."""
 
 
 def _read(path: str) -> str:
@@ -65,12 +65,12 @@ def _write(path: str, text: str) -> None:
 
 
 def death_with_parent() -> Step:
-    """Asks for SIGKILL when the parent ends; whether it is still there has to be asked afterwards."""
+    """Return the step that asks for SIGKILL when the parent ends. Check afterwards whether the parent still exists."""
     return libc.PRCTL, (_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
 
 
 def no_restriction() -> Step:
-    """Asks for what changes nothing."""
+    """Return a step that changes nothing."""
     return libc.PRCTL, (_PR_GET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -84,7 +84,7 @@ def close_descriptors(*kept: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended, so that they can be reaped and killed by id."""
+    """Become the parent of descendants whose parent has ended, so that they can be reaped and killed by id."""
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -97,7 +97,7 @@ def stop_address_randomisation() -> bool:
 
 
 def address_randomisation_is_off() -> bool:
-    """Whether this process runs with a fixed memory layout."""
+    """Return whether this process runs with a fixed memory layout."""
     return bool(LIBC.personality(ctypes.c_ulong(0xFFFFFFFF)) & _ADDR_NO_RANDOMIZE)
 
 
@@ -105,7 +105,7 @@ def address_randomisation_is_off() -> bool:
 
 
 def library_paths() -> list[str]:
-    """Directories and files that Python code may need to read: the standard library, libc's directory, time zones."""
+    """Return the paths that Python code may need to read: the standard library, libc's directory, time zones."""
     paths = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")}
     with contextlib.suppress(OSError):
         mapped = {line.split(maxsplit=5)[-1] for line in _read("/proc/self/maps").splitlines()}
@@ -117,7 +117,7 @@ def library_paths() -> list[str]:
 
 
 def hidden_paths() -> list[str]:
-    """Directories inside `library_paths` that are none of a call's business: installed third-party packages."""
+    """Return the directories in `library_paths` that calls must not see: installed third-party packages."""
     names = ("site-packages", "dist-packages")
     return [path for name in names if os.path.isdir(path := os.path.join(sysconfig.get_paths()["stdlib"], name))]
 
@@ -135,8 +135,8 @@ def require_readable_library() -> None:
 def enter_namespaces(*, as_superuser: bool) -> None:
     """Leave the host's namespaces; the next child is process 1 of the new pid namespace.
 
-    A superuser that will take another user id keeps the initial user namespace for now: only there may it bind
-    directories below a private home. Anybody else needs the user namespace first, to be allowed the others.
+    A superuser that takes another user id later keeps the initial user namespace for now: only there may it bind
+    directories below a private home. Other users need the user namespace first, to be allowed the others.
     """
     flags = sum(_CLONE.values())
     if as_superuser:
@@ -200,12 +200,12 @@ def _drop_capabilities() -> None:
 
 
 def confine_slot(plan: LockPlan, uid: int | None, readable: Sequence[str]) -> dict[str, str]:
-    """Put the slot's layers in place. Returns each layer's state, by name, for the run's record.
+    """Put the slot's layers in place. Return the state of each layer by name, for the run's record.
 
     Args:
         plan: the layers wanted.
-        uid: user id to take, which only the superuser can; None to stay who we are.
-        readable: what the private root is to hold, from `library_paths`.
+        uid: user id to take, which needs root; None to keep the current one.
+        readable: contents of the private root, from `library_paths`.
     """
     layers: dict[str, str] = {}
     if plan.namespaces:
@@ -239,18 +239,20 @@ _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 3
 
 
 def landlock_abi() -> int:
-    """Version of Landlock in this kernel; 0 if there is none."""
+    """Return the version of Landlock in this kernel; 0 if there is none."""
     if "landlock_create_ruleset" not in NUMBERS:
         return 0
     return max(0, LIBC.syscall(NUMBERS["landlock_create_ruleset"], None, ctypes.c_size_t(0), 1))
 
 
 class LandlockRules:
-    """Read-only access below `readable`, everything else that this kernel can deny denied. Built once for a slot.
+    """Landlock rules: read-only access below `readable`; everything else that this kernel can deny is denied.
+
+    Built once per slot.
 
     Args:
         readable: directories and files.
-        highest_abi: deny no more than a kernel with this version of Landlock can; None for what there is.
+        highest_abi: deny only what a kernel with this version of Landlock can; None for this kernel's version.
     """
 
     def __init__(self, readable: Sequence[str], highest_abi: int | None = None) -> None:
@@ -270,7 +272,7 @@ class LandlockRules:
             os.close(target)
 
     def restriction(self) -> Step:
-        """Binds the calling process. Needs no_new_privs; cannot be undone."""
+        """Return the step that binds the calling process. It needs no_new_privs and cannot be undone."""
         return libc.SYSCALL, (NUMBERS["landlock_restrict_self"], self.descriptor, 0)
 
 
@@ -278,13 +280,13 @@ class LandlockRules:
 
 
 def limit_slot() -> None:
-    """Bind this slot and its calls to have none of what neither needs."""
+    """Set limits on this slot and its calls for resources that neither needs."""
     for number, pair in _limits({"FSIZE": 0, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0}):
         resource.setrlimit(number, pair)
 
 
 def call_limits() -> list[Limit]:
-    """The rlimits that each call sets for itself, beside those on CPU time and memory."""
+    """Return the rlimits that each call sets for itself, besides those on CPU time and memory."""
     return _limits({"NOFILE": 32, "NPROC": 0})
 
 

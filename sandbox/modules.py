@@ -1,4 +1,4 @@
-"""Which modules a tool finds loaded, may import, and has no business with. Standard library only."""
+"""Modules that a tool finds loaded, may import, or must not use. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ ALWAYS = _words(
     types uuid warnings weakref
     """
 )
-"""Loaded before any tool code, in this order: an import of them costs a call nothing and needs no file. What is small,
-or what the sandbox itself needs: a call is a copy of its slot, and most of its cost grows with the slot's memory."""
+"""Modules loaded before any tool code, in this order. Importing them costs a call nothing and needs no file.
+
+They are small or needed by the sandbox: a call copies its slot, and its cost grows with the slot's memory.
+"""
 
 ON_DEMAND = _words(
     """
@@ -30,13 +32,15 @@ ON_DEMAND = _words(
     _strptime
     """
 )
-"""Loaded, in this order, in the slots of tools that name them; in all slots where calls cannot read files. In a slot
-that has them, an import of them costs a call nothing either."""
+"""Modules loaded, in this order, in the slots of tools that name them; in all slots if calls cannot read files.
+
+In such a slot importing them costs a call nothing either.
+"""
 
 PRELOADED = ALWAYS + ON_DEMAND
 
 NAMED_BYTES = (len(ON_DEMAND) + 7) // 8
-_NEEDS = {"strptime": "_strptime"}  # what functions import when they are called, by their names
+_NEEDS = {"strptime": "_strptime"}  # modules that functions import when called, by function name
 
 NETWORK = frozenset(
     _words(
@@ -53,21 +57,21 @@ _NOT_FOR_TOOLS = frozenset(_words("inspect locale logging os.path pathlib queue 
 _FURTHER = frozenset(_words("__future__ collections sys urllib"))
 
 ALLOWED = (frozenset(PRELOADED) | _FURTHER) - _NOT_FOR_TOOLS
-"""What a validated tool may import: modules that compute, and depend on nothing but their arguments."""
+"""Modules that a validated tool may import: they compute, and depend on nothing but their arguments."""
 
 
 DEEPEST = 4
-"""No set of modules here has a name of more parts."""
+"""Most parts of a module name in these sets."""
 
 
 def is_among(name: str, modules: frozenset[str]) -> bool:
-    """Whether a dotted module name, or a package it is in, is one of `modules`."""
-    parts = name.split(".", DEEPEST)  # a name has as many as whoever wrote it likes
+    """Return whether a dotted module name, or a package that contains it, is one of `modules`."""
+    parts = name.split(".", DEEPEST)  # an untrusted name may have any number of parts
     return any(".".join(parts[:n]) in modules for n in range(1, min(len(parts), DEEPEST) + 1))
 
 
 def named(code: types.CodeType) -> bytes:
-    """Which modules of `ON_DEMAND` a module may import, by its names: some more, never fewer, but for dynamic imports.
+    """Return the modules of `ON_DEMAND` that the code may import, by its names. Only dynamic imports may be missing.
 
     Returns:
         `NAMED_BYTES` bytes, a bit for each module.
@@ -85,13 +89,13 @@ def named(code: types.CodeType) -> bytes:
 
 
 def load_named(bits: bytes | bytearray) -> None:
-    """Load what `named` has named."""
+    """Load the modules that `named` returned."""
     wanted = int.from_bytes(bits)
     load(*(name for place, name in enumerate(ON_DEMAND) if wanted >> place & 1))
 
 
 def load(*names: str) -> None:
-    """Import modules, for all calls that are forked later. What is not there is left to the tool's own import."""
+    """Import modules for all calls that are forked later. Missing ones are left to the tool's own import."""
     missing = [name for name in names if name not in sys.modules]
     for name in missing:
         with contextlib.suppress(ImportError):

@@ -1,6 +1,6 @@
-"""Runs a tool and notes what it reaches for. Never imported: text that `sandbox.validation` sends in with the tool.
+"""Runner of a tool that notes what the tool accesses. Never imported: `sandbox.validation` sends it with the tool.
 
-What it notes is for honest code, which does not look for it. Code that hides is what the layers are for.
+The notes are for honest code, which does not look for the observer. The sandbox's layers are for code that hides.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import sys
 import time
 import types
 
-SOURCE = ""  # the tool's, set again at the end of what is sent in
+SOURCE = ""  # the tool's source; set again at the end of the text that is sent
 
 _WHOLE = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"}
 _WITHOUT_A_MOMENT = {"gmtime": 0, "localtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
 
 
 def observe(function: str, arguments: dict) -> dict:
-    """Load the tool, call its function, return what came of it and what was noted on the way."""
+    """Load the tool, call its function, and return the result and the notes."""
     clock, network, imports = set(), set(), set()
 
     def noting(name, original, most_arguments=None):
@@ -44,9 +44,9 @@ def observe(function: str, arguments: dict) -> dict:
             network.add(event)
 
     sys.addaudithook(heard)
-    # The tool's small objects get the gaps that half of these leave, its large ones what comes after these: other
-    # places than in a plain call. So an answer with an address in it is another one, or one in the order of addresses.
-    # Eight of each large size: glibc keeps up to seven that were freed, and hands those out first.
+    # The tool's small objects get the gaps that half of these leave, its large ones lie after these: other places than
+    # in a plain call. So an answer that contains an address, or depends on the order of addresses, differs. Eight of
+    # each large size: glibc keeps up to seven freed blocks, and reuses those first.
     gaps = [make() for make in (object, list, dict, set, lambda: (SOURCE,)) for _ in range(200)]
     gaps += [bytes(size) for size in range(0, 480, 16) for _ in range(20)]
     random.Random(0).shuffle(gaps)
@@ -57,7 +57,7 @@ def observe(function: str, arguments: dict) -> dict:
     tool.__dict__["__to_json__"] = globals()["__to_json__"]  # as in a plain call
     tool.__file__ = "<tool>"
     sys.modules["tool"] = tool
-    sys.modules["another"] = types.ModuleType("another")  # which modules are loaded is not for tools to see
+    sys.modules["another"] = types.ModuleType("another")  # tools may not see which modules are loaded
     found = {"value": None, "error": ""}
     try:
         exec(compile(SOURCE, "<tool>", "exec", dont_inherit=True), tool.__dict__)

@@ -1,9 +1,9 @@
-"""What became of a call: its kind, its value, and what ended it.
+"""Results of calls: kind, value, and what ended the call.
 
-Two families. Deterministic outcomes are a property of the code and its arguments; a model sees them as observations and
-they may be scored. Infrastructure outcomes are a property of the machine at that moment; the pool retries them once,
-and a caller must mask what is left, never score it. Nothing that a call says of itself belongs to the second: else it
-could have itself masked.
+There are two families of outcomes. Deterministic outcomes are a property of the code and its arguments: a model sees
+them as observations, and they may be scored. Infrastructure outcomes are a property of the machine at that moment: the
+pool retries them once, and a caller must mask the rest and never score it. No report by a call itself is an
+infrastructure outcome, or a call could get itself masked.
 """
 
 from __future__ import annotations
@@ -28,36 +28,39 @@ from sandbox.protocol import (
 
 
 class SandboxError(Exception):
-    """The sandbox cannot be used as asked: no sufficient isolation on this machine, a closed pool, a broken start."""
+    """Error: the sandbox cannot be used: too little isolation on this machine, a closed pool, a failed start."""
 
 
 class Outcome(enum.StrEnum):
-    """Kind of a call's end."""
+    """Kind of a call's outcome."""
 
     OK = "ok"
     TOOL_ERROR = "tool_error"  # raised, does not parse, no such function, wrong arguments
     UNSERIALISABLE = "unserialisable"  # returned something that is not JSON, NaN and infinity included
-    TOO_LARGE = "too_large"  # source, arguments or result beyond their limit
+    TOO_LARGE = "too_large"  # source, arguments or result above their limit
     CPU_TIMEOUT = "cpu_timeout"
     CRASH = "crash"  # died of a signal, or was killed twice for the memory that it took
     NO_RESULT = "no_result"  # ended without a report, e.g. `os._exit(0)`
-    PROTOCOL_ERROR = "protocol_error"  # wrote something of its own on the result channel
-    FLOOD = "flood"  # wrote more on it than any report may hold
-    IDLE_TIMEOUT = "idle_timeout"  # waited for what never came, where no layer forbids it (tier D)
-    DIVERGED = "diverged"  # an episode's calls did not repeat: the code is not deterministic
+    PROTOCOL_ERROR = "protocol_error"  # wrote other data on the result channel
+    FLOOD = "flood"  # wrote more on it than any report may have
+    IDLE_TIMEOUT = "idle_timeout"  # waited, where no layer forbids it (tier D), until the limit
+    DIVERGED = "diverged"  # an episode's calls gave other results: the code is not deterministic
 
-    WALL_TIMEOUT = "wall_timeout"  # had work to do and did not come to it
-    KILLED = "killed"  # SIGKILL from outside, or for lack of memory that others took
+    WALL_TIMEOUT = "wall_timeout"  # had work to do and got too little processor time
+    KILLED = "killed"  # SIGKILL from outside, or because other calls took the memory
     ENV_DIED = "env_died"  # its slot or the zygote ended
-    OPEN_FAILED = "open_failed"  # no slot could be had, or a layer could not be put in place
+    OPEN_FAILED = "open_failed"  # no slot was available, or a layer could not be put in place
 
 
 INFRASTRUCTURE = frozenset({Outcome.WALL_TIMEOUT, Outcome.KILLED, Outcome.ENV_DIED, Outcome.OPEN_FAILED})
-"""Outcomes that say nothing about the call."""
+"""Outcomes that tell nothing about the call."""
 
 _IDLE_CPU_SECONDS = 0.1
-"""At the wall limit, whoever has had less was waiting: starting takes a few milliseconds, and of a core shared by a
-hundred a call that computes gets three times this in the default 30 s."""
+"""CPU seconds below which a call at the wall limit was waiting.
+
+A start takes a few milliseconds. A busy call that shares a core with a hundred others gets three times this in the
+default 30 s.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,12 @@ class CallResult:
     """Result of one call.
 
     Attributes:
-        kind: how it ended.
+        kind: kind of the outcome.
         value: the function's value as decoded JSON; None unless `ok`.
-        stdout: what it printed, cut at the limit; empty when the process was killed.
-        error: one readable line or paragraph, fit to be shown to a model; empty when `ok`.
+        stdout: its standard output, cut at the limit; empty when the process was killed.
+        error: one readable line or paragraph, which can be shown to a model; empty when `ok`.
         cpu_seconds: user and system time of the call's process.
-        wall_seconds: from its fork to its end.
+        wall_seconds: time from its fork to its end.
         ended_by: the limit, stage or layer that ended it: "return", "exception", "source", "load", "function",
             "arguments", "result", "cpu_limit", "wall_limit", "seccomp", "signal SIGSEGV", "exit", "channel", "slot", …
     """
@@ -85,24 +88,24 @@ class CallResult:
 
     @property
     def ok(self) -> bool:
-        """The function returned a JSON value."""
+        """True if the function returned a JSON value."""
         return self.kind is Outcome.OK
 
     @property
     def is_infrastructure(self) -> bool:
-        """The outcome says nothing about the code: mask it, never score it."""
+        """True if the outcome tells nothing about the code: mask it, never score it."""
         return self.kind in INFRASTRUCTURE
 
 
 MEMORY = "memory"
-"""End of a call that was killed when it held more than its part of the pool's memory."""
+"""`ended_by` of a call that was killed when it held more than its part of the pool's memory."""
 
 CLOSED = CallResult(Outcome.ENV_DIED, error="the pool was closed during the call", ended_by="pool")
 
 
 @dataclass(frozen=True)
 class SlotReply:
-    """A slot's answer, undecoded."""
+    """Reply of a slot, not decoded."""
 
     verdict: CallVerdict
     detail: int
@@ -125,16 +128,16 @@ _REPORTED = {
 
 
 def decode(reply: SlotReply, limits: Limits, fair_bytes: float = math.inf) -> CallResult:
-    """The result that a slot's reply stands for. Whatever the untrusted payload holds, this returns.
+    """Return the result for a slot's reply. Never raises, whatever the untrusted payload contains.
 
     Args:
-        reply: the slot's.
-        limits: of the call.
-        fair_bytes: of memory, that the call may hold when memory runs out.
+        reply: the slot's reply.
+        limits: limits of the call.
+        fair_bytes: memory that the call may hold when memory runs out.
     """
     if reply.verdict is CallVerdict.REPORTED:
         return _decode_report(reply, limits)
-    # Where calls can wait, one could work for a moment, wait for its limit, and be masked.
+    # If calls can wait, one could work for a moment, wait for its limit, and be masked.
     idle = bool(reply.detail) or reply.cpu_seconds < _IDLE_CPU_SECONDS
     killed = "signal SIGKILL", "the call's process was killed from outside"
     if reply.memory_kib << 10 > fair_bytes:
@@ -187,7 +190,7 @@ def _decode_report(reply: SlotReply, limits: Limits) -> CallResult:
         body = _DECODER.decode(str(reply.payload, "utf-8"))
         if b"\\u" in reply.payload:  # an escaped lone surrogate would break the first writer downstream
             json.dumps(body, ensure_ascii=False).encode()
-    except RecursionError:  # at what depth, more than `MOST_NESTING`, depends on how deep the host's own caller is
+    except RecursionError:  # the depth, above `MOST_NESTING`, depends on the host's own stack
         return _too_deep(reply)
     except ValueError:
         return _malformed(reply)
@@ -198,10 +201,10 @@ def _decode_report(reply: SlotReply, limits: Limits) -> CallResult:
     if len(body["stdout"]) > limits.stdout_bytes + len(OUTPUT_CUT):
         return _malformed(reply)
     if returned:
-        # The call has looked at its result's size itself: whoever is over the limit now has forged its report.
+        # The call has checked its result's size itself: a report over the limit is forged.
         if len(reply.payload) > limits.result_bytes and _json_bytes(body["value"]) > limits.result_bytes:
             return _malformed(reply)
-        if nests_too_deeply(body["value"], reply.payload):  # so has this
+        if nests_too_deeply(body["value"], reply.payload):  # this one is forged, too
             return _too_deep(reply)
         return CallResult(
             Outcome.OK, body["value"], body["stdout"], "", reply.cpu_seconds, reply.wall_seconds, ended_by="return"

@@ -1,10 +1,10 @@
-"""The pool: asyncio callers in, results out. This is what the rest of the system uses.
+"""Pool of sandboxed environments for asyncio callers: the interface that the rest of the system uses.
 
     async with SandboxPool(SandboxConfig()) as pool:
         result = await pool.call(code, "capital_of_country", {"country": "France"})
 
-Each distinct module has a slot of its own, kept by its source and evicted when it is the least recently
-used idle one. Each call runs in a fresh process of that slot: nothing a call does can be seen by the next.
+Each distinct module has its own slot, keyed by its source. The least recently used idle slot is evicted. Each call runs
+in a fresh process of its slot, so the next call sees nothing of it.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_ti
 from sandbox.settings import Bound, OneOf, Seconds, SettingError, Settings, Slots, Total
 
 _UIDS = 1000
-# When the zygote is killed a slot may end before the zygote's socket does (the kernel closes its descriptors one by
+# When the zygote is killed, a slot may end before the zygote's socket closes (the kernel closes descriptors one by
 # one): the first try loses that slot, the second asks a zygote that will not answer, the third finds it gone.
 _TRIES_TO_OPEN = 3
-_CPUS = os.cpu_count() or 1  # asking takes 25 microseconds
+_CPUS = os.cpu_count() or 1  # the call takes 25 microseconds
 
 
 @dataclass(frozen=True)
 class SandboxConfig(Settings):
-    """How to run the pool.
+    """Settings of the pool.
 
     Attributes:
         minimum_tier: weakest isolation accepted, "A" to "D" (see `sandbox.selftest`); "strict" means "A".
-        allow_unisolated: accept tier D, where rlimits are all there is. Only for code you would run anyway.
-        highest_tier: where the self-test begins.
-        leave_out: layers, of `sandbox.selftest.LAYERS`, to do without on purpose; the tier is what the others earn.
+        allow_unisolated: accept tier D, which has rlimits only. Use it only for code that you would run anyway.
+        highest_tier: tier at which the self-test starts.
+        leave_out: layers of `sandbox.selftest.LAYERS` to leave out on purpose; the others determine the tier.
         max_slots: environments kept open at once; each is one small process.
-        spare_slots: empty ones kept open ahead, beyond `max_slots`, so that a new environment need not wait for one.
-        concurrency: calls in flight at once; None for four a core, at most `max_slots`. The rest wait their turn,
-            and waiting does not count against any limit.
-        limits: of each call.
-        memory_bytes: of all calls and environments together; None for `memory_share`. It and `cpus` need a control
-            group, see `layers["cgroup"]`.
-        environment_memory_bytes: of all calls of one environment together; None for half of what all may take. It is
-            kept by how many of them run at once (`calls_per_environment`), so it holds without a control group too.
-        memory_share: of the machine's memory, where a control group can be had; less where several pools share it.
-        cpus: CPU seconds a second for all together; None for no limit.
+        spare_slots: empty slots kept open beyond `max_slots`, so that a new environment need not wait for one.
+        concurrency: calls in flight at once; None for four per core, at most `max_slots`. The rest wait, and waiting
+            does not count against any limit.
+        limits: limits of each call.
+        memory_bytes: memory of all calls and environments together; None for `memory_share`. This and `cpus` need a
+            control group, see `layers["cgroup"]`.
+        environment_memory_bytes: memory of all calls of one environment together; None for half of the total. It
+            limits how many of them run at once (`calls_per_environment`), so it needs no control group.
+        memory_share: share of the machine's memory, if there is a control group. Use less if several pools share it.
+        cpus: CPU seconds per second for all together; None for no limit.
         python: interpreter that runs the tools.
-        first_uid: as the superuser, slots take user ids from here on (1,000 of them, in turn).
+        first_uid: as root, slots take user ids from this one on (1,000 of them, in turn).
         open_seconds: how long a slot may take to open before it counts as failed.
     """
 
@@ -86,19 +86,19 @@ class SandboxConfig(Settings):
 
     @property
     def share(self) -> Share:
-        """What all of the pool's processes may take together."""
+        """Limits of all of the pool's processes together."""
         memory = self.memory_bytes or int(machine_memory_bytes() * self.memory_share)
-        # A slot is two processes while it opens, and those of evicted slots take a moment to end.
+        # A slot is two processes while it opens, and processes of evicted slots take a moment to end.
         return Share(memory, 2 * (self.max_slots + self.spare_slots + self.calls_at_once) + 64, self.cpus)
 
     @property
     def calls_at_once(self) -> int:
-        """The concurrency in force."""
+        """Effective concurrency."""
         return self.concurrency or min(self.max_slots, 4 * _CPUS)
 
     @property
     def calls_per_environment(self) -> int:
-        """Calls of one environment that run at once: each is one process, of at most `limits.memory_bytes`."""
+        """Calls of one environment that run at once. Each is one process, of at most `limits.memory_bytes`."""
         memory = self.environment_memory_bytes or self.share.memory_bytes // 2
         return min(self.calls_at_once, max(1, memory // self.limits.memory_bytes))
 
@@ -110,25 +110,25 @@ class PoolStats:
     calls: int = 0
     retried: int = 0
     infrastructure: int = 0  # results returned with an infrastructure outcome
-    opened: int = 0  # environments
+    opened: int = 0  # environments opened
     evicted: int = 0
     zygotes: int = 0
 
 
 @dataclass
 class _Entry:
-    digest: str  # of its source
+    digest: str  # of the source
     opening: asyncio.Task[SlotClient]
     users: int = 0  # calls that hold a permit
 
 
 class SandboxPool:
-    """Runs untrusted tool code for the asyncio event loop that opened it.
+    """Runner of untrusted tool code for the asyncio event loop that opened it.
 
     Attributes:
-        tier: isolation in force, "A" to "D"; set once the pool is open.
-        layers: each layer's state by name, for the record of a run.
-        stats: counts.
+        tier: effective isolation, "A" to "D"; set once the pool is open.
+        layers: state of each layer by name, for the record of a run.
+        stats: counts since the pool was opened.
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
@@ -143,10 +143,10 @@ class SandboxPool:
         self._zygote_lock = asyncio.Lock()
         self._permits = asyncio.Semaphore(self.config.calls_at_once)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by source
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by source: its hash is kept, unlike its digest
-        self._sources: dict[str, str] = {}  # of entries, by digest
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by source: Python caches its hash, unlike its digest
+        self._sources: dict[str, str] = {}  # sources of entries, by digest
         self._spares: deque[asyncio.Task[SlotClient]] = deque()
-        self._numbers = itertools.count()  # of slots
+        self._numbers = itertools.count()  # numbers for slots
 
     async def __aenter__(self) -> SandboxPool:
         """Start the zygote and run the self-test.
@@ -187,7 +187,7 @@ class SandboxPool:
         await self.close()
 
     async def close(self) -> None:
-        """End every process of the pool. Calls in flight end with `env_died`; later ones raise `SandboxError`."""
+        """End every process of the pool. Calls in flight end with `env_died`; later calls raise `SandboxError`."""
         self._plan = None
         entries, self._entries, self._sources = list(self._entries.values()), OrderedDict(), {}
         spares, self._spares = self._spares, deque()
@@ -215,15 +215,15 @@ class SandboxPool:
 
         Args:
             code: source of the module.
-            function: name of a function it defines.
+            function: name of a function that it defines.
             arguments: keyword arguments; JSON data, never code.
-            seed: of everything random that the code can see. The same call with the same seed returns the same bytes.
-            now: the moment at which the call takes place, Unix seconds; None for `sandbox.determinism.EPOCH`.
+            seed: seed of all randomness that the code can see. The same call with the same seed returns the same bytes.
+            now: time of the call, Unix seconds; None for `sandbox.determinism.EPOCH`.
             history: calls to repeat first; `sandbox.SandboxEpisode` keeps it.
-            limits: of this call instead of the pool's, but for that of its standard output.
+            limits: limits of this call in place of the pool's, except the one on standard output.
 
         Returns:
-            What became of it. An infrastructure outcome has already been retried once.
+            Result of the call. An infrastructure outcome has already been retried once.
 
         Raises:
             SandboxError: the pool is not open.
@@ -243,20 +243,20 @@ class SandboxPool:
         more = min(cpu_seconds_of(history), limits.history_cpu_seconds) if history else 0
         if (turns := self._turns.get(code)) is None:
             turns = self._turns[code] = asyncio.Semaphore(self.config.calls_per_environment)
-        # A call that waits for others of its environment keeps no permit from the rest.
+        # A call that waits for others of its environment holds no permit meanwhile.
         async with turns, self._permits:
             result = await self._attempt(code, request, limits, more)
             if result.is_infrastructure and self._plan is not None:
                 self.stats.retried += 1
                 result = await self._attempt(code, request, limits, more)
-        if result.kind is Outcome.KILLED and result.ended_by == MEMORY:  # twice: else a tool could be masked by this
+        if result.kind is Outcome.KILLED and result.ended_by == MEMORY:  # twice: no tool can be masked by this
             result = replace(result, kind=Outcome.CRASH)
         if result.is_infrastructure:
             self.stats.infrastructure += 1
         return result
 
     def source(self, digest: str) -> str | None:
-        """The source of an environment that is open, by its `source_digest`; None when there is none such."""
+        """Return the source of an open environment by its `source_digest`, or None."""
         return self._sources.get(digest)
 
     def _make_cgroup(self) -> str:
@@ -280,9 +280,9 @@ class SandboxPool:
         entry = self._entry(code)
         entry.users += 1
         try:
-            # Shielded: others may be waiting for the same slot when this caller is cancelled.
+            # Shielded: others may wait for the same slot when this caller is cancelled.
             slot = await asyncio.shield(entry.opening)
-            if len(self._spares) < self.config.spare_slots:  # once this call is on its way
+            if len(self._spares) < self.config.spare_slots:  # once this call has started
                 asyncio.get_running_loop().call_soon(self._open_spares)
             result = await slot.call(request, limits, more_cpu_seconds)
             return CLOSED if result.kind is Outcome.ENV_DIED and self._plan is None else result
@@ -409,6 +409,6 @@ def _close(opening: asyncio.Task[SlotClient]) -> None:
 
 
 def _note_exception(task: asyncio.Task[SlotClient]) -> None:
-    """Mark the exception as seen: every caller that waited for it may have been cancelled."""
+    """Mark the exception as retrieved: every caller that waited for it may have been cancelled."""
     with contextlib.suppress(asyncio.CancelledError):
         task.exception()

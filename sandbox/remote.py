@@ -1,7 +1,9 @@
-"""The client of `sandbox.service`: the pool's interface, over HTTP.
+"""Client of `sandbox.service`: the pool's interface, over HTTP. Example:
 
-async with RemotePool("http://sandbox:8700", token=token) as pool:
-    result = await pool.call(code, "capital_of_country", {"country": "France"})
+    async with RemotePool("http://sandbox:8700", token=token) as pool:
+        result = await pool.call(code, "capital_of_country", {"country": "France"})
+
+Each argument of `call` is as in `sandbox.SandboxPool.call`.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from sandbox.request import PastCall, encode_request, source_digest
 from sandbox.selftest import POLICIES, require_tier
 from sandbox.settings import SettingError
 
-_MOST_MODULES = 1024  # whose digests a client remembers
+_MOST_MODULES = 1024  # modules whose digests a client remembers
 _GREETING_SECONDS = 30.0  # for each of two answers
-_LOOKS = 3  # in a row that a service does not answer, and what it has of calls is lost
+_LOOKS = 3  # checks in a row without an answer, after which the service's calls are lost
 _JSON = {"Content-Type": "application/json"}
 _FIELDS = {field.name for field in fields(CallResult)}
 _KINDS = set(Outcome)
@@ -35,37 +37,37 @@ _KINDS = set(Outcome)
 _T = TypeVar("_T")
 
 LOST = "connection"
-"""What has ended a call whose answer never came."""
+"""`ended_by` of a call whose answer never arrived."""
 
 
 class SandboxUnreachable(SandboxError):
-    """No service answers there, or it is not ready: it may be later."""
+    """Error: no service answers at the address, or it is not ready. It may be later."""
 
     away = True
-    """As of `synthesis.core.refusals.Refusal`."""
+    """See `synthesis.core.refusals.Refusal`."""
 
 
 class RemotePool:
-    """Calls go to a service. What is no answer of a call is an infrastructure outcome, tried twice.
+    """Pool that sends calls to a service. A failed request is tried twice, then gives an infrastructure outcome.
 
-    A module's source is sent with its first call; later ones name it by its digest, and send it again where the service
-    does not have it open (any more, or it is another one behind the same address).
+    A module's source is sent with its first call. Later calls name it by its digest, and send the source again if the
+    service does not have it open (it was evicted, or another service has the address).
 
     Args:
-        url: of the service.
-        token: what it asks for.
-        connections: at most, at once; further calls wait here.
-        patience_seconds: how long a call may be put off by a full queue before it ends with `open_failed`.
-        answer_seconds: how long to wait for an answer; above the service's wall limit and its queue.
-        look_seconds: between two looks at a service that has calls under way, and for its answer to one. A machine
-            that hangs, or cannot be reached any more, resets no connection: its calls are lost after three looks.
-        minimum_tier: weakest isolation accepted there, as `SandboxConfig.minimum_tier`.
+        url: URL of the service.
+        token: the service's token.
+        connections: most connections at once; further calls wait here.
+        patience_seconds: how long a full queue may delay a call before it ends with `open_failed`.
+        answer_seconds: how long to wait for an answer. Must exceed the service's wall limit and its queue.
+        look_seconds: interval between checks of a service that has calls in flight, and time limit of each check. A
+            machine that hangs or is unreachable resets no connection: its calls are lost after three failed checks.
+        minimum_tier: weakest isolation accepted there, see `SandboxConfig.minimum_tier`.
         allow_unisolated: accept tier D there, whatever the minimum.
-        ca_file: PEM file of whoever signed the service's certificate; by default the system's authorities.
+        ca_file: PEM file of the authority that signed the service's certificate; by default the system's authorities.
 
     Attributes:
-        tier: isolation where the calls run; set once it is open.
-        layers: each layer's state there.
+        tier: isolation of the service; set once the pool is open.
+        layers: state of each layer there.
     """
 
     def __init__(
@@ -95,16 +97,16 @@ class RemotePool:
         self._timeout = aiohttp.ClientTimeout(total=answer_seconds)
         self._session: aiohttp.ClientSession | None = None
         self._look_seconds, self._under_way = look_seconds, 0
-        self._silent: asyncio.Future[None] | None = None  # done when it is
+        self._silent: asyncio.Future[None] | None = None  # done when the service is silent
         self._looking: asyncio.Task[None] | None = None
         self._sent: OrderedDict[str, str] = OrderedDict()  # digests by source
 
     async def __aenter__(self) -> RemotePool:
-        """Connect.
+        """Connect to the service.
 
         Raises:
-            SandboxUnreachable: nothing there, or not ready.
-            SandboxError: another token is asked for, or its isolation is too weak.
+            SandboxUnreachable: there is no service, or it is not ready.
+            SandboxError: the token is wrong, or the isolation too weak.
         """
         connector = aiohttp.TCPConnector(limit=self._connections, ssl=self._tls or True)
         self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
@@ -116,7 +118,7 @@ class RemotePool:
         return self
 
     async def greet(self) -> None:
-        """Ask it how it is. Raises as opening it does."""
+        """Check the service's health. Raises the same errors as opening the pool."""
         session = self._session
         assert session is not None
         limit = aiohttp.ClientTimeout(total=_GREETING_SECONDS)
@@ -163,10 +165,10 @@ class RemotePool:
         now: int | None = None,
         history: Sequence[PastCall] = (),
     ) -> CallResult:
-        """As `sandbox.SandboxPool.call`.
+        """Call one function of an untrusted module; see `sandbox.SandboxPool.call`.
 
         Raises:
-            SandboxError: it is not open, or the service refuses the token.
+            SandboxError: the pool is not open, or the service refuses the token.
         """
         if self._session is None:
             raise SandboxError("the remote pool is not open: use `async with RemotePool(...) as pool`")
@@ -175,15 +177,15 @@ class RemotePool:
         return await self.attempt(code, call) if result.ended_by == LOST else result
 
     def has_had(self, code: str) -> bool:
-        """Whether this module was sent there before."""
+        """Return whether this module was sent to the service before."""
         return code in self._sent
 
     async def attempt(self, code: str, call: Callable[..., bytes | CallResult]) -> CallResult:
-        """One try of a call; one whose answer never came is `ended_by` `LOST`. Raises `SandboxError`, as `call`.
+        """Try a call once. Without an answer the result is `ended_by` `LOST`. Raises `SandboxError`, see `call`.
 
         Args:
             code: source of the module.
-            call: makes the request, of `code` or of its `digest`.
+            call: builds the request, from `code` or from its `digest`.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience
@@ -218,13 +220,13 @@ class RemotePool:
         return CLOSED
 
     async def _post(self, session: aiohttp.ClientSession, request: bytes) -> tuple[int, Any, str]:
-        """Status, body, and when to come again."""
+        """Return the status, the body, and the time after which to retry."""
         asked = session.post(self._call_url, data=request, headers=_JSON, allow_redirects=False)
         async with asked as response:
             return response.status, json.loads(await read_answer(response)), response.headers.get("Retry-After", "1")
 
     async def _while_it_answers(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """What it comes to. Raises `TimeoutError` when the service has answered no look for some time."""
+        """Return the result of `work`. Raises `TimeoutError` if the service stops answering checks."""
         if self._silent is None or self._silent.done():
             self._silent = asyncio.get_running_loop().create_future()
         if self._looking is None or self._looking.done():
@@ -244,7 +246,7 @@ class RemotePool:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def _look(self) -> None:
-        """As long as calls are under way; on a connection of its own, which no call keeps waiting."""
+        """Check the service while calls are in flight, on a separate connection that calls do not block."""
         limit, missed = aiohttp.ClientTimeout(total=self._look_seconds), 0
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=self._tls or True), timeout=limit
@@ -264,7 +266,7 @@ class RemotePool:
         if code in self._sent:
             self._sent.move_to_end(code)
             return
-        with contextlib.suppress(UnicodeEncodeError):  # no source; the call's result says so
+        with contextlib.suppress(UnicodeEncodeError):  # not valid source; the call's result reports it
             self._sent[code] = source_digest(code)
         if len(self._sent) > _MOST_MODULES:
             self._sent.popitem(last=False)

@@ -1,4 +1,4 @@
-"""A call as it is asked for, and how it is written down for the process that runs it."""
+"""Request of a call, and its JSON for the process that runs it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MOST_SECONDS = 365 * 86_400
 
 @dataclass(frozen=True)
 class PastCall:
-    """A call that succeeded, to be repeated before one that is to see what it changed.
+    """Call that succeeded, to repeat before a call that must see its changes.
 
     Attributes:
-        function: its name.
-        arguments: as they were.
-        digest: of its result, from `sandbox.protocol.digest`; the repetition must give the same.
-        cpu_seconds: what it took, granted on top of the next call's limit, a year at most.
+        function: name of the function.
+        arguments: arguments of the call.
+        digest: digest of its result, from `sandbox.protocol.digest`; the repetition must give the same.
+        cpu_seconds: CPU time of the call, added to the next call's limit; a year at most.
     """
 
     function: str
@@ -48,7 +48,7 @@ def encode_request(
     history: Sequence[PastCall] = (),
     **more: str,
 ) -> bytes | CallResult:
-    """A call as JSON, or the error that a model is to see when its arguments are no JSON object."""
+    """Return a call as JSON, or the error to show to a model if its arguments are not a JSON object."""
     wanted: dict[str, Any] = {"function": function, "seed": seed, **more}
     if now is not None:
         wanted["now"] = now
@@ -69,7 +69,7 @@ def encode_request(
 
 
 def _named(arguments: Mapping[str, Any]) -> str:
-    """What is wrong with arguments, by its place; empty where only their types are, which results may have."""
+    """Return the first fault of arguments, with its path; empty if only types are at fault, which results may have."""
     try:
         to_json(arguments)
     except NotJsonError as error:
@@ -78,14 +78,14 @@ def _named(arguments: Mapping[str, Any]) -> str:
 
 
 def source_digest(code: str) -> str:
-    """What names a module: SHA-256 of its source as UTF-8, in hexadecimal.
+    """Return the name of a module: SHA-256 of its source as UTF-8, in hexadecimal.
 
     Raises:
-        UnicodeEncodeError: a lone surrogate, which no source has.
+        UnicodeEncodeError: the text has a lone surrogate, which no source has.
     """
     return hashlib.sha256(code.encode()).hexdigest()
 
 
 def cpu_seconds_of(history: Sequence[PastCall]) -> int:
-    """Whole CPU seconds that repeating these calls may take."""
+    """Return the whole CPU seconds that repeating these calls may take."""
     return math.ceil(sum(past.cpu_seconds for past in history))

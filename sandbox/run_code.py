@@ -1,7 +1,7 @@
 """`POST /run_code` in the form of SandboxFusion (https://github.com/bytedance/SandboxFusion): requests and answers.
 
-A program runs as `python FILE` there: as `__main__`, with standard input, files and an exit code, its outputs apart.
-Here it is a text in a module of our own (`sandbox/script.py`), which a call runs in the sandbox as it runs any tool.
+SandboxFusion runs a program as `python FILE`: as `__main__`, with standard input, files, an exit code and separate
+outputs. Here the program is a text in our own module (`sandbox/script.py`), which a call runs as it runs any tool.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sandbox.outcomes import MEMORY, CallResult, Outcome
 
 FUNCTION = "run"
 MOST_SECONDS = 60
-"""Largest `run_timeout`."""
+"""Largest `run_timeout`, in seconds."""
 MOST_MEMORY_MB = 1024
-"""Largest `memory_limit_MB`, and what a program may take without one."""
+"""Largest `memory_limit_MB`, and the default."""
 LEAST_MEMORY_MB = 128
 """Smallest `memory_limit_MB`: below it the interpreter itself does not run."""
 MOST_OUTPUT_BYTES = 1 << 20
-"""Kept of standard output, and of standard error."""
+"""Most bytes kept of standard output, and of standard error."""
 MOST_FILE_BYTES = 4 << 20
-"""Of all files that are fetched."""
-_MOST_REPORT_BYTES = 6 * (2 * MOST_OUTPUT_BYTES) + 2 * MOST_FILE_BYTES  # JSON may write a byte as six
+"""Most bytes of all fetched files together."""
+_MOST_REPORT_BYTES = 6 * (2 * MOST_OUTPUT_BYTES) + 2 * MOST_FILE_BYTES  # JSON may write one byte as six
 
 _LANGUAGES = re.compile(
     "python|cpp|nodejs|go|go_test|java|php|csharp|bash|typescript|sql|rust|cuda|lua|R|perl|D_ut|ruby|scala|julia|"
@@ -42,10 +42,10 @@ _FINISHED, _TIMED_OUT, _ERROR = "Finished", "TimeLimitExceeded", "Error"
 
 
 class BadField(ValueError):
-    """A field of a request that cannot be read; the answer is HTTP's 422, as there.
+    """Error for a field of a request that cannot be read. The answer is HTTP's 422, as in SandboxFusion.
 
     Attributes:
-        name: of the field.
+        name: name of the field.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -54,21 +54,21 @@ class BadField(ValueError):
 
 
 class NotOffered(ValueError):
-    """A request that asks for what this service does not do; the answer has the status `SandboxError`, as there."""
+    """Error for a request that this service does not support. The answer has the status `SandboxError`."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A program to run.
+    """Program to run.
 
     Attributes:
-        code: its source.
+        code: source of the program.
         run_timeout: seconds of processor time and sleep together.
-        memory_limit_MB: of its address space, in MiB; -1 for `MOST_MEMORY_MB`.
-        stdin: its standard input.
+        memory_limit_MB: limit of its address space, in MiB; -1 for `MOST_MEMORY_MB`.
+        stdin: standard input.
         files: contents as base64, by name.
         fetch_files: names of the files to return.
-        unknown: fields that the request has and nobody reads.
+        unknown: fields of the request that are not supported.
     """
 
     code: str
@@ -97,11 +97,11 @@ class RunRequest:
         }
 
     def limits(self, pool: Limits, argument_bytes: int) -> Limits:
-        """Limits of the call.
+        """Return the limits of the call.
 
         Args:
-            pool: those of the pool's calls.
-            argument_bytes: that a request may hold.
+            pool: limits of the pool's calls.
+            argument_bytes: most bytes of a request's arguments.
         """
         cpu_seconds = math.ceil(self.run_timeout)
         memory = MOST_MEMORY_MB if self.memory_limit_MB == -1 else self.memory_limit_MB
@@ -112,7 +112,7 @@ class RunRequest:
             memory_bytes=memory << 20,
             result_bytes=_MOST_REPORT_BYTES,
             argument_bytes=argument_bytes,
-            source_bytes=len(self.module) * 4,  # in UTF-8; the program's own size has been looked at
+            source_bytes=len(self.module) * 4,  # in UTF-8; the program's own size is checked already
         )
 
 
@@ -121,11 +121,11 @@ def read_request(body: Any, most_code_bytes: int) -> RunRequest:
 
     Args:
         body: the decoded JSON.
-        most_code_bytes: of the program.
+        most_code_bytes: largest program.
 
     Raises:
         BadField: a field is missing or of another type.
-        NotOffered: another language, a longer program, or more time or memory than there is.
+        NotOffered: another language, a longer program, or more time or memory than allowed.
     """
     if not isinstance(body, dict):
         raise BadField("body", f"is {_shown(body)}; send a JSON object")
@@ -138,7 +138,7 @@ def read_request(body: Any, most_code_bytes: int) -> RunRequest:
     if (size := len(code.encode("utf-8", "surrogatepass"))) > most_code_bytes:
         raise NotOffered(f"code is {size} bytes; send at most {most_code_bytes}")
     run_timeout = _seconds(body, "run_timeout")
-    _seconds(body, "compile_timeout")  # Python programs are not compiled apart
+    _seconds(body, "compile_timeout")  # Python programs have no separate compilation
     if run_timeout > MOST_SECONDS:
         raise NotOffered(f"run_timeout is {run_timeout:g}; send at most {MOST_SECONDS} (seconds)")
     memory = _read(body, "memory_limit_MB", (int, float), -1, "an integer")
@@ -168,7 +168,7 @@ def read_request(body: Any, most_code_bytes: int) -> RunRequest:
 
 
 def answer(request: RunRequest, result: CallResult) -> dict[str, Any]:
-    """The answer to a request, in SandboxFusion's form; `message` says what was cut, lost or not read."""
+    """Return the answer in SandboxFusion's form. Its `message` reports what was cut, lost or not read."""
     said = [f"unknown field {_shown(name)} is not read" for name in request.unknown[:3]]
     if result.is_infrastructure or result.ended_by in ("arguments", "source"):
         return refusal(result.error)
@@ -182,19 +182,19 @@ def answer(request: RunRequest, result: CallResult) -> dict[str, Any]:
     for name in told["missing"][:3]:
         said.append(f"fetch_files: {_shown(name)} was not written, or is beyond {MOST_FILE_BYTES} bytes of files")
     seconds, code = result.wall_seconds + told["slept"], told["return_code"]
-    if late:  # a sleep that would go on beyond the limit
+    if late:  # a sleep that would last beyond the limit
         seconds, code = max(result.wall_seconds, min(seconds, request.run_timeout)), None
     run = _run(_TIMED_OUT if late else _FINISHED, seconds, code, told["stdout"], told["stderr"])
     return _answer("Success" if code == 0 else "Failed", run, said, told["files"])
 
 
 def refusal(why: str) -> dict[str, Any]:
-    """The answer where a program was not run to its end, for a reason that is not its own."""
+    """Return the answer for a program that did not finish, for a reason other than the program."""
     return _answer("SandboxError", _run(_ERROR, None, None, None, why), [why], {})
 
 
 def _killed(request: RunRequest, result: CallResult, said: list[str]) -> dict[str, Any]:
-    """The answer where a program's process reported nothing."""
+    """Return the answer for a program whose process reported nothing."""
     if result.kind in (Outcome.CPU_TIMEOUT, Outcome.IDLE_TIMEOUT):
         said.append(f"stopped at its run_timeout of {request.run_timeout:g} s; what it printed is lost")
         return _answer("Failed", _run(_TIMED_OUT, result.wall_seconds, None, "", ""), said, {})
@@ -230,7 +230,7 @@ def _run(
 
 
 def _reported(value: Any) -> dict[str, Any] | None:
-    """What the runner reported; None for anything else that a program may have forged in its name."""
+    """Return the runner's report, or None if a program may have forged it."""
     shape: dict[str, Any] = {"return_code": (int, type(None)), "stdout": str, "stderr": str, "files": dict}
     shape |= {"lost": list, "missing": list, "slept": (int, float)}
     if not isinstance(value, dict) or set(value) != set(shape):
@@ -276,7 +276,7 @@ def _shown(value: Any) -> str:
 
 @functools.cache
 def _runner() -> str:
-    """The runner's two files as one text, without what imports one into the other or is for type checkers."""
+    """Return the runner's two files as one text, without imports of each other and imports for type checkers."""
     files = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("script_files.py", "script.py")]
     left_out = ("from __future__ ", "from sandbox.", "from typing ")
     lines = [line for text in files for line in text.splitlines() if not line.startswith(left_out)]

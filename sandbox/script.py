@@ -1,6 +1,6 @@
-"""Runs a program as `python FILE` does. Never imported: text that `sandbox.run_code` sends in with the program.
+"""Runner of a program as by `python FILE`. Never imported: `sandbox.run_code` sends this text with the program.
 
-The program is the module `__main__` in a folder of its own, with the standard streams, arguments and exit code of a
+The program is the module `__main__` in its own directory, with the standard streams, arguments and exit code of a
 process. Its files live in its memory (`sandbox/script_files.py`).
 
 Nothing here is a defence: the process is locked before, and its report is only ever about itself.
@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 
 from sandbox.script_files import FOLDER, Files
 
-SOURCE = ""  # the program's, set again at the end of what is sent in
+SOURCE = ""  # the program; set again at the end of the text that is sent
 
 FILE = f"{FOLDER}/main.py"
 CHANNEL = 3  # takes one report: a byte for "returned", four for the length, then JSON
-OWN_FAILURE = 120  # exit code where a stream cannot be flushed, as Python's
+OWN_FAILURE = 120  # exit code if a stream cannot be flushed, as in Python
 _exit, _write, _encode, _pack = os._exit, os.write, json.JSONEncoder(ensure_ascii=False).encode, struct.pack
 
 
@@ -75,12 +75,12 @@ def run(
     """Run `SOURCE`, report its end, and exit.
 
     Args:
-        stdin: text.
+        stdin: text of standard input.
         files: contents as base64, by name; they are written first.
         fetch: names of files to report.
-        run_seconds: that it may sleep; its processor time is limited from outside.
-        most_bytes: kept of each output.
-        most_file_bytes: reported of all files together.
+        run_seconds: time that it may sleep; its processor time is limited from outside.
+        most_bytes: most bytes kept of each output.
+        most_file_bytes: most bytes reported of all files together.
     """
     out, err = Captured("<stdout>", 1, most_bytes), Captured("<stderr>", 2, most_bytes)
     given = Given(stdin.encode("utf-8", "surrogateescape"))
@@ -88,7 +88,7 @@ def run(
     slept = 0.0
 
     def end(code: int | None) -> NoReturn:
-        """Report and exit; the code is None for a program that slept longer than it may run."""
+        """Report and exit. The code is None for a program that slept longer than it may run."""
         fetched: dict[str, str] = {}
         room = most_file_bytes
         for name in fetch:
@@ -106,7 +106,7 @@ def run(
         _exit(0)
 
     def end_as(code: int) -> NoReturn:
-        """Exit as `os._exit`, without what is still in buffers."""
+        """Exit as `os._exit` does, without flushing buffers."""
         end(code & 0xFF)
 
     real_sleep = time.sleep
@@ -134,7 +134,7 @@ def run(
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except Exception:  # the program's own, or of a text that it cannot write
+        except Exception:  # raised by the program, or its text cannot be written
             code = code or OWN_FAILURE
     end(code)
 
@@ -161,12 +161,12 @@ def install(held: Files, given: Given, out: Captured, err: Captured) -> None:
 
 
 def leave(code: Any = None) -> NoReturn:
-    """As `exit` and `quit`, which `site` defines."""
+    """Exit, as `exit` and `quit` do, which `site` defines."""
     raise SystemExit(code)
 
 
 def finished(main: types.ModuleType) -> int:
-    """Run the program in its module, then what it registered for its exit; returns the exit code."""
+    """Run the program in its module, then its exit handlers; return the exit code."""
     code = 0
     try:
         exec(compile(SOURCE.encode("utf-8", "surrogatepass"), FILE, "exec", dont_inherit=True), vars(main))
@@ -177,7 +177,7 @@ def finished(main: types.ModuleType) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a program that this ended, once what Python prints of it is printed."""
+    """Print an exception as Python does, and return the exit code of the program that it ended."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF

@@ -1,7 +1,7 @@
 """Files that live in the memory of a process, as Python's `open`, `os` and imports see them. Standard library only.
 
-Never imported where it is used: text that `sandbox.run_code` sends in with a program, before `sandbox/script.py`. Code
-that opens files by itself in C, as `sqlite3` does, sees none of them.
+This module is never imported: `sandbox.run_code` sends its text with a program, before `sandbox/script.py`. Code that
+opens files by itself in C, as `sqlite3` does, sees none of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 FOLDER = "/tmp/script"
-"""Where a program is, and where it starts."""
+"""Directory of a program, in which it starts."""
 
 FIRST_DESCRIPTOR = 1000
 _ModuleSpec: Any = type(os.__spec__)  # `importlib.machinery`, not imported
@@ -32,14 +32,14 @@ def failure(number: int, *names: Any) -> OSError:
 
 
 class Node:
-    """A file in memory."""
+    """File in memory."""
 
     def __init__(self) -> None:
         self.data = bytearray()
 
 
 class Handle(io.RawIOBase):
-    """An open file in memory."""
+    """Open file in memory."""
 
     def __init__(self, node: Node, name: Any, flags: int) -> None:
         self.name, self._node, self._place = name, node, 0
@@ -91,7 +91,7 @@ class Handle(io.RawIOBase):
 
 
 class Entry:
-    """Of a folder, as `os.scandir` gives it."""
+    """Entry of a directory, as `os.scandir` returns it."""
 
     def __init__(self, folder: str, name: str, found: os.stat_result) -> None:
         self.name, self.path, self._found = name, posixpath.join(folder, name), found
@@ -119,7 +119,7 @@ class Entry:
 
 
 class Entries(list[Entry]):
-    """What `os.scandir` returns."""
+    """Result of `os.scandir`."""
 
     def __enter__(self) -> Iterator[Entry]:
         return iter(self)
@@ -137,7 +137,7 @@ class Entries(list[Entry]):
 
 
 class Files:
-    """The files and folders that the program sees beside the standard library's, and the functions that see them."""
+    """Files and directories that the program sees besides the standard library's, with the functions to access them."""
 
     def __init__(self, standard: dict[int, Any]) -> None:
         self.here = FOLDER
@@ -145,7 +145,7 @@ class Files:
         self.folders = {"/", "/tmp", "/var", "/var/tmp", "/mnt", "/home", "/root", FOLDER}
         self.standard = standard  # streams by descriptor
         self.opened: dict[int, Handle] = {}  # handles by descriptor
-        self.writers: weakref.WeakSet[Any] = weakref.WeakSet()  # files that may hold what is not written yet
+        self.writers: weakref.WeakSet[Any] = weakref.WeakSet()  # files that may have unwritten data
         own = (name for name in vars(Files) if not name.startswith("_"))
         self.real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in own if hasattr(os, name)}
         self.real_open = builtins.open

@@ -1,9 +1,13 @@
-"""The seccomp filter of a call: an allow-list of what CPython needs to run pure-Python tool code, and nothing else.
+"""Seccomp filter of a call: an allow-list of the system calls that CPython needs to run pure-Python tool code.
 
-Everything not named fails with EPERM, so tool code sees `PermissionError` rather than dying; a call through a foreign
-ABI (i386 `int 0x80`, x32) kills the process. Not on the list, among others: fork, execve, every socket call, kill and
-every other way to signal, ptrace, prctl, mount, unshare, keyctl, bpf, io_uring, memfd, timers that signal, file locks,
-`getrandom` (so that entropy which is not the seeded one cannot be read), and whatever waits. Standard library only.
+Every other call fails with EPERM, so tool code sees `PermissionError` and does not die. A call through a foreign ABI
+(i386 `int 0x80`, x32) kills the process. Examples of calls that are not on the list:
+
+- fork, execve, every socket call, kill and every other way to signal;
+- ptrace, prctl, mount, unshare, keyctl, bpf, io_uring, memfd, timers that signal, file locks;
+- `getrandom` (so that only seeded entropy can be read), and every call that waits.
+
+Standard library only.
 """
 
 from __future__ import annotations
@@ -96,33 +100,48 @@ _WAITING = [
     "membarrier",
     "sched_yield",
 ]
-"""Calls that take time and no processor. A call has nothing to wait for: one thread, no sockets, a virtual clock. Could
-it wait, it would use a little of its time, wait for the rest, and have its end blamed on a busy machine. The kernel
-counts processor time at its ticks, which a process that yields all the time mostly escapes."""
+"""System calls that take time and no processor. A call needs none: it has one thread, no sockets, a virtual clock.
+
+A call that could wait would use a little of its time, wait for the rest, and blame its end on a busy machine. The
+kernel counts processor time at its ticks, which a process that yields all the time mostly escapes.
+"""
 
 _FCNTL_COMMANDS = (0, 1, 2, 3, 1030)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC: no locks, no owner, nor F_SETFL, whose flags belong to the open
-file, which other processes have too."""
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC.
+
+No locks, and no owner. F_SETFL is excluded, since its flags belong to the open file, which other processes share.
+"""
 
 _PRIVATE, _REALTIME = 128, 256
 _FUTEX_WAITS = tuple(_PRIVATE | operation for operation in (0, 9, 9 | _REALTIME))
 _FUTEX_OPERATIONS = tuple(_PRIVATE | operation for operation in (1, 3, 4, 5, 10))
-"""Waking and requeueing in this process alone: on a page of a library without the flag, in all that map it."""
+"""Futex operations that wake and requeue in this process alone.
+
+On a page of a library, and without the private flag, they would affect all processes that map it.
+"""
 
 _ADVICE = (0, 1, 2, 4, 8, 14, 15)
-"""MADV_NORMAL, _RANDOM, _SEQUENTIAL, _DONTNEED, _FREE, _HUGEPAGE, _NOHUGEPAGE: what allocators give. Not to put pages
-out, of a library for all that map it, nor to share equal ones with other processes."""
+"""MADV_NORMAL, _RANDOM, _SEQUENTIAL, _DONTNEED, _FREE, _HUGEPAGE, _NOHUGEPAGE: the advice that allocators give.
+
+Excluded are advice that pages out a library for all processes that map it, and sharing of equal pages.
+"""
 
 _MAP_SHARED = 1
-"""Also a bit of MAP_SHARED_VALIDATE. Memory without a file behind it stays while any part of such a mapping does, so a
-call could leave more of it behind than its limit, which counts mappings, and take what belongs to others."""
+"""MAP_SHARED, also a bit of MAP_SHARED_VALIDATE.
+
+Memory without a file stays while any part of such a mapping does. So a call could leave more of it behind than its
+limit, which counts mappings, and take memory from others.
+"""
 
 _O_DIRECT = {"x86_64": 0o40000, "aarch64": 0o200000}
-"""Past the page cache: reading would be waiting for a disk."""
+"""Flag that bypasses the page cache: reading would be waiting for a disk."""
 
 _OPEN_TO_CHANGE = 0o3 | 0o100 | 0o1000 | 0o20000000
-"""O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_TMPFILE. Landlock knows truncation only from version 3 on, and O_TRUNC needs no
-other of these flags. `truncate`, `creat` and `openat2`, whose flags a filter cannot see, are not on the list."""
+"""O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_TMPFILE.
+
+Landlock covers truncation only from version 3 on, and O_TRUNC needs none of the other flags. `truncate`, `creat` and
+`openat2`, whose flags a filter cannot see, are not on the list.
+"""
 
 _RET_ALLOW, _RET_KILL_PROCESS, _RET_ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -139,7 +158,7 @@ class _Program(ctypes.Structure):
 
 
 class SyscallFilter:
-    """An assembled BPF program, built once and attached in every call's process."""
+    """Assembled BPF program, built once and attached in every call's process."""
 
     def __init__(self, instructions: Iterable[Instruction]) -> None:
         packed = [struct.pack("HBBI", *instruction) for instruction in instructions]
@@ -148,34 +167,35 @@ class SyscallFilter:
         self._address = ctypes.byref(self._program)
 
     def attachment(self) -> Step:
-        """Binds the calling process and its future children. Needs no_new_privs; cannot be undone."""
+        """Return the step that binds the calling process and its children. Needs no_new_privs; cannot be undone."""
         return libc.SYSCALL, (NUMBERS["seccomp"], _SECCOMP_SET_MODE_FILTER, 0, self._address)
 
 
 def call_filter(*, allow_open: bool, allow_waiting: bool = False) -> SyscallFilter:
-    """The filter of a call.
+    """Return the filter of a call.
 
     Args:
         allow_open: False (tier C): no path can be named at all.
-        allow_waiting: for a process that talks to its parent, see `sandbox.confine`. A call that wants to wait gets
-            EPERM; for a lock, which no other thread will ever release, it is killed (the C library would abort it).
+        allow_waiting: for a process that talks to its parent, see `sandbox.confine`. A call that tries to wait gets
+            EPERM. A call that waits for a lock, which no other thread can release, is killed (the C library would abort
+            it).
     """
     return SyscallFilter(call_program(allow_open=allow_open, allow_waiting=allow_waiting))
 
 
 def allowed_names(*, allow_open: bool, allow_waiting: bool = False) -> list[str]:
-    """The system calls that a call may make whatever their arguments."""
+    """Return the system calls that a call may make with any arguments."""
     return _CORE + (_OPEN if allow_open else []) + (_WAITING if allow_waiting else [])
 
 
 def call_program(*, allow_open: bool, allow_waiting: bool = False, machine: str = MACHINE) -> list[Instruction]:
-    """The instructions of `call_filter` for one kind of machine."""
+    """Return the instructions of `call_filter` for one kind of machine."""
     numbers = TABLES[machine]
     names = allowed_names(allow_open=allow_open, allow_waiting=allow_waiting)
     answers = {numbers[name]: _ALLOWED for name in names if name in numbers}
     answers[numbers["ioctl"]] = _refused(errno.ENOTTY)  # CPython then sets descriptor flags through fcntl
     answers[numbers["clone3"]] = _refused(errno.ENOSYS)  # glibc then tries clone, which is refused too
-    answers[numbers["clone"]] = _refused(errno.EAGAIN)  # "can't start new thread": what an exhausted system says
+    answers[numbers["clone"]] = _refused(errno.EAGAIN)  # "can't start new thread": the message of an exhausted system
     answers[numbers["fcntl"]] = _only_values(argument=1, values=_FCNTL_COMMANDS)
     answers[numbers["mmap"]] = _only_without(argument=3, bits=_MAP_SHARED)
     answers[numbers["madvise"]] = _only_values(argument=2, values=_ADVICE)
@@ -188,15 +208,15 @@ def call_program(*, allow_open: bool, allow_waiting: bool = False, machine: str 
         answers[numbers["openat"]] = _only_without(argument=2, bits=refused)
         if "open" in numbers:
             answers[numbers["open"]] = _only_without(argument=1, bits=refused)
-    answers[numbers["prlimit64"]] = _only_null(argument=2)  # reading a limit is fine, setting one is not
+    answers[numbers["prlimit64"]] = _only_null(argument=2)  # a limit may be read but not set
     return _preamble(machine) + _search(answers)
 
 
 def _search(answers: Mapping[int, list[Instruction]]) -> list[Instruction]:
-    """A binary search over the runs of numbers that are answered alike; those without an answer are refused.
+    """Return a binary search over runs of numbers with the same answer; numbers without an answer are refused.
 
-    On attach the kernel tries the filter on every system call it has, to remember which need no further check: a list
-    of 95 comparisons made that 0.3 ms of each call, the search makes it 0.04 ms.
+    On attach the kernel tries the filter on every system call, to remember which need no further check. A list of 95
+    comparisons took 0.3 ms of each call for this; the search takes 0.04 ms.
     """
     refused = _refused(errno.EPERM)
     edges = [0, *(n for n in range(1, max(answers) + 2) if answers.get(n, refused) != answers.get(n - 1, refused))]
@@ -212,7 +232,7 @@ def _search(answers: Mapping[int, list[Instruction]]) -> list[Instruction]:
 
 
 def _preamble(machine: str) -> list[Instruction]:
-    """Refuse foreign ABIs, then leave the call's number in the accumulator."""
+    """Return instructions that refuse foreign ABIs, then leave the call's number in the accumulator."""
     program = [
         (_LOAD, 0, 0, _OFFSET_ARCH),
         (_JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
@@ -229,7 +249,7 @@ def _refused(error: int) -> list[Instruction]:
 
 
 def _only_values(*, argument: int, values: tuple[int, ...], killed: tuple[int, ...] = ()) -> list[Instruction]:
-    """Allow the call when the low half of its argument, an `int` to the kernel, is one of `values`; kill for others."""
+    """Allow the call if the low half of its argument, an `int`, is one of `values`; kill it for `killed`."""
     body: list[Instruction] = [(_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * argument)]
     for value in values:
         body += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _RET_ALLOW)]
@@ -239,7 +259,7 @@ def _only_values(*, argument: int, values: tuple[int, ...], killed: tuple[int, .
 
 
 def _only_without(*, argument: int, bits: int) -> list[Instruction]:
-    """Allow the call when its argument, an `int` to the kernel, has none of `bits`."""
+    """Allow the call if its argument, an `int` to the kernel, has none of `bits`."""
     return [
         (_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * argument),
         (_JUMP_ANY_BIT, 0, 1, bits),
@@ -249,7 +269,7 @@ def _only_without(*, argument: int, bits: int) -> list[Instruction]:
 
 
 def _only_null(*, argument: int) -> list[Instruction]:
-    """Allow the call when its argument, a pointer, is null in both halves (little-endian machines)."""
+    """Allow the call if its argument, a pointer, is null in both halves (little-endian machines)."""
     low = _OFFSET_ARGUMENTS + 8 * argument
     return [
         (_LOAD, 0, 0, low),

@@ -1,4 +1,4 @@
-"""Finds the strongest isolation that holds here, by attack rather than by reading settings, and names it.
+"""Self-test that finds the strongest isolation that works here, by attacks and not by reading settings.
 
 | Tier | Layers | Where |
 |------|--------|-------|
@@ -22,10 +22,10 @@ from sandbox.request import encode_request
 
 TIERS = ("A", "B", "C", "D")
 LAYERS = ("namespaces", "landlock", "seccomp", "own_uid", "cgroup")
-"""Layers that can be left out. rlimits cannot, nor that each call has a process of its own."""
+"""Layers that can be left out. rlimits and the separate process of each call cannot."""
 
 POLICIES = (*TIERS, "strict")
-"""What may be asked for as the weakest tier; "strict" is A."""
+"""Tiers that may be required as the weakest; "strict" is A."""
 
 ATTACKS = (
     "read_host_files",
@@ -47,17 +47,17 @@ ATTACKS = (
 """Functions of `attacks.py`; all must be stopped in tiers A to C."""
 
 ATTACKS_ON_LIMITS = ("exhaust_memory", "read_environment")
-"""What even tier D must stop."""
+"""Attacks that even tier D must stop."""
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """What the self-test found.
+    """Result of the self-test.
 
     Attributes:
-        plan: the strongest plan that held.
-        layers: each layer's state in that plan, by name.
-        rejected: why each stronger plan did not hold.
+        plan: the strongest plan that worked.
+        layers: state of each layer in that plan, by name.
+        rejected: why each stronger plan failed.
     """
 
     plan: LockPlan
@@ -66,14 +66,14 @@ class Isolation:
 
 
 def plans(highest_tier: str = "A", leave_out: Collection[str] = ()) -> Iterator[tuple[str, LockPlan]]:
-    """Plans with their names, strongest first.
+    """Yield plans with their names, strongest first.
 
-    As the superuser each is tried with a user id of its own for each slot, then without: an interpreter below a private
-    home cannot be read by another user where there is no private root to put it in.
+    As root each plan is tried first with a separate user id for each slot, then without. Without a private root another
+    user cannot read an interpreter below a private home.
 
     Args:
-        highest_tier: where to begin.
-        leave_out: layers, of `LAYERS`, that no plan is to have.
+        highest_tier: tier to start at.
+        leave_out: layers of `LAYERS` that no plan has.
     """
     wanted = {"namespaces", "landlock", "seccomp"} - set(leave_out)
     combinations = [
@@ -81,7 +81,7 @@ def plans(highest_tier: str = "A", leave_out: Collection[str] = ()) -> Iterator[
         {"landlock", "seccomp"},
         {"namespaces", "seccomp"},
         {"seccomp"},
-        # Without seccomp the others earn no tier, so that is only done when asked for.
+        # Without seccomp the others earn no tier, so this happens only on request.
         wanted if "seccomp" in leave_out else set(),
     ]
     drops = (True, False) if os.geteuid() == 0 and "own_uid" not in leave_out else (False,)
@@ -114,13 +114,13 @@ def require_tier(tier: str, minimum: str, allow_unisolated: bool, rejected: Mapp
     """Refuse isolation that is too weak.
 
     Args:
-        tier: in force.
+        tier: the effective tier.
         minimum: one of `POLICIES`.
         allow_unisolated: accept tier D, whatever the minimum.
-        rejected: why each stronger plan did not hold.
+        rejected: why each stronger plan failed.
 
     Raises:
-        SandboxError: says what to do.
+        SandboxError: the tier is too weak. The message has the fix.
     """
     wanted = "A" if minimum == "strict" else minimum
     reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items()) or "no stronger tier was tried"
@@ -145,10 +145,10 @@ async def find_isolation(
     """Try the plans in order; return the first whose slot opens, works, and stops every attack.
 
     Args:
-        zygote: to open slots with.
-        highest_tier: where to begin.
-        leave_out: layers that no plan is to have.
-        uid: for plans that change the user id.
+        zygote: zygote to open slots with.
+        highest_tier: tier to start at.
+        leave_out: layers that no plan has.
+        uid: user id for plans that change it.
         seconds: how long a slot may take to open.
 
     Raises:
@@ -176,7 +176,7 @@ async def find_isolation(
 
 
 async def _first_weakness(slot: SlotClient, plan: LockPlan) -> str | None:
-    """Why this slot does not deserve its tier, or None."""
+    """Return why this slot does not reach its tier, or None."""
     controls: dict[str, tuple[dict[str, int], object]] = {"innocent": ({"left": 2, "right": 3}, {"sum": 5})}
     if plan.allow_open:
         controls["lazy_import"] = ({}, "read")

@@ -1,15 +1,15 @@
-"""The pool behind HTTP, for callers in other processes and on other machines.
+"""HTTP service of the pool, for callers in other processes and on other machines.
 
-    POST /call       {"code" or "digest", "function", "arguments", "seed"?, "now"?, "history"?} → a `CallResult` as JSON
-    POST /run_code   {"code", "stdin"?, "files"?, "run_timeout"?, …} → SandboxFusion's form (`sandbox.run_code`)
-    GET  /health     {"status", "tier", "layers", "running", "waiting"}; 503 while it drains
-    GET  /metrics    Prometheus' text format
+  * POST /call       {"code" or "digest", "function", "arguments", "seed"?, "now"?, "history"?} → a `CallResult` as JSON
+  * POST /run_code   {"code", "stdin"?, "files"?, "run_timeout"?, …} → SandboxFusion's form (`sandbox.run_code`)
+  * GET  /health     {"status", "tier", "layers", "running", "waiting"}; 503 while it drains
+  * GET  /metrics    Prometheus' text format
 
-A module that is open need not be sent again: its digest (SHA-256 of the source as UTF-8) names it. The pool takes that
-of the source which it runs, so no caller can put other code behind it. When it is not open any more: 409.
+A caller may name an open module by its digest (SHA-256 of the source as UTF-8) and not send it again. The pool hashes
+the source that it runs, so no caller can put other code behind a digest. If the module is not open any more: 409.
 
-With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot be taken is refused at once and by name:
-400 (field, value, remedy), 401, 409, 413, 429 with Retry-After, 503. Errors are `{"error": text}`.
+With a token, all paths but `/health` need `Authorization: Bearer TOKEN`. A refused request is answered at once:
+400 (field, value, fix), 401, 409, 413, 429 with Retry-After, 503. Errors are `{"error": text}`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _BURST_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxServiceConfig(ReachConfig):
-    """How the service is reached.
+    """Settings of the sandbox's HTTP service.
 
     Attributes:
-        max_waiting: calls that may wait for a permit; one more is answered 429.
-        caller_share: of the calls at once, and of those that wait, at most so much is one caller's (an address, or the
-            64 bits of an IPv6 network): what
-            is above waits, or is answered 429, though others would be taken. At least one of each.
-        caller_calls_per_second: of one caller over ten seconds; more is answered 429. None for no limit.
+        max_waiting: calls that may wait for a permit; more are answered with 429.
+        caller_share: largest share of the running calls, and of the waiting calls, for one caller (an address, or an
+            IPv6 /64 network). More wait or are answered with 429, even if there is room. At least one of each.
+        caller_calls_per_second: calls of one caller, averaged over ten seconds; more are answered with 429. None: no
+            limit.
     """
 
     RISK = "run code"
@@ -60,15 +60,15 @@ class SandboxServiceConfig(ReachConfig):
 
 
 class _Caller:
-    """What one address has under way. Forgotten once that is nothing and its allowance is whole again.
+    """Running and waiting calls of one caller. Removed when there are none and its allowance is full again.
 
     Args:
         running: calls that may run at once.
-        rate: calls a second; None for no limit.
+        rate: calls per second; None for no limit.
     """
 
     def __init__(self, running: int, rate: float | None) -> None:
-        self.accepted = 0  # calls that are running or wait
+        self.accepted = 0  # running and waiting calls
         self.turns = asyncio.Semaphore(running)
         self._rate = rate
         self._most = max(1.0, (rate or 0.0) * _BURST_SECONDS)
@@ -81,12 +81,12 @@ class _Caller:
 
     @property
     def idle(self) -> bool:
-        """Whether a new one would be the same."""
+        """True if the state equals that of a new caller."""
         self._refill()
         return not self.accepted and self._left >= self._most
 
     def take(self) -> float:
-        """Take one call off the allowance; returns 0, or for how many seconds there is none."""
+        """Take one call off the allowance. Return 0, or the seconds until there is an allowance again."""
         if self._rate is None:
             return 0.0
         self._refill()
@@ -97,17 +97,17 @@ class _Caller:
 
 
 class SandboxService(HttpService):
-    """Serves an open pool until it is stopped.
+    """HTTP service of an open pool.
 
     Args:
-        pool: already open, and owned by the caller.
+        pool: an open pool, which the caller closes.
     """
 
     config: SandboxServiceConfig
 
     def __init__(self, pool: SandboxPool, config: SandboxServiceConfig) -> None:
         self._pool = pool
-        self._accepted = 0  # calls that are running or wait for a permit
+        self._accepted = 0  # calls that run or wait for a permit
         self._callers: dict[str, _Caller] = {}  # by address
         self._metrics = _Metrics(self)
         limits = pool.config.limits
@@ -117,24 +117,24 @@ class SandboxService(HttpService):
             web.get("/health", self._health),
             web.get("/metrics", self._show_metrics),
         ]
-        # JSON may write a byte as six.
+        # JSON may write one byte as six.
         most_bytes = 6 * (limits.source_bytes + limits.argument_bytes) + _HEADROOM_BYTES
         super().__init__(config, routes, most_bytes=most_bytes)
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a permit."""
+        """Number of calls that wait for a permit."""
         return max(0, self._accepted - self._pool.config.calls_at_once)
 
     @property
     def running(self) -> int:
-        """Calls that have a permit."""
+        """Number of calls that have a permit."""
         return self._accepted - self.waiting
 
     # ------------------------------------------------------------------------------------------------------- handlers
 
     def refusal(self, request: web.Request, refused: HttpRefusal) -> web.Response:
-        """As JSON."""
+        """Return the refusal as JSON."""
         self._metrics.refused.labels(str(refused.status)).inc()
         return web.json_response({"error": refused.text}, status=refused.status, headers=refused.headers)
 
@@ -203,7 +203,7 @@ class SandboxService(HttpService):
                     text = f"more than {self.config.caller_calls_per_second:g} calls a second; wait as Retry-After says"
                     raise HttpRefusal(429, text, {"Retry-After": str(math.ceil(pause))})
                 return
-        # When about half of those that wait will be gone.
+        # About half of the waiting calls have finished by then.
         pause = waiting / 2 * self._metrics.mean_seconds() / at_once
         raise HttpRefusal(429, text, {"Retry-After": str(max(1, math.ceil(pause)))})
 
@@ -229,7 +229,7 @@ class SandboxService(HttpService):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What comes in, what goes out
+# Requests and answers
 
 
 async def _json(request: web.Request) -> Any:
@@ -237,13 +237,13 @@ async def _json(request: web.Request) -> Any:
         return json.loads(await request.read())
     except (ValueError, RecursionError) as error:
         why = str(error)
-        if "int_max_str_digits" in why:  # what Python advises is not for a client
+        if "int_max_str_digits" in why:  # Python's advice is not for a client
             why = f"it holds an integer of more than {MOST_DIGITS} digits; send it as text"
         raise HttpRefusal(400, f"the body is not JSON: {why}") from None
 
 
 async def _body(request: web.Request, fields: dict[str, type], defaults: dict[str, Any]) -> dict[str, Any]:
-    """The request's JSON object, each field of its type."""
+    """Return the request's JSON object, with each field checked for its type."""
     body = await _json(request)
     if not isinstance(body, dict):
         raise HttpRefusal(400, f"the body is a JSON {type(body).__name__}; send an object with {', '.join(fields)}")
@@ -278,7 +278,7 @@ def _past_call(item: Any) -> PastCall:
 
 
 class _Metrics:
-    """Of one service, in a registry of its own."""
+    """Prometheus metrics of one service, in their own registry."""
 
     def __init__(self, service: SandboxService) -> None:
         pool = service._pool
@@ -305,7 +305,7 @@ class _Metrics:
             Gauge(name, text, registry=self.registry).set_function(value)
 
     def mean_seconds(self) -> float:
-        """Of the calls so far; a few milliseconds before the first."""
+        """Mean duration of the calls so far; a few milliseconds before the first call."""
         samples = {sample.name: sample.value for metric in self.seconds.collect() for sample in metric.samples}
         count = samples["sandbox_call_seconds_count"]
         return samples["sandbox_call_seconds_sum"] / count if count else 0.005

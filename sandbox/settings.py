@@ -1,4 +1,4 @@
-"""Settings: what each may be is declared beside it, and checked whenever a configuration is made.
+"""Settings: each field declares its allowed values, which are checked when a configuration is made.
 
     @dataclass(frozen=True)
     class Attempts(Settings):
@@ -6,8 +6,8 @@
         share: Annotated[float, Bound(above=0, most=1)] = 0.5
         pause_seconds: Seconds | None = None
 
-`Settings` refuses what does not fit, by the field's name, with `SettingError`. What its fields may be only together is
-checked in `__post_init__`, after `super().__post_init__()`. It lives on the lowest floor because every floor has
+`Settings` raises `SettingError` with the field's name for a value that is not allowed. Check rules between fields in
+`__post_init__`, after `super().__post_init__()`. This module is in the lowest package because every package has
 settings.
 """
 
@@ -25,23 +25,23 @@ from typing import Annotated, Any, Literal
 
 _REFERENCE = re.compile(r"[^\s:]{1,400}:[^\W\d]\w{0,200}")
 _SHOWN = 12
-"""Names of a vocabulary that a message lists; of a longer one it gives the nearest alone."""
+"""Most names of a vocabulary that a message lists; for a longer vocabulary it lists the nearest names only."""
 
 
 class SettingError(ValueError):
-    """A setting has a value that it may not have; the message names it, the value, and what it may be."""
+    """Error for a value that a setting may not have. The message has the setting, the value, and the allowed values."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a number may be; it is finite in any case.
+    """Bounds of a number, which must also be finite.
 
     Attributes:
-        least: the smallest value; or
-        above: it is greater than this.
-        most: the largest value; or
-        below: it is less than this.
-        why: the reason, for the message, where the name of the setting does not say it.
+        least: the smallest value.
+        above: an exclusive lower bound, in place of `least`.
+        most: the largest value.
+        below: an exclusive upper bound, in place of `most`.
+        why: the reason, for the message, if the setting's name does not make it clear.
     """
 
     least: float | None = None
@@ -51,7 +51,7 @@ class Bound:
     why: str = ""
 
     def holds(self, value: float) -> bool:
-        """NaN and infinity are never within."""
+        """Return whether the value is within the bounds. NaN and infinity never are."""
         return (
             math.isfinite(value)
             and (self.least is None or value >= self.least)
@@ -71,57 +71,57 @@ class Bound:
 
 @dataclass(frozen=True)
 class OneOf:
-    """The vocabulary of a text, where it is no `Literal`.
+    """Vocabulary of a string that is not a `Literal`.
 
     Attributes:
-        names: all of them; a function, where they are not to be loaded before they are needed.
-        own: whether a reference to the user's own is allowed too: `my_module:my_name`, or `FOLDER/FILE.py:my_name`.
+        names: all names, or a function that returns them, to load them only when they are needed.
+        own: True to allow a reference to the user's code too: `my_module:my_name`, or `FOLDER/FILE.py:my_name`.
     """
 
     names: Iterable[str] | Callable[[], Iterable[str]]
     own: bool = False
 
     def all(self) -> list[str]:
-        """The names."""
+        """Return all names."""
         return list(self.names() if callable(self.names) else self.names)
 
     def allows(self, value: str) -> bool:
-        """Return whether a text is one of the names, or a reference where those are allowed."""
+        """Return whether a text is one of the names, or a reference if `own` is True."""
         return value in self.all() or (self.own and _REFERENCE.fullmatch(value) is not None)
 
 
 Share = Annotated[float, Bound(least=0, most=1)]
 Count = Annotated[int, Bound(least=1, most=2**31 - 1)]
-"""Up to what 32 bits hold, as those that JAX counts with."""
+"""Positive count that fits in 32 bits, which JAX counts with."""
 CountOrZero = Annotated[int, Bound(least=0, most=2**31 - 1)]
 Total = Annotated[int, Bound(least=1, most=2**53)]
-"""Bytes, or tokens of a whole run: up to what a float holds exactly."""
+"""Number of bytes or tokens of a whole run, which a float represents exactly."""
 TotalOrZero = Annotated[int, Bound(least=0, most=2**53)]
 Seconds = Annotated[float, Bound(above=0, most=366 * 86_400)]
-"""Up to a year: clocks and event loops add it to the time."""
+"""Duration of up to a year; clocks and event loops add it to the time."""
 SecondsOrZero = Annotated[float, Bound(least=0, most=366 * 86_400)]
 Minutes = Annotated[float, Bound(least=0.01, most=366 * 1_440)]
 Rate = Annotated[float, Bound(above=0, most=1e12)]
 Amount = Annotated[float, Bound(least=0, most=1e12)]
-"""Of money, or of a weight beside others."""
+"""Amount of money, or a relative weight."""
 Length = Annotated[int, Bound(least=1, most=2**24)]
-"""Of a sequence, in tokens."""
+"""Sequence length, in tokens."""
 Slots = Annotated[int, Bound(least=1, most=65_536)]
-"""What is open or decodes at once, where each takes memory ahead."""
+"""Number of open or decoding items, each with memory reserved for it."""
 Temperature = Annotated[float, Bound(least=0, most=100)]
-"""Of sampling; 0 is greedy."""
+"""Sampling temperature; 0 is greedy."""
 TopP = Annotated[float, Bound(above=0, most=1)]
 Seed = Annotated[int, Bound(least=0, most=2**32 - 1)]
-"""Grain takes no larger one."""
+"""Random seed; Grain accepts no larger one."""
 Port = Annotated[int, Bound(least=0, most=65_535)]
-"""Of TCP; 0 takes a free one."""
+"""TCP port; 0 takes a free one."""
 
 
 class Settings:
-    """Base of configurations, which are dataclasses; the values of their fields are those that the fields declare."""
+    """Base of configuration dataclasses, which checks that each field has a value that its declaration allows."""
 
     def __post_init__(self) -> None:
-        """Raises `SettingError`: a field has a value that its declaration does not allow."""
+        """Check every field. Raises `SettingError` for a value that the field's declaration does not allow."""
         for name, annotation in declared(type(self)).items():
             check(annotation, getattr(self, name), f"{type(self).__name__}.{name}")
 
@@ -130,7 +130,7 @@ _DECLARED: dict[type, Mapping[str, Any]] = {}
 
 
 def declared(kind: type) -> Mapping[str, Any]:
-    """The annotations of a dataclass's fields, or of those of a struct of msgspec, by name; {} of anything else."""
+    """Return the annotations by field name, of a dataclass or a msgspec struct; {} for any other type."""
     if kind not in _DECLARED:
         names: tuple[str, ...]
         if dataclasses.is_dataclass(kind):
@@ -143,13 +143,13 @@ def declared(kind: type) -> Mapping[str, Any]:
 
 
 def check(annotation: Any, value: Any, name: str) -> None:
-    """Refuse a value that a declaration does not allow; what it holds is checked too.
+    """Check a value and everything in it against a declaration.
 
     Args:
-        name: of the setting, for the message.
+        name: name of the setting, for the message.
 
     Raises:
-        SettingError: it is of another type, out of bounds, not finite, or not of the vocabulary.
+        SettingError: the value has another type, is out of bounds or not finite, or is not in the vocabulary.
     """
     _check(annotation, value, name, (), annotation)
 
@@ -193,7 +193,7 @@ def _check(annotation: Any, value: Any, name: str, limits: tuple[Any, ...], whol
 
 
 def _check_one(kind: type, value: Any, name: str, limits: tuple[Any, ...], whole: Any) -> None:
-    """A value that is no container."""
+    """Check a value that is not a container."""
     if kind in (int, float):
         takes = int if kind is int else (int, float)
         if isinstance(value, bool) or not isinstance(value, takes):
@@ -201,7 +201,7 @@ def _check_one(kind: type, value: Any, name: str, limits: tuple[Any, ...], whole
         bounds = [limit for limit in limits if isinstance(limit, Bound)] or [Bound()]
         try:
             fits = all(bound.holds(value) for bound in bounds)
-        except OverflowError:  # an integer beyond every float
+        except OverflowError:  # an integer larger than every float
             fits = False
         if not fits:
             raise _refused(name, value, whole, why=next((bound.why for bound in bounds if bound.why), ""))
@@ -214,7 +214,7 @@ def _check_one(kind: type, value: Any, name: str, limits: tuple[Any, ...], whole
     elif kind is types.NoneType or declared(kind):
         if not isinstance(value, kind):
             raise _refused(name, value, whole)
-        if not issubclass(kind, Settings):  # those have checked themselves
+        if not issubclass(kind, Settings):  # instances of Settings have checked themselves
             for field, annotation in declared(kind).items():
                 _check(annotation, getattr(value, field), f"{name}.{field}", (), annotation)
 
@@ -224,7 +224,7 @@ def _refused(
 ) -> SettingError:
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
+    except ValueError:  # an integer with more digits than Python prints
         text = "an integer of thousands of digits"
     text = text if len(text) <= 80 else f"{text[:60]}..."
     near = ""
@@ -235,7 +235,7 @@ def _refused(
 
 
 def wording(annotation: Any) -> str:
-    """What a declaration allows, in words, for example `a whole number from 0 to 65,535, or None`."""
+    """Describe the values that a declaration allows, for example `a whole number from 0 to 65,535, or None`."""
     return _wording(annotation, ())
 
 
@@ -276,7 +276,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _short(number: float) -> str:
-    """With thousands apart; large and small floats in powers of ten."""
+    """Format a number with thousands separators; large and small floats as powers of ten."""
     if isinstance(number, int) or (number == int(number) and abs(number) < 1e6):
         return f"{int(number):,}"
     return f"{number:g}"

@@ -1,11 +1,11 @@
-"""A slot zygote: holds one environment's compiled module as bytes and forks a locked process for each call.
+"""Slot zygote: keeps one environment's compiled module as bytes, and forks a locked process for each call.
 
-A slot is trusted: it never executes, compiles or unmarshals what it was given, and never parses what a call wrote
-beyond a fixed-size head. It decides every verdict from the outside. Standard library only.
+A slot is trusted: it never executes, compiles or unmarshals its input, and parses only a fixed-size head of a call's
+output. It decides every verdict from the outside. Standard library only.
 
-Each call is a copy of the slot's memory, so that holds nothing of any other call when one is forked: requests are taken
-from the socket one at a time, results are passed on as they come, and the buffers of both are cleared. A page that the
-slot changes while a call runs is copied, so what it does for each call is written to touch few objects.
+Each call is a copy of the slot's memory, which must contain nothing of other calls at the fork. So requests are read
+from the socket one at a time, results are passed on in parts, and both buffers are cleared. A page that the slot
+changes while a call runs is copied, so the slot's work for each call touches few objects.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _SLACK_BYTES = 64 << 10
 _READ_BYTES = 64 << 10
 _WATCH_SECONDS = 0.002
 _HEAD_BYTES = len(LOCKED) + REPORT.size
-# As plain integers: each look-up in an enumeration touches more of its objects, and after a fork each page of them is
-# copied.
+# Plain integers: each look-up in an enumeration touches more of its objects, whose memory pages are copied after a
+# fork.
 _LOAD, _CALL, _CANCEL = int(Operation.LOAD), int(Operation.CALL), int(Operation.CANCEL)
 _REPORTED, _PART, _RETURNED = int(CallVerdict.REPORTED), int(CallVerdict.PART), int(Report.RETURNED)
 _LAST_REPORT = int(max(Report))
 
 
 class _Inbox:
-    """Takes the host's frames one at a time: what is for the next call stays in the socket until this one is forked."""
+    """Reader of the host's frames, one at a time. The next call's frame stays in the socket until the fork."""
 
     def __init__(self, control: _socket.socket) -> None:
         self._control = control
@@ -63,7 +63,7 @@ class _Inbox:
         self._filled = 0
 
     def frames(self) -> Iterator[memoryview]:
-        """Each frame that has come, to be used before the next is asked for. Raises `EOFError` at the host's end."""
+        """Yield each frame that has arrived; use it before the next one. Raises `EOFError` when the host closes."""
         while True:
             try:
                 count = self._control.recv_into(memoryview(self._wanted)[self._filled :], 0, _socket.MSG_DONTWAIT)
@@ -84,7 +84,7 @@ class _Inbox:
 
 
 class _Job:
-    """A forked process at work on one request."""
+    """Forked process that works on one request."""
 
     def __init__(
         self,
@@ -104,24 +104,24 @@ class _Job:
         self.started = started
         self.cpu_seconds = cpu_seconds
         self.deadline = started + wall_seconds
-        self.most_bytes = most_bytes  # of its report
-        self.watched = False  # whether the slot waits for what comes through its pipe
-        self.head = b""  # of what it wrote: at most the first `_HEAD_BYTES`
-        self.written = 0  # bytes, in all
-        self.code = bytearray()  # of a module, where it compiles one
+        self.most_bytes = most_bytes  # of the report
+        self.watched = False  # whether the slot waits for data in its pipe
+        self.head = b""  # the first bytes of its output, at most `_HEAD_BYTES`
+        self.written = 0  # bytes, in total
+        self.code = bytearray()  # the module's code, if this job compiles one
         self.stopped: CallVerdict | None = None  # set when the slot itself killed it
         self.cancelled = False
 
 
 class Slot:
-    """Serves one environment's calls over `control` until the host closes it.
+    """Server of one environment's calls over `control`, until the host closes it.
 
     Args:
         control: stream socket to the host.
-        lifeline: read end of a pipe whose other end the zygote holds; its end is the zygote's.
-        plan: the layers that calls are to have.
-        limits: of compiling, and of each call's standard output; a call's others come with its request.
-        readable: what calls may read, from `lockdown.library_paths`.
+        lifeline: read end of a pipe whose other end the zygote holds; it closes when the zygote ends.
+        plan: layers of the calls.
+        limits: limits of compiling, and of each call's standard output; a call's other limits are in its request.
+        readable: paths that calls may read, from `lockdown.library_paths`.
         clock: the real monotonic clock (the `time` module's own is virtual in here).
     """
 
@@ -147,13 +147,13 @@ class Slot:
         self._can_wait = not plan.seccomp
         self._output = call.Output(limits.stdout_bytes)
         self._code = b""
-        self._compiler: tuple[int, int, int] | None = None  # as from `_fork_compiler`, while it waits
+        self._compiler: tuple[int, int, int] | None = None  # result of `_fork_compiler`, while it waits
         self._jobs: dict[int, _Job] = {}  # by process id
         self._pipes: dict[int, _Job] = {}
         self._inbox = _Inbox(control)
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._poll = select.poll()
-        # SIGCHLD wakes the poll: how a call ended is then known at once, whatever it did with its pipe.
+        # SIGCHLD wakes the poll, so a call's end is noticed at once, whatever the call did with its pipe.
         self._wake, wake_writer = os.pipe()
         for descriptor in (self._wake, wake_writer):
             os.set_blocking(descriptor, False)
@@ -161,7 +161,7 @@ class Slot:
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
 
     def serve(self, layers: dict[str, str]) -> NoReturn:
-        """Greet the host with the layers' states, then serve until its end of the socket is closed."""
+        """Greet the host with the layers' states, then serve until the host closes the socket."""
         self._reply(HELLO_ID, CallVerdict.REPORTED, 0, payload=json.dumps(layers).encode())
         self._compiler = self._fork_compiler()
         for descriptor in (self._control.fileno(), self._wake, self._lifeline):
@@ -209,7 +209,7 @@ class Slot:
         os._exit(0)
 
     def _fork_compiler(self) -> tuple[int, int, int]:
-        """Have a locked process wait for the module, so that opening an environment is little more than compiling.
+        """Fork a locked process that waits for the module, so that opening an environment is mostly compiling.
 
         Returns:
             Its process id, negative if there is none; the read end of its results' pipe; the write end of its source's.
@@ -242,7 +242,7 @@ class Slot:
             self._jobs[pid] = _Job(
                 number, _LOAD, pid, reader, self._clock(), limits.cpu_seconds, limits.wall_seconds, most_bytes
             )
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and will be judged by how
+            with contextlib.suppress(BrokenPipeError):  # the process has ended, and its exit status decides
                 while source:
                     source = source[os.write(writer, source) :]
         else:
@@ -280,9 +280,9 @@ class Slot:
                 os.kill(job.pid, signal.SIGKILL)
 
     def _read_report(self, job: _Job, *, ended: bool = False) -> memoryview:
-        """Take what is in the pipe and pass it on, but for the last of it if the process has ended: that is returned.
+        """Read the pipe and pass the data on. If the process has ended, return the last part instead.
 
-        The pipe's end says nothing: only the process's end does.
+        The end of the pipe tells nothing: only the process's end does.
         """
         while job.pipe >= 0:
             try:
@@ -325,10 +325,10 @@ class Slot:
             os.kill(job.pid, signal.SIGKILL)
 
     def _look_after_jobs(self) -> None:
-        """Watch the pipes of jobs that are not done at once, stop jobs that are overdue.
+        """Watch the pipes of jobs that take longer, and stop overdue jobs.
 
-        Most are done at once and have written less than a pipe holds: waking up for their end alone, and not for each
-        of their writes too, saves a tenth of a call's time.
+        Most jobs finish at once and write less than a pipe can hold. To wake up only for their end, and not for each
+        write, saves a tenth of a call's time.
         """
         now = self._clock()
         for job in self._jobs.values():
@@ -360,7 +360,7 @@ class Slot:
         if job.operation == _LOAD:
             returned = verdict == _REPORTED and detail == _RETURNED
             if returned:
-                # Not parsed: of what the compiling process wrote, this reads which of our own names are meant.
+                # Not parsed: this only reads which of our own names the compiling process wrote.
                 modules.load_named(job.code[: modules.NAMED_BYTES])
             self._code, payload = (bytes(job.code[modules.NAMED_BYTES :]), b"") if returned else (b"", job.code)
         self._reply(job.number, verdict, detail, cpu_seconds, self._clock() - job.started, memory_kib, payload)

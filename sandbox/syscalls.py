@@ -43,8 +43,8 @@ TABLES = {"x86_64": _table(_X86_64), "aarch64": _table(_AARCH64)}
 """System call numbers by machine, as `uname` calls it."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""What seccomp reports as the architecture of a call; any other value is a foreign ABI such as `int 0x80`."""
+"""Architecture of a call, as seccomp reports it. Any other value is a foreign ABI such as `int 0x80`."""
 
 MACHINE = os.uname().machine
 NUMBERS: dict[str, int] = TABLES.get(MACHINE, {})
-"""This machine's table; empty where the sandbox knows no numbers, which leaves only tier D."""
+"""This machine's table; empty if the sandbox knows no numbers for it, which leaves only tier D."""

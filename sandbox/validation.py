@@ -1,12 +1,12 @@
-"""Whether a tool may be used in training: it gives the same answer each time, from nothing but its arguments.
+"""Validation of tools for training: a tool must return the same answer each time, from its arguments alone.
 
     finding = await validate(pool, code, [("capital_of_country", {"country": "France"})])
     if finding is not None:
         finding.reason, finding.detail
 
-Every call is made twice, on different workers: once as a rollout would make it, and once under another random seed, at
-another time, and with a note taken of what the code reaches for. Both must return the same. The findings are hints that
-a model can act on, not a defence: what keeps hostile code in are the sandbox's layers.
+Every call runs twice, on different workers: once as in a rollout, and once with another random seed, at another time,
+and with an observer of what the code accesses. Both must return the same. Findings are hints that a model can act on.
+They are not a defence: the sandbox's layers confine hostile code.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sandbox.modules import ALLOWED, DEEPEST, NETWORK, is_among
 from sandbox.outcomes import CallResult
 
 ANOTHER_TIME = EPOCH + 200 * 86_400 + 43_211
-"""The moment of the second call, Unix seconds: another year's half, day of the week, hour, minute and second."""
+"""Time of the second call, in Unix seconds. Half-year, day of the week, hour, minute and second all differ."""
 
 _SHOWN = 200
 
 
 class Reason(enum.StrEnum):
-    """Why code is rejected."""
+    """Reason to reject code."""
 
     DOES_NOT_PARSE = "does_not_parse"
     DISALLOWED_IMPORT = "disallowed_import"
@@ -44,11 +44,11 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong.
+    """Problem found in a tool.
 
     Attributes:
-        reason: its kind.
-        detail: one line, fit to be shown to the model that wrote the code.
+        reason: kind of the problem.
+        detail: one line, which can be shown to the model that wrote the code.
     """
 
     reason: Reason
@@ -57,11 +57,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Validation:
-    """Of one call.
+    """Result of the validation of one call.
 
     Attributes:
-        result: of the first call, made as any other.
-        finding: what is wrong, or None. None too if the result is an infrastructure outcome: nothing is known then.
+        result: result of the first call, a normal one.
+        finding: the problem, or None. Also None after an infrastructure outcome, which tells nothing about the code.
     """
 
     result: CallResult
@@ -75,13 +75,13 @@ async def validate(
     *,
     allowed: frozenset[str] = ALLOWED,
 ) -> Finding | None:
-    """The first thing wrong with a module, of itself or in one of these calls.
+    """Return the first problem in a module or in one of these calls, or None.
 
     Args:
-        sandbox: where to run it.
+        sandbox: sandbox to run the calls in.
         code: source of the module.
         calls: functions with arguments that must work.
-        allowed: modules that may be imported, packages with all that is in them.
+        allowed: modules that may be imported, packages with everything in them.
 
     Raises:
         RuntimeError: the sandbox itself failed, twice.
@@ -105,8 +105,8 @@ async def validate_call(
     *,
     allowed: frozenset[str] = ALLOWED,
 ) -> Validation:
-    """Make a call twice and compare; `check_source` is part of it. Parameters are those of `validate`."""
-    code = code.removeprefix("\ufeff")  # of a file that an editor wrote
+    """Make a call twice and compare the results, after `check_source`. See `validate` for the parameters."""
+    code = code.removeprefix("\ufeff")  # byte-order mark that some editors write
     first = await sandbox.call(code, function, arguments)
     if first.is_infrastructure:
         return Validation(first, None)
@@ -140,9 +140,9 @@ def _observer() -> str:
     return Path(__file__).with_name("observer.py").read_text(encoding="utf-8")
 
 
-@functools.lru_cache(maxsize=128)  # a module's calls are validated one after the other
+@functools.lru_cache(maxsize=128)  # calls of one module are validated in sequence
 def check_source(code: str, allowed: frozenset[str] = ALLOWED) -> Finding | None:
-    """What the source shows without being run: whether it parses, and what it imports."""
+    """Return the first problem visible in the source: a syntax error, or an import that is not allowed."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -154,7 +154,7 @@ def check_source(code: str, allowed: frozenset[str] = ALLOWED) -> Finding | None
 
 
 def _names_loaded_modules(tree: ast.AST) -> bool:
-    """Whether it says `sys.modules` in one of the usual ways; `observer.py` is for what is put together at run time."""
+    """Return whether the source names `sys.modules` in a usual way; `observer.py` catches names built at run time."""
     nodes = list(ast.walk(tree))
     imports = [(node, alias) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
     if any(getattr(node, "module", "") == "sys" and alias.name in ("modules", "*") for node, alias in imports):
@@ -162,9 +162,9 @@ def _names_loaded_modules(tree: ast.AST) -> bool:
     has_sys = any(isinstance(node, ast.Import) and alias.name == "sys" for node, alias in imports)
     for node in nodes:
         match node:
-            case ast.Attribute(attr="modules", value=ast.Attribute(attr="sys")):  # another module's
+            case ast.Attribute(attr="modules", value=ast.Attribute(attr="sys")):  # sys of another module
                 return True
-            case ast.Attribute(attr="modules") if has_sys:  # under whatever name
+            case ast.Attribute(attr="modules") if has_sys:  # sys under any name
                 return True
             case ast.Call(func=ast.Name("getattr"), args=[_, ast.Constant("modules"), *_]):
                 return True
@@ -182,7 +182,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             # `from urllib import request` imports a module, `from math import pi` does not: try the longer name too.
-            if module.count(".") >= DEEPEST:  # no longer name is in a set, and to write them all takes their square
+            if module.count(".") >= DEEPEST:  # no set has a longer name, and building all of them takes quadratic time
                 yield module
                 continue
             longer = [f"{module}.{alias.name}" for alias in node.names]

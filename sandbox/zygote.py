@@ -1,8 +1,8 @@
-"""The trusted fork server: `python -s -S -P zygote.py <control descriptor>`. Standard library only.
+"""Trusted fork server: `python -s -S -P zygote.py <control descriptor>`. Standard library only.
 
-Exec'd by the host, never forked from it (a process with JAX's threads must not fork). It loads what all calls need,
-once, makes it deterministic, and forks a slot for each request. It never sees untrusted code. It ends, and everything
-below it, when the host closes the control socket or dies. Control messages, JSON in frames:
+The host starts it by exec and never by fork (a process with JAX's threads must not fork). It loads once what all calls
+need, makes it deterministic, and forks a slot for each request. It never sees untrusted code. When the host closes the
+control socket or dies, it ends with everything below it. Control messages are JSON in frames:
 
     {"open": token, "plan": {...}, "limits": {...}, "uid": int | null}   with the slot's socket as a descriptor
     {"kill": token}
@@ -11,7 +11,7 @@ below it, when the host closes the control socket or dies. Control messages, JSO
 from __future__ import annotations
 
 import _locale
-import _socket  # `socket` is half a megabyte more in each call's copy
+import _socket  # `socket` would add half a megabyte to each call's copy
 import contextlib
 import gc
 import json
@@ -24,7 +24,7 @@ import time
 import types
 
 if "sandbox" not in sys.modules:
-    # Run by path, wherever that is and whether or not the package can be imported: make it one, from this directory.
+    # Run by path, so the package may not be importable: define it from this directory.
     _package = types.ModuleType("sandbox")
     _package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
     sys.modules["sandbox"] = _package
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from sandbox.limits import LockPlan
 
 _OWN_MODULES: dict[str, types.ModuleType] = {}
-_CONTROL = call.CHANNEL + 1  # the rehearsal needs that one
+_CONTROL = call.CHANNEL + 1  # the rehearsal needs `CHANNEL`
 _REAP_MILLISECONDS = 1000
 _DESCRIPTOR = struct.Struct("i")
 _MOST_DESCRIPTORS = 64  # in one message
 
 
 class Zygote:
-    """Forks slots and keeps their process ids, so that each can be killed and reaped without a race."""
+    """Server that forks slots and keeps their process ids, so that each can be killed and reaped without a race."""
 
     def __init__(self, control: _socket.socket) -> None:
         self._control = control
         self._clock = time.monotonic  # kept before `determinism.install` replaces it
         self._slots: dict[int, int] = {}  # process id by token
-        self._births: dict[int, int] = {}  # token by the pipe on which a slot's process id will come
+        self._births: dict[int, int] = {}  # token by the pipe that will carry a slot's process id
         self._poll = select.poll()
         self._readable = lockdown.library_paths()
-        self._lifeline, self._lifeline_writer = os.pipe()  # its end tells the slots that the zygote has ended
+        self._lifeline, self._lifeline_writer = os.pipe()  # it closes when the zygote ends, which tells the slots
 
     def serve(self) -> NoReturn:
         """Serve control messages until the host closes its end."""
@@ -116,8 +116,8 @@ class Zygote:
                 ended.add(pid)
         if not ended:
             return
-        # A slot can be reaped only once its process id has been sent. It must not be noted down after this: it would
-        # be that of nobody, or of somebody else.
+        # A slot can be reaped only once its process id has been sent.
+        # The id must not be noted after this: it could then be another process's.
         for descriptor, _ in self._poll.poll(0):
             if descriptor in self._births:
                 self._born(descriptor)
@@ -135,11 +135,11 @@ class Zygote:
                 os._exit(0)
 
     def _become_slot(self, message: dict[str, Any], descriptor: int, birth: int) -> NoReturn:
-        """In the zygote's child: put the layers in place, greet the host, serve. Never returns."""
+        """Run in the zygote's child: put the layers in place, greet the host, and serve. Never returns."""
         os.dup2(descriptor, _CONTROL)  # in place of the zygote's own
         lockdown.close_descriptors(_CONTROL, birth, self._lifeline)
-        null = os.open(os.devnull, os.O_RDWR)  # not the zygote's, which other environments have too
-        # Nor the host's standard error. Where a call's channel will be, nothing that it needs may be.
+        null = os.open(os.devnull, os.O_RDWR)  # not the zygote's, which other environments share
+        # Nor the host's standard error. The descriptor of a call's channel must be free of anything that it needs.
         for number in (0, 1, 2, call.CHANNEL):
             if number != null:
                 os.dup2(null, number)
@@ -177,14 +177,14 @@ class Zygote:
 
 
 def _sent(fields: dict[str, Any]) -> Any:
-    """A `LockPlan` or `Limits` of the host's, whose classes are not loaded here."""
+    """Return a `LockPlan` or `Limits` from the host as a plain object, since their classes are not loaded here."""
     return types.SimpleNamespace(**fields)
 
 
 def _preload() -> None:
     modules.load(*modules.ALWAYS)
     os.environ.clear()
-    # Of C.UTF-8, only the part for characters is loaded, and calls cannot read the others' files: those are C's.
+    # Of C.UTF-8 only the part for characters is loaded, and calls cannot read the other files: those parts are C's.
     os.environ.update({"PATH": "/usr/bin:/bin", "TZ": "UTC", "LC_CTYPE": "C.UTF-8"})
     _install_locale()
     sys.argv = [""]
@@ -192,7 +192,7 @@ def _preload() -> None:
 
 
 def _install_locale() -> None:
-    """Let calls set C.UTF-8 for all categories: but for that of characters, it is C's."""
+    """Let calls set C.UTF-8 for all categories. Categories other than characters are C's."""
     c_setlocale = _locale.setlocale
     whole = c_setlocale(_locale.LC_ALL, "")
 
@@ -205,7 +205,7 @@ def _install_locale() -> None:
 
 
 def main() -> NoReturn:
-    """Move the control socket to its descriptor, prepare, serve."""
+    """Move the control socket to its descriptor, prepare, and serve."""
     if lockdown.stop_address_randomisation():
         os.execv(sys.executable, sys.orig_argv)
     descriptor = int(sys.argv[1])

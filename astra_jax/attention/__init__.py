@@ -1,18 +1,19 @@
-"""Attention: one function, one meaning of segments and positions, a backend each for what runs it.
+"""Attention: one function with several backends, which agree on the meaning of segments and positions.
 
-A query at t attends to a key at s exactly when both are in the same document (equal segment ids, not 0), or the query's
-goes on from the key's (`documents.py`), and the key's position is not after the query's. A query that may attend to
-nothing (padding) gets zeros and no gradient. Nothing of size T x T is ever held, forward or backward.
+A query at t attends to a key at s under two conditions. Both are in the same document (equal segment ids, not 0), or
+the query's document continues the key's (`documents.py`). And the key's position is not after the query's. A query
+that may attend to nothing (padding) gets zeros and no gradient. No array of size T x T is in memory, forward or
+backward.
 
 Backends:
     blockwise   online softmax over key blocks in plain JAX, with its own VJP: runs anywhere, the reference
-    splash      JAX's TPU kernel; a row's documents must lie one after the other, their positions ascending; it is told
-                where some go on from others
+    splash      JAX's TPU kernel. A row's documents must be contiguous, with ascending positions. Needs `go_on` if
+                some documents continue others.
     triton      flash attention for GPUs, in Pallas; head_dim a power of two
-    auto        splash on TPUs, triton on GPUs where it can, else blockwise
+    auto        splash on TPUs, triton on GPUs that support it, else blockwise
 
-On a mesh each device works on its own rows, heads and part of the sequence; keys and values are gathered over `context`
-(context parallelism: exact, and only N_kv / N of what gathering queries would move).
+On a mesh each device computes its own rows, heads and part of the sequence. Keys and values are gathered over
+`context` (context parallelism: exact, and only N_kv / N of the traffic of gathering queries).
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ __all__ = [
 ]
 
 BACKENDS = ("auto", "blockwise", "splash", "splash_interpret", "triton", "triton_interpret")
-"""The interpreted kernels run on any machine, slowly: for tests."""
+"""Backends by name. The interpreted kernels run on any machine, slowly, for tests."""
 
 _FEW = 64
-"""Tokens whose scores against all that is cached are held at once."""
+"""Most tokens whose scores against the whole cache are in memory at once."""
 
 _LONG = 4_096
-"""Cached positions from which on larger blocks of keys pay: what is added up is read and written for each."""
+"""Cached positions from which larger blocks of keys are faster: the running sums are read and written per block."""
 
 
 def attention(
@@ -64,13 +65,13 @@ def attention(
     backend: str = "auto",
     mesh: AnyMesh | None = None,
 ) -> Array:
-    """Causal grouped-query attention over packed rows, scaled by H^-1/2. Returns [B, T, N, H] in q's dtype.
+    """Compute causal grouped-query attention over packed rows, scaled by H^-1/2. Returns [B, T, N, H] in q's dtype.
 
     Args:
         q_btnh: queries; N is a multiple of K, query head n uses key-value head n // (N / K).
         segment_ids_bt: int32; 0 is padding.
-        positions_bt: int32, within the document and what it goes on from.
-        go_on: documents may go on from others; `splash` has to be told (`is_told_what_goes_on`).
+        positions_bt: int32, counted from the start of the document, or of the document that it continues.
+        go_on: True if documents may continue others; `splash` needs it (`is_told_what_goes_on`).
         backend: see the module's docstring.
         mesh: with axes as `astra_jax.mesh` names them; the sequence is in its zig-zag order. None is one device.
 
@@ -102,19 +103,19 @@ def attention(
 
 
 def is_told_what_goes_on(head_dim: int, mesh: AnyMesh | None) -> bool:
-    """Whether `auto` has to be told that documents go on from others: JAX's TPU kernel compares segment ids alone."""
+    """Return whether `auto` needs `go_on` for documents that continue others: JAX's TPU kernel compares ids only."""
     return best_backend(head_dim, platform_of(mesh)) == "splash"
 
 
 def best_backend(head_dim: int, platform: str) -> str:
-    """What `auto` is."""
+    """Return the backend that `auto` selects."""
     if platform == "tpu":
         return "splash"
     return "triton" if platform in ("gpu", "cuda") and triton.supports(head_dim) else "blockwise"
 
 
 def _sharded(part, mesh: AnyMesh, q_btnh: Array, k_btkh: Array, first=None):
-    """`part` on each device's rows, heads and part of the sequence; `first` are specs of a leading argument."""
+    """Run `part` on each device's rows, heads and part of the sequence; `first` are specs of a leading argument."""
     tensor = mesh.shape["tensor"]
     if k_btkh.shape[2] % tensor:
         raise InputError(
@@ -129,7 +130,7 @@ def _sharded(part, mesh: AnyMesh, q_btnh: Array, k_btkh: Array, first=None):
 def _part(
     attend: Callable[..., Array], context: int, q: Array, k: Array, v: Array, segments: Array, positions: Array
 ) -> Array:
-    # Keys in the row's order: then what a block of queries sees lies together.
+    # Keys in the row's order: then the keys that a block of queries sees are contiguous.
     k, v, segments_k, positions_k = (gather_row(x, context) for x in (k, v, segments, positions))
     return attend(q, k, v, (segments, segments_k, positions, positions_k))
 
@@ -145,8 +146,8 @@ def _splash_part(
     context: int,
     go_on: bool,
 ) -> Array:
-    del positions  # ascending in each document: the order of the row says the same
-    # As the kernel takes them before they are gathered: on TPUs heads and places change places slowly.
+    del positions  # they ascend in each document, so the order of the row is enough
+    # In the kernel's order of axes before the gather: on TPUs swapping heads and positions is slow.
     k, v = (gather_row(jnp.moveaxis(x, 2, 1), context, axis=2) for x in (k, v))
     return splash.attend(kernel, q, k, v, segments, gather_row(segments, context), go_on=go_on)
 
@@ -154,16 +155,17 @@ def _splash_part(
 def extending_attention(
     q_btnh: Array, past: Layer, new: Cache, positions_bt: Array, *, backend: str = "blockwise"
 ) -> Array:
-    """Attention of each row's next tokens over what is cached of it and over themselves; forward only.
+    """Compute attention of each row's next tokens over its cache and themselves; forward only.
 
-    Few tokens are scored against everything at once, as when decoding; many in blocks, so that nothing of size T x S is
-    held, and what no row has cached yet is not visited. Returns [B, T, N, H].
+    Few tokens are scored against everything at once, as in decoding. Many tokens are scored in blocks: no array of size
+    T x S is in memory, and positions that no row has cached yet are not visited. Returns [B, T, N, H].
 
     Args:
-        past: one layer's; of it a row sees the positions before its first new one.
-        new: the new tokens' own, in T places.
-        positions_bt: theirs, ascending by one; -1, at a row's end, is padding, whose output is meaningless.
-        backend: of many tokens; `blockwise`, or on one device `triton` or `triton_interpret`.
+        past: one layer's cache; a row sees the positions before its first new one.
+        new: keys and values of the T new tokens.
+        positions_bt: positions of the new tokens, ascending by one; -1, at a row's end, is padding with undefined
+            output.
+        backend: backend for many tokens: `blockwise`, or on one device `triton` or `triton_interpret`.
     """
     first_b1 = positions_bt[:, :1]
     if q_btnh.shape[1] <= _FEW:
@@ -186,11 +188,11 @@ def extending_attention(
 
 
 def cached_attention(q_btnh: Array, *looked_at: tuple[Layer, Array]) -> Array:
-    """Attention of new tokens over one cache or several; forward only. Returns [B, T, N, H].
+    """Compute attention of new tokens over one cache or several; forward only. Returns [B, T, N, H].
 
     Args:
-        looked_at: (one layer's keys and values, visible_bts) each. A query that sees nothing is padding, and its output
-            is meaningless.
+        looked_at: pairs of (one layer's keys and values, visible_bts). A query that sees nothing is padding, with
+            undefined output.
     """
     pieces = [
         (part, visible_bts[..., at : at + part.length])
@@ -199,7 +201,7 @@ def cached_attention(q_btnh: Array, *looked_at: tuple[Layer, Array]) -> Array:
     ]
     b, t, n, h = q_btnh.shape
     k = pieces[0][0].v_bksh.shape[1]
-    # The queries of a key head as the rows of one matrix: batched matmuls that need nothing turned around.
+    # The queries of a key head are the rows of one matrix: batched matmuls without a transposition.
     q_bkqh = q_btnh.reshape(b, t, k, n // k, h).transpose(0, 2, 3, 1, 4).reshape(b, k, n // k * t, h)
 
     def scores(cache: Cache, visible_bts: Array) -> Array:
@@ -207,7 +209,7 @@ def cached_attention(q_btnh: Array, *looked_at: tuple[Layer, Array]) -> Array:
         all_bkgts = all_bkqs.reshape(b, k, n // k, t, -1)
         return jnp.where(visible_bts[:, None, None], all_bkgts, blockwise.MASKED).reshape(all_bkqs.shape)
 
-    # The softmax of all pieces together, divided at the end: each piece's weights are read once, by its matmul.
+    # One softmax over all pieces, divided at the end: each piece's weights are read once, by its matmul.
     scored = [scores(*piece) for piece in pieces]
     highest_bkq1 = reduce(jnp.maximum, [x.max(-1, keepdims=True) for x in scored])
     weighted = [jnp.exp(x - highest_bkq1) for x in scored]

@@ -1,10 +1,10 @@
 """Attention in plain JAX: an online softmax over key blocks, with its own VJP. O(T) memory, runs anywhere.
 
-The forward pass keeps a running maximum and sum over key blocks; the backward pass computes the scores again from the
-log-sum-exp, so nothing of size T x S is ever kept.
+The forward pass keeps a running maximum and sum over key blocks. The backward pass recomputes the scores from the
+log-sum-exp, so no array of size T x S is kept.
 
-In here the heads come first, and the G query heads of a K/V head are so many more rows of one matmul (R = G x rows of
-a query block): on CPUs a matmul with any other batch axes takes three to five times as long.
+In this module heads come first, and the G query heads of a K/V head are additional rows of one matmul (R = G x rows of
+a query block). On CPUs a matmul with any other batch axes takes three to five times as long.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from astra_jax.cpu import programs as cpu
 Array = jax.Array
 
 QUERY_BLOCK, KEY_BLOCK = 256, 256
-"""Block lengths: small, so that few scores of the blocks on the diagonal are computed in vain, and large enough for a
-matmul to be worth it (128: twice as slow at 4,096 tokens)."""
+"""Block lengths.
+
+They are small, so that few scores of the diagonal blocks are wasted, but large enough for an efficient matmul (128:
+twice as slow at 4,096 tokens).
+"""
 
 MASKED = -1e30
-"""Stands for -inf: its differences are finite, so that a fully masked block gives no NaN."""
+"""Replacement for -inf: its differences are finite, so that a fully masked block gives no NaN."""
 
 Places = tuple[Array, Array, Array, Array]
 
@@ -34,7 +37,7 @@ _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places, *, columns: int = KEY_BLOCK) -> Array:
-    """Attention of queries over keys that may be others' too. Returns [B, T, N, H] in q's dtype.
+    """Compute attention of queries over keys, which may be of other tokens. Returns [B, T, N, H] in q's dtype.
 
     Args:
         places: segment ids of queries and keys, then their positions: int32, [B, T] or [B, S].
@@ -45,14 +48,14 @@ def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places, *, colum
     rows, columns = min(QUERY_BLOCK, t), min(columns, s)
     more_t, more_s = -t % rows, -s % columns
     segments_q, segments_k, positions_q, positions_k = places
-    # Padding gets segment 0, so it takes part in nothing.
+    # Padding gets segment 0, which attends to nothing.
     padded = (
         pad_tokens(segments_q, more_t),
         pad_tokens(segments_k, more_s),
         pad_tokens(positions_q, more_t),
         pad_tokens(positions_k, more_s),
     )
-    # Scaled here, once: as a factor of the scores XLA's CPU backend would hold it in an array of their size.
+    # Scaled here, once: for a factor of the scores XLA's CPU backend would allocate an array of their size.
     q_btnh = q_btnh * h**-0.5
     q_bkgth = pad_tokens(q_btnh, more_t).reshape(b, t + more_t, k, n // k, h).transpose(0, 2, 3, 1, 4)
     k_bksh, v_bksh = (pad_tokens(x, more_s).transpose(0, 2, 1, 3) for x in (k_bskh, v_bskh))
@@ -61,7 +64,7 @@ def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places, *, colum
 
 
 def pad_tokens(x: Array, more: int) -> Array:
-    """[B, T, …] → [B, T + more, …], filled with zeros."""
+    """Pad tokens with zeros: [B, T, …] → [B, T + more, …]."""
     return jnp.pad(x, ((0, 0), (0, more)) + ((0, 0),) * (x.ndim - 2)) if more else x
 
 
@@ -71,7 +74,7 @@ def _attend(q: Array, k: Array, v: Array, places: Places, rows: int, columns: in
 
 
 def _blocks(x: Array, axis: int, length: int) -> Array:
-    """[…, T, …] → [T / length, …, length, …], to scan over."""
+    """Split an axis into blocks to scan over: […, T, …] → [T / length, …, length, …]."""
     shape = x.shape[:axis] + (x.shape[axis] // length, length) + x.shape[axis + 1 :]
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
@@ -82,24 +85,24 @@ def _unblocks(x: Array, axis: int) -> Array:
 
 
 def _merge_groups(x_bkgt: Array) -> Array:
-    """[B, K, G, rows, …] → [B, K, R, …]."""
+    """Merge query groups into rows: [B, K, G, rows, …] → [B, K, R, …]."""
     return x_bkgt.reshape(*x_bkgt.shape[:2], -1, *x_bkgt.shape[4:])
 
 
 def _hidden(visible_bts: Array, groups: int) -> Array:
-    """What to add to scores [B, K, R, S]: 0 where the query may look, else a number that makes its weight 0."""
+    """Return the mask to add to scores [B, K, R, S]: 0 for visible keys, else a number that makes the weight 0."""
     bias_bts = jnp.where(visible_bts, 0.0, MASKED)
     return jnp.tile(bias_bts, (1, groups, 1))[:, None]
 
 
 def visible_pairs(segments_q: Array, positions_q: Array, segments_k: Array, positions_k: Array) -> Array:
-    """Which of [..., rows] may look at which of [..., columns]: bool [..., rows, columns]."""
+    """Return which of [..., rows] may attend to which of [..., columns]: bool [..., rows, columns]."""
     seen = same_or_before(segments_q[..., :, None], segments_k[..., None, :])
     return seen & (positions_q[..., :, None] >= positions_k[..., None, :])
 
 
 def _where_any(visible: Array, extend: Any, state: Any, *, only: bool) -> Any:
-    """`extend(state)` unless nothing is visible: half of all blocks, and more with packing, are masked out whole."""
+    """Return `extend(state)`, or `state` if nothing is visible: half of all blocks, or more, are fully masked."""
     return extend(state) if only else jax.lax.cond(visible.any(), extend, lambda unchanged: unchanged, state)
 
 
@@ -126,7 +129,7 @@ def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, col
 
             return _where_any(visible, extend, carry, only=len(keys[0]) == 1), None
 
-        # The maximum starts above any masked score, so that those weigh exp(-huge) = 0 in rows that see nothing too.
+        # The maximum starts above any masked score: masked scores weigh exp(-huge) = 0 in fully masked rows too.
         start = (
             jnp.full(q_bkrh.shape[:-1], MASKED / 10, jnp.float32),
             jnp.zeros(q_bkrh.shape[:-1], jnp.float32),
@@ -136,7 +139,7 @@ def _attend_forward(q: Array, k: Array, v: Array, places: Places, rows: int, col
         seen = total > 0
         total = jnp.where(seen, total, 1.0)
         o = jnp.where(seen[..., None], o / total[..., None], 0.0)
-        # +inf for a row that sees nothing: its recomputed weights are exp(-inf) = 0.
+        # +inf for a fully masked row: its recomputed weights are exp(-inf) = 0.
         log_sum = jnp.where(seen, highest + jnp.log(total), jnp.inf)
         return o.reshape(q_bkgth.shape).astype(q.dtype), log_sum.reshape(q_bkgth.shape[:-1])
 

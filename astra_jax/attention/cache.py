@@ -1,4 +1,4 @@
-"""Keys and values of past positions, as decoding reads and extends them."""
+"""Cache of keys and values of past positions, which decoding reads and extends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Array = jax.Array
 
 
 class Cache(NamedTuple):
-    """Place s of a row is the row's position s. Of one layer, or with a leading axis of layers.
+    """Keys and values of one layer, or of all with a leading axis of layers. Slot s of a row has the row's position s.
 
-    The axes are in the order in which attention's two matmuls read them. On CPUs turning [S, H] around in each step
-    takes two thirds of a tiny model's decoding (2.4 ms against 7.4 ms a step of 16 rows of 256 on two cores); on a v6e
+    The axes are in the order in which attention's two matmuls read them. On two CPU cores transposing [S, H] in each
+    step takes two thirds of a tiny model's decoding (2.4 ms against 7.4 ms per step of 16 rows of 256). On a v6e
     reading keys with the width last takes 9 % longer (compiled cycles, 4B, 16 rows of 4,096).
     """
 
@@ -29,15 +29,15 @@ class Cache(NamedTuple):
         return self.v_bksh.shape[-2]
 
     def window(self, length: int) -> Cache:
-        """The first `length` positions."""
+        """Return the first `length` positions."""
         return Cache(self.k_bkhs[..., :length], self.v_bksh[..., :length, :])
 
     def taken(self, index_r: Array) -> Cache:
-        """These rows."""
+        """Return these rows."""
         return Cache(*(jnp.take(x, index_r, axis=-4, mode="clip") for x in self))
 
     def sliced(self, index_r: Array) -> Cache:
-        """These rows, each by a slice: unlike a gather, it is read through the slice of a layer that a scan takes."""
+        """Return these rows, each by a slice. Unlike a gather, XLA reads it through the layer's slice in a scan."""
 
         def rows(x: Array) -> Array:
             axis = x.ndim - 4
@@ -47,14 +47,17 @@ class Cache(NamedTuple):
         return Cache(*map(rows, self))
 
     def with_row(self, row: Array, index: Array, start: Array, count: Array, new: Cache) -> Cache:
-        """With the first `count` positions of row `row` of `new` from `start` on in the row `index`, as far as there
-        are places for them: `start` may be before the first. See `put`."""
+        """Return the cache with positions of `new` written to one row.
+
+        The first `count` positions of row `row` of `new` are written to row `index` from `start` on. `start` may be
+        negative; positions outside the cache are skipped. See `put`.
+        """
         width = min(new.length, self.length)
-        # Of more than there are places for those that begin at the first place, or behind it.
+        # If `new` is longer than the cache, take the positions that start at slot 0 or later.
         skipped = jnp.clip(-start, 0, new.length - width) if new.length > width else 0
         start, count = start + skipped, count - skipped
-        # A slice that would end behind the cache begins earlier, and what is new lies later in it; or the other way
-        # around, where it would begin before the cache.
+        # A slice that would end after the cache starts earlier, with the new positions later in it. A slice that would
+        # start before the cache starts later.
         at = jnp.clip(start, 0, self.length - width)
         moved = start - at
         at_t = jnp.arange(width)
@@ -74,8 +77,11 @@ class Cache(NamedTuple):
         return Cache(k_bkhs, write(self.v_bksh, new.v_bksh, -2, written_t[:, None]))
 
     def copied(self, source_r: Array, target_r: Array, length: int) -> Cache:
-        """With the first `length` positions of some rows in others, one after the other; rows that there are not get
-        nothing. Layer by layer: a long row of all layers may be more than there is room for."""
+        """Return the cache with the first `length` positions of source rows copied to target rows, in order.
+
+        Rows outside the cache are not written. It copies layer by layer, since one row of all layers may not fit in
+        memory.
+        """
         layers = self.v_bksh.shape[0] if self.v_bksh.ndim > 4 else 1
 
         def one(i: Array, cache: Cache) -> Cache:
@@ -95,7 +101,7 @@ class Cache(NamedTuple):
         return jax.lax.fori_loop(0, layers * len(source_r), one, self)
 
     def at_step(self, step: Array, new: Cache) -> Cache:
-        """With the one position of `new` at place `step` of every row."""
+        """Return the cache with the one position of `new` at slot `step` of every row."""
         write = jax.lax.dynamic_update_slice_in_dim
         k_bkhs = write(self.k_bkhs, new.k_bkhs, step, axis=self.k_bkhs.ndim - 1)
         return Cache(k_bkhs, write(self.v_bksh, new.v_bksh, step, axis=self.v_bksh.ndim - 2))
@@ -106,9 +112,9 @@ class Cache(NamedTuple):
 
 
 class InParts(NamedTuple):
-    """One layer's cache in arrays of their own: those places first that are in the first of them.
+    """One layer's cache in separate arrays, in order of positions.
 
-    What a window leaves out is left out as whole arrays, of which nothing is copied; see `cpu.programs.kept_part`.
+    A window drops whole arrays, so nothing is copied; see `cpu.programs.kept_part`.
     """
 
     parts: tuple[Cache, ...]
@@ -122,29 +128,29 @@ class InParts(NamedTuple):
         return self.parts[0].dtype
 
     def window(self, length: int) -> InParts:
-        """The first `length` positions."""
+        """Return the first `length` positions."""
         return InParts(tuple(part.window(length - at) for at, part in places(self) if at < length))
 
     def taken(self, index_r: Array) -> InParts:
-        """These rows."""
+        """Return these rows."""
         return InParts(tuple(part.taken(index_r) for part in self.parts))
 
     def copied(self, source_r: Array, target_r: Array, length: int) -> InParts:
-        """As `Cache.copied`."""
+        """Copy rows; see `Cache.copied`."""
         return InParts(
             tuple(part.copied(source_r, target_r, length - at) if at < length else part for at, part in places(self))
         )
 
 
 Layer = Cache | InParts
-"""What one layer keeps."""
+"""Cache of one layer."""
 
 Caches = Cache | tuple[Layer, ...]
-"""One for all layers, or one a layer."""
+"""One cache for all layers, or one per layer."""
 
 
 def places(layer: Layer) -> list[tuple[int, Cache]]:
-    """Its arrays, one after the other, each with the position of its first place."""
+    """Return the arrays in order, each with the position of its first slot."""
     parts = layer.parts if isinstance(layer, InParts) else (layer,)
     return list(zip(itertools.accumulate((part.length for part in parts), initial=0), parts, strict=False))
 
@@ -154,28 +160,28 @@ def _in_place(x: Array, part: Array, place: list[Any]) -> Array:
 
 
 def of_tokens(k_btkh: Array, v_btkh: Array, dtype: Any) -> Cache:
-    """One layer's, of T new tokens, as they are kept."""
+    """Return the cache of one layer's T new tokens, in the stored form."""
     return Cache(k_btkh.transpose(0, 2, 3, 1).astype(dtype), v_btkh.transpose(0, 2, 1, 3).astype(dtype))
 
 
 def each(function: Callable[..., Any], *caches: Any) -> Any:
-    """`function` of a cache, or of each layer's where they are apart."""
+    """Apply `function` to a cache, or to each layer's cache if layers are separate."""
     if isinstance(caches[0], Cache):
         return function(*caches)
     return tuple(function(*layers) for layers in zip(*caches, strict=True))
 
 
 def put(caches: Caches, index_r: Array, start_r: Array, count_r: Array, new: Caches) -> Any:
-    """With the first `count_r` positions of `new` from `start_r` on in the rows `index_r`.
+    """Return the caches with the first `count_r` positions of `new` written from `start_r` on, in the rows `index_r`.
 
-    Row by row, each by one slice that is read and written back, under the order of axes that the cache has. On TPUs a
-    scatter, or a slice under an order that XLA chooses, copies all keys twice: to have the positions first, and to put
-    them back. (Rows that are not in the cache have a count of 0.)
+    Each row is written by one slice that is read and written back, in the cache's order of axes. On TPUs a scatter, or
+    a slice in an order that XLA chooses, copies all keys twice: to put positions first, and back. Rows outside the
+    cache have a count of 0.
 
-    Where layers are apart one loop writes them all, of each part of theirs (`InParts`). Its length is not known to the
-    compiler, which therefore keeps it as a loop even for one row, and all that is read to make `new` comes before it.
-    XLA copies a layer, twice, that it may write before it has read it: of 30 layers with 4 x 8,192 places that took
-    0.37 of the 0.43 s in which 64 tokens were prefilled.
+    If layers are separate, one loop writes all of them, by their parts (`InParts`). The compiler does not know its
+    length. So it keeps a loop even for one row, and everything that `new` depends on is read before it. XLA copies a
+    layer, twice, if it may write before it has read it. For 30 layers of 4 x 8,192 positions this took 0.37 of the 0.43
+    s in which 64 tokens were prefilled.
     """
     if isinstance(caches, Cache):
         return _put(caches, index_r, start_r, count_r, new, None, len(index_r))
@@ -200,7 +206,7 @@ def _put(
     order_r: Array | None,
     rows: Any,
 ) -> Any:
-    """`put` of the first `rows` of `order_r`; None is their own order."""
+    """Write the first `rows` of `order_r`; None is their own order. See `put`."""
 
     def one(i: Array, caches: Any) -> Any:
         row = i if order_r is None else order_r[i]
@@ -211,5 +217,5 @@ def _put(
 
 
 def first(caches: Caches) -> Layer:
-    """One of them, for what all have in common."""
+    """Return one layer's cache, for properties that all share."""
     return caches if isinstance(caches, Cache) else caches[0]

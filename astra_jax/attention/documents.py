@@ -1,7 +1,7 @@
-"""What segment ids say: which document a token of a row is of, and which other document that one goes on from.
+"""Segment ids: the document of each token of a row, and the document that it continues.
 
-A document that goes on from another sees all of it, as if the other stood before it: episodes of one group go on from
-their prompt, which is then in the row once. Positions go on too, and say what is before what.
+A document that continues another sees all of it, as if it followed directly. For example, episodes of one group
+continue their prompt, which is then in the row once. Positions continue too, and define the order.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 
 Array = Any
 
-_BITS = 15  # twice it, and an int32 has no sign
+_BITS = 15  # two numbers of 15 bits fit into an int32 without its sign
 MOST = 2**_BITS - 1
-"""Documents of a row."""
+"""Most documents of a row."""
 
 
 def going_on(document: int, other: int) -> int:
-    """The segment id of a document that goes on from another, which goes on from none; both numbered from 1.
+    """Return the segment id of a document that continues another, which continues none; both are numbered from 1.
 
     Raises:
-        ValueError: a number beyond `MOST`.
+        ValueError: a number is above `MOST`.
     """
     if not (1 <= document <= MOST and 1 <= other <= MOST):
         raise ValueError(f"documents {document} and {other} of a row; numbers are from 1 to {MOST}")
@@ -27,15 +27,15 @@ def going_on(document: int, other: int) -> int:
 
 
 def numbers(segment_ids: Array) -> Array:
-    """The documents' own numbers; 0 is padding."""
+    """Return the documents' own numbers; 0 is padding."""
     return segment_ids & MOST
 
 
 def before(segment_ids: Array) -> Array:
-    """The segment ids of those that they go on from; 0: from none."""
+    """Return the segment ids of the continued documents; 0 for documents that continue none."""
     return segment_ids >> _BITS
 
 
 def same_or_before(of_queries: Array, of_keys: Array) -> Array:
-    """Whether keys are of their query's document, or of the one that it goes on from; never for padding."""
+    """Return whether keys are in their query's document, or in the document that it continues. Never for padding."""
     return (of_keys > 0) & ((of_queries == of_keys) | (before(of_queries) == of_keys))

@@ -1,4 +1,4 @@
-"""What attention's backward passes need beside q, k and v, by name: for the policies of `jax.checkpoint`."""
+"""Names of residuals of attention's backward passes besides q, k and v, for the policies of `jax.checkpoint`."""
 
 RESIDUALS = "attention"
-"""The checkpoint name of the output and of the scores' log-sum-exp, in every backend."""
+"""Checkpoint name of the output and of the scores' log-sum-exp, in every backend."""

@@ -1,9 +1,9 @@
 """Splash attention, JAX's TPU kernel: flash attention that skips blocks which the causal mask hides.
 
-It is made for the whole sequence at once, with the places of its queries as data, so that over a `context` axis each
-device gets its own part of the block schedule. Of that schedule a device visits what the documents of any of its rows
-see (`_visiting`): a block of keys that is of other documents in all of them costs neither arithmetic nor memory
-traffic. Its backward pass is a kernel of ours (`splash_backward.py`).
+The kernel is made for the whole sequence at once, with the positions of its queries as data. So over a `context` axis
+each device gets its own part of the block schedule. Of that part a device visits only blocks that documents of its
+rows share (`_visiting`): other blocks cost neither arithmetic nor memory traffic. The backward pass is our own kernel
+(`splash_backward.py`).
 """
 
 from __future__ import annotations
@@ -28,50 +28,51 @@ Array = jax.Array
 Kernel = splash_attention_kernel.SplashAttentionKernel
 
 BLOCK = 128
-"""The least block length; a TPU's lanes. Sequences are padded to it; over a context axis they must divide into it."""
+"""Smallest block length, a TPU's lanes. Sequences are padded to a multiple; over a context axis they must be one."""
 LARGEST_BLOCK = 1024
 GOOD_BLOCK = 512
-"""From here on a block's matmuls take longer than what comes with each block; see `good_length`."""
+"""Block length from which a block's matmuls take longer than its overhead; see `good_length`."""
 _NONE = -1
-"""A segment that no key is of."""
+"""Segment id that no key has."""
 
 
 class _Causal(splash_attention_mask.CausalMask):
-    """Causal over the row's order, with the queries in any order of blocks."""
+    """Causal mask over the row's order, with the queries in any order of blocks."""
 
     def __init__(self, length: int, context: int) -> None:
         super().__init__((length, length))
         self.q_sequence = zigzag_order(length, context)
 
     def __getitem__(self, block: tuple[slice, slice]) -> np.ndarray:
-        """Of a block, all that the kernel's schedule is made of: whether any of it is visible, and whether all is.
+        """Return a block's mask, as far as the kernel's schedule needs it: is any of it visible, and is all of it?
 
-        The kernel computes what is within (`mask_function`). To make each block here takes 14 s of a row of 77,824
+        The kernel computes the rest (`mask_function`). To compute each block here would take 14 s for a row of 77,824
         tokens on 16 devices.
         """
         rows, columns = block
-        first, last = self.q_sequence[rows.start], self.q_sequence[rows.stop - 1]  # a block's queries ascend
+        first, last = self.q_sequence[rows.start], self.q_sequence[rows.stop - 1]  # the queries of a block ascend
         return np.array([[last >= columns.start, first >= columns.stop - 1]])
 
     __hash__ = splash_attention_mask.CausalMask.__hash__
 
 
 def padded_length(length: int) -> int:
-    """The least multiple of `BLOCK` that holds a sequence."""
+    """Return the smallest multiple of `BLOCK` that is at least a sequence's length."""
     return -(-length // BLOCK) * BLOCK
 
 
 def block_of(length: int) -> int:
-    """The largest block that divides a length."""
+    """Return the largest block that divides a length."""
     return max(block for block in range(BLOCK, LARGEST_BLOCK + 1, BLOCK) if length % block == 0)
 
 
 def good_length(tokens: int, context: int) -> int:
-    """The least row length of at least `tokens` whose blocks are large, on each of `context` devices.
+    """Return the smallest row length of at least `tokens` with large blocks, on each of `context` devices.
 
-    Each device has two chunks of a row, so blocks divide a chunk: 77,824 tokens over 16 devices are chunks of 19 times
-    128, with blocks of 128; 81,920 have blocks of 640. The least that a kernel takes is `padded_length`, over devices a
-    multiple of 2 x context x `BLOCK`; rows that are short for large blocks are a multiple of that.
+    Each device has two chunks of a row, and blocks divide a chunk. For example, 77,824 tokens over 16 devices give
+    chunks of 19 times 128, with blocks of 128; 81,920 tokens have blocks of 640. The kernel's minimum is
+    `padded_length`, over devices a multiple of 2 x context x `BLOCK`. Rows too short for large blocks are such a
+    multiple.
     """
     pieces = pieces_of(context)
     chunk = padded_length(-(-tokens // pieces))
@@ -82,7 +83,7 @@ def good_length(tokens: int, context: int) -> int:
 
 @functools.lru_cache(maxsize=32)
 def make_kernel(length: int, heads: int, context: int, *, interpret: bool = False) -> Kernel:
-    """The kernel for sequences of `length` with `heads` query heads on each device.
+    """Make the kernel for sequences of `length` with `heads` query heads on each device.
 
     Raises:
         ValueError: `length` does not divide into two chunks of blocks for each of `context` devices.
@@ -97,7 +98,7 @@ def make_kernel(length: int, heads: int, context: int, *, interpret: bool = Fals
     block_q, block_kv = block_of(length // pieces_of(context)), block_of(length)
     mask = splash_attention_mask.MultiHeadMask([_Causal(length, context)] * heads)
     sizes = splash_attention_kernel.BlockSizes(block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv)
-    # Concrete arrays, also when called while a program is traced: the kernel is kept for the next trace.
+    # Concrete arrays, even while a program is traced: the kernel is cached for the next trace.
     with jax.ensure_compile_time_eval():
         return splash_attention_kernel.make_splash_mha(
             mask,
@@ -110,7 +111,7 @@ def make_kernel(length: int, heads: int, context: int, *, interpret: bool = Fals
 
 
 def kernel_specs(kernel: Kernel, context: int) -> Any:
-    """The kernel's partition specs as an argument of `shard_map`: its schedule over `context`."""
+    """Return the kernel's partition specs as an argument of `shard_map`: its schedule over `context`."""
     mesh = AbstractMesh((context,), ("context",))
     return kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, "context")))
 
@@ -125,11 +126,13 @@ def attend(
     *,
     go_on: bool = False,
 ) -> Array:
-    """Keys and values heads first, in the row's order; the queries as the kernel was made for. Returns [B, T, N, H].
+    """Compute attention, with keys and values heads first and in the row's order. Returns [B, T, N, H].
+
+    The queries are in the order for which the kernel was made.
 
     Args:
-        go_on: documents may go on from others. The kernel compares ids alone, so it runs twice: over each query's own
-            document, and over the one before.
+        go_on: True if documents may continue others. The kernel compares only ids, so it runs twice: over each query's
+            own document, and over the one that it continues.
     """
     length, h = q_btnh.shape[1], q_btnh.shape[3]
     q, k, v = (_padded(x, 2) for x in (jnp.moveaxis(q_btnh * h**-0.5, 2, 1), k_bksh, v_bksh))
@@ -151,13 +154,13 @@ def attend(
 
 
 def sharing(ids_bt: Array, ids_bs: Array, blocks: tuple[int, int]) -> Array:
-    """Of which blocks of queries and of keys documents may be the same, in any of these rows: [T / block, S / block],
-    bool. Each device has a row or two, for which one schedule will do.
+    """Return which blocks of queries and of keys may share a document in any of the rows: bool [T / block, S / block].
 
-    By the least and the greatest of a block's documents, which follow one another in a row; padding is none.
+    It compares the smallest and largest document of each block, since documents are contiguous in a row; padding has
+    none. A device has only a row or two, so one schedule is enough.
 
     Args:
-        ids_bt: segment ids that queries see; what is not above 0 is none.
+        ids_bt: segment ids that queries see; values below 1 are none.
     """
 
     def bounds(ids: Array, block: int) -> tuple[Array, Array]:
@@ -171,10 +174,10 @@ def sharing(ids_bt: Array, ids_bs: Array, blocks: tuple[int, int]) -> Array:
 
 
 def _visiting(kernel: Kernel, shared_ij: Array) -> Kernel:
-    """The kernel, with the blocks left out that documents do not share.
+    """Return the kernel without the blocks that share no document.
 
-    Each block of queries visits one at least, that on the diagonal: the kernel divides by what it has summed.
-    What it fetches while it skips is what it visits next.
+    Each block of queries visits at least the block on the diagonal, since the kernel divides by its sum. While the
+    kernel skips blocks, it fetches the next block to visit.
     """
     info = kernel.fwd_mask_info
     assert info.data_next is not None and info.block_mask is not None, "a causal mask has a schedule"
@@ -197,11 +200,11 @@ def _visiting(kernel: Kernel, shared_ij: Array) -> Kernel:
 def _attend(
     kernels: list[Kernel], shared_ij: Array, q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Any
 ) -> Array:
-    """One row.
+    """Compute attention of one row.
 
     Args:
-        kernels: for the document of each query, and, where there is one, for that before it.
-        shared_ij: the blocks that either visits, but for the diagonal.
+        kernels: for the document of each query and, if there is one, for the document that it continues.
+        shared_ij: the blocks that either visits, besides the diagonal.
     """
     del shared_ij
     return _both(kernels, q_nth, k_ksh, v_ksh, segments, before_t)[0]
@@ -210,8 +213,10 @@ def _attend(
 def _both(
     kernels: list[Kernel], q_nth: Array, k_ksh: Array, v_ksh: Array, segments: Any, before_t: Array | None
 ) -> tuple[Array, Array]:
-    """The output, and the log of the scores' sum: over both documents that a query sees, each as the kernel has it.
-    Where one has nothing to see, the kernel's sum is as small as float32 can say, and its output weighs nothing."""
+    """Return the output and the log-sum-exp of the scores over both documents that a query sees.
+
+    Where a query sees nothing of one document, the kernel's sum is the smallest float32, and its output weighs nothing.
+    """
     o_nth, (logsumexp_nt,) = kernels[0](q_nth, k_ksh, v_ksh, segments)
     if before_t is None:
         return o_nth, logsumexp_nt

@@ -1,13 +1,15 @@
-"""The backward pass of attention on TPUs: one Pallas kernel for all three gradients.
+"""Backward pass of attention on TPUs: one Pallas kernel for all three gradients.
 
-Splash's own has two, each of which computes the scores again: 7 matmuls a block and two exponentials, where one that
-does all needs 5 and one. Its way to one kernel writes a part of the queries' gradient for each block of keys, and their
-sum takes longer than what is saved (docs/scale.md). Here the queries' gradient stays in the chip's vector memory, in
-float32, while a key head's blocks of keys go by: a block of keys meets all its queries before the next comes, so that
-the gradients of keys and values are added up there too. Each is written once.
+Splash has two kernels, which both recompute the scores: 7 matmuls per block and two exponentials, where one kernel
+needs 5 and one. Splash's own single-kernel mode writes a part of the queries' gradient for each block of keys, and
+their sum takes longer than the saving (docs/scale.md).
 
-The query heads of a key head are one sequence of rows, one head after the other, cut into `parts` whose gradient has
-room. Key heads are independent, and divided over the cores of chips that have two.
+Here the queries' gradient stays in the chip's vector memory, in float32, while the kernel visits a key head's blocks of
+keys. A block of keys meets all its queries before the next one, so the gradients of keys and values are summed there
+too. Each is written once.
+
+The query heads of a key head are one sequence of rows, one head after the other. It is cut into `parts` whose gradient
+fits. Key heads are independent, and divided over the cores of chips that have two.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from jax.experimental.pallas import tpu as pltpu
 Array = jax.Array
 
 NAME = "attention_backward"
-"""By which the planner knows the kernel."""
+"""Name of the kernel, by which the planner recognises it."""
 MEMORY = 26 * 2**20
-"""Bytes for the queries' gradient; with `_BESIDE` they are within a v5p core's vector memory."""
+"""Bytes for the queries' gradient; with `_BESIDE` they fit a v5p core's vector memory."""
 _BESIDE = 30 * 2**20
-"""Bytes for blocks and what is made of them, at blocks of 1,024."""
+"""Bytes for blocks and their intermediate values, at blocks of 1,024."""
 
 
 class _Blocks(NamedTuple):
@@ -151,14 +153,14 @@ def gradients(
     blocks: tuple[int, int],
     interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Of one row's queries, keys and values, in their types. Scores are not scaled: the queries are.
+    """Return the gradients of one row's queries (already scaled), keys and values, in their dtypes.
 
     Args:
-        logsumexp_nt: of the scores, float32.
+        logsumexp_nt: log-sum-exp of the scores, float32.
         delta_nt: sum of output times its gradient, float32.
-        places_t: each query's place among the keys, int32, ascending: it sees the keys up to there, of its segment.
-        before_t: another segment that each query sees; None: it sees its own alone.
-        shared_ij: of blocks of queries and of keys, whether their segments may be the same.
+        places_t: each query's index among the keys, int32, ascending: it sees the keys of its segment up to there.
+        before_t: another segment that each query sees; None: only its own.
+        shared_ij: whether blocks of queries and of keys may share a segment.
         blocks: lengths of a block of queries and of keys, which divide them.
     """
     heads, s, h = k_ksh.shape
@@ -210,7 +212,7 @@ def gradients(
         segments_s[:, None],
         *(x[None] for x in seen),
     )
-    # Part by part: a reduction over them takes the compiler's cycles ten times over.
+    # Part by part: a reduction over all parts takes ten times the compiler's cycles.
     dk_ksh, dv_ksh = (functools.reduce(jnp.add, list(x)) for x in keys_pksh)
     return dq_nth, dk_ksh.astype(k_ksh.dtype), dv_ksh.astype(v_ksh.dtype)
 

@@ -1,9 +1,9 @@
 """Flash attention for GPUs: three Pallas kernels that Triton compiles (Dao, arXiv 2307.08691), with their own VJP.
 
-They go by segment ids and positions alone, as the reference does, so any order of the row is right. For speed, keys
-should come in the row's order: each block of queries then visits one range of key blocks (and each block of keys one
-range of query blocks), found beforehand from the blocks' least and greatest segment and position; the causal half and
-other documents are not visited. The G query heads of a K/V head share its keys without a copy.
+Like the reference they use only segment ids and positions, so any order of the row is correct. For speed, keys should
+be in the row's order. Each block of queries then visits one range of key blocks, and each block of keys one range of
+query blocks. The ranges come from the blocks' smallest and largest segment and position. Other documents and the
+causal half are not visited. The G query heads of a K/V head share its keys without a copy.
 
 Scores are kept in base 2, as the hardware's exponential is.
 """
@@ -28,12 +28,14 @@ from synthesis.core.refusals import InputError
 Array = jax.Array
 
 BLOCKS = (128, 64), (64, 64)
-"""(rows of queries, rows of keys) of the forward and of the backward kernels: what a streaming multiprocessor's shared
-memory holds at 128 dimensions a head in bfloat16."""
+"""(rows of queries, rows of keys) of the forward and of the backward kernels.
+
+This is the capacity of a streaming multiprocessor's shared memory at 128 dimensions per head in bfloat16.
+"""
 
 
 class _Sizes(NamedTuple):
-    """Static."""
+    """Static sizes."""
 
     rows: int
     columns: int
@@ -47,15 +49,15 @@ class _Sizes(NamedTuple):
 
 
 def supports(head_dim: int) -> bool:
-    """Triton's tiles are powers of two, and its matmuls at least 16 wide."""
+    """Return whether Triton supports a head size: its tiles are powers of two, and its matmuls at least 16 wide."""
     return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 
 
 def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places, *, interpret: bool = False) -> Array:
-    """As `blockwise.attend`.
+    """Compute attention; see `blockwise.attend`.
 
     Raises:
-        ValueError: H is no power of two, or below 16.
+        ValueError: H is not a power of two, or is below 16.
     """
     b, t, n, h = q_btnh.shape
     k = k_bskh.shape[2]
@@ -64,7 +66,7 @@ def attend(q_btnh: Array, k_bskh: Array, v_bskh: Array, places: Places, *, inter
     longest = max(max(pair) for pair in BLOCKS)
     more_t, more_s = -t % longest, -k_bskh.shape[1] % longest
     segments_q, segments_k, positions_q, positions_k = places
-    # Padding gets segment 0, so it takes part in nothing.
+    # Padding gets segment 0, which attends to nothing.
     padded = tuple(
         pad_tokens(x, more)
         for x, more in ((segments_q, more_t), (segments_k, more_s), (positions_q, more_t), (positions_k, more_s))
@@ -82,8 +84,11 @@ def _attend(q: Array, k: Array, v: Array, places: Any, interpret: bool) -> Array
 
 
 def _ranges(places: Any, sizes: _Sizes) -> tuple[Array, Array]:
-    """Which blocks can see each other: for each block of queries the first key block and the one after the last, for
-    each block of keys the same of query blocks. int32, [B, blocks, 2]."""
+    """Return the blocks that can see each other, int32, [B, blocks, 2].
+
+    For each block of queries: the first key block and the one after the last. For each block of keys: the same of query
+    blocks.
+    """
 
     def bounds(segments: Array, positions: Array, length: int) -> tuple[Array, ...]:
         blocks = [x.reshape(x.shape[0], -1, length) for x in (segments, positions)]
@@ -94,7 +99,7 @@ def _ranges(places: Any, sizes: _Sizes) -> tuple[Array, Array]:
 
     segments_q, segments_k, positions_q, positions_k = places
     first_q, _, last_q, latest_q = (x[:, :, None] for x in bounds(segments_q, positions_q, sizes.rows))
-    # Of documents that go on from others these come first: their ids are less.
+    # Among documents that continue others the continued ones come first: their ids are smaller.
     others_q = jnp.where(before(segments_q) > 0, before(segments_q), segments_q)
     first_q = jnp.minimum(first_q, bounds(others_q, positions_q, sizes.rows)[0][:, :, None])
     first_k, earliest_k, last_k, _ = (x[:, None, :] for x in bounds(segments_k, positions_k, sizes.columns))
@@ -111,13 +116,13 @@ def _ranges(places: Any, sizes: _Sizes) -> tuple[Array, Array]:
 
 
 def _dot(x: Array, y: Array) -> Array:
-    # float32 in full: Triton would round its operands to 10 bits.
+    # full float32: Triton would round its operands to 10 bits
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _whole(*shape: int) -> pl.BlockSpec:
-    """One row of a [B, …] array, in memory: a kernel loads what it needs."""
+    """Return the spec of one row of a [B, …] array, in memory; the kernel loads parts of it."""
     return pl.BlockSpec((None, *shape), lambda i, n, b: (b, *(0,) * len(shape)))
 
 
@@ -126,7 +131,7 @@ def _place_specs(t: int, s: int) -> list[pl.BlockSpec]:
 
 
 def _row_specs(rows: int, s: int, g: int, h: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
-    """A block of a head's queries, one number for each of them, and all keys of their key head."""
+    """Return specs of a block of a head's queries, of one number per query, and of all keys of their key head."""
     return (
         pl.BlockSpec((None, None, None, rows, h), lambda i, n, b: (b, n // g, n % g, i, 0)),
         pl.BlockSpec((None, None, None, rows), lambda i, n, b: (b, n // g, n % g, i)),
@@ -135,7 +140,7 @@ def _row_specs(rows: int, s: int, g: int, h: int) -> tuple[pl.BlockSpec, pl.Bloc
 
 
 def _scale(h: int) -> float:
-    """Of scores in base 2."""
+    """Return the scale of scores in base 2."""
     return h**-0.5 * math.log2(math.e)
 
 
@@ -162,7 +167,7 @@ def _forward(q: Array, k: Array, v: Array, places: Any, interpret: bool) -> tupl
             o_rh = o_rh * fade[:, None] + _dot(p.astype(v_ref.dtype), v_ref[there, :])
             return new, total * fade + p.sum(-1), o_rh
 
-        # The maximum starts above any masked score: those weigh exp(-huge) = 0 in rows that see nothing too.
+        # The maximum starts above any masked score: masked scores weigh exp(-huge) = 0 in fully masked rows too.
         start = (
             jnp.full((rows,), MASKED / 10, jnp.float32),
             jnp.zeros((rows,), jnp.float32),
@@ -172,7 +177,7 @@ def _forward(q: Array, k: Array, v: Array, places: Any, interpret: bool) -> tupl
         seen = total > 0
         safe = jnp.where(seen, total, 1.0)
         o_ref[...] = jnp.where(seen[:, None], o_rh / safe[:, None], 0.0).astype(o_ref.dtype)
-        # Huge for a row that sees nothing: its recomputed weights are 0.
+        # huge for a fully masked row: its weights are 0
         sum_ref[...] = jnp.where(seen, highest + jnp.log2(safe), -MASKED)
 
     heads, per_row, keys = _row_specs(rows, s, g, h)
@@ -241,7 +246,7 @@ def _dq(
 def _dk_dv(
     spans: Array, places: Any, q: Array, k: Array, v: Array, do: Array, log_sum: Array, delta: Array, sizes: _Sizes
 ) -> tuple[Array, Array]:
-    """Each program sums over the G query heads of its keys."""
+    """Return the gradients of keys and values. Each program sums over the G query heads of its keys."""
     b, kh, g, t, h = q.shape
     s = k.shape[2]
     rows, columns, scale = sizes.rows, sizes.columns, _scale(h)

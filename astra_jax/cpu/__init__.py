@@ -1,5 +1,5 @@
-"""What is done only because XLA's CPU backend is as it is. On TPUs and GPUs none of this runs: skip the room.
+"""Workarounds for XLA's CPU backend. On TPUs and GPUs none of this runs, so you can skip the package.
 
-`programs` holds one hook for each trick in the compiled programs; the code that calls one reads plainly without it.
-`environment` holds what a process on CPUs is started with.
+`programs` has one hook for each optimisation in the compiled programs; the calling code is readable without it.
+`environment` has the environment variables of a process on CPUs.
 """

@@ -1,4 +1,4 @@
-"""What a process on CPUs gives back of its memory. Imports no jax."""
+"""Memory that a process on CPUs returns to the system. Imports no jax."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 
 
 def give_back() -> None:
-    """Have malloc return to the system what it holds and nobody uses, on Linux with glibc; elsewhere nothing is done.
+    """Make malloc return unused memory to the system, on Linux with glibc; elsewhere do nothing.
 
-    By itself glibc returns what is free at the end of a heap, and what was mapped for one array. What compilers leave
-    between what lives on, and arrays of less than 32 MiB (a layer's keys and values), it keeps: of a process that
-    trains SmolLM2-135M by GRPO 0.7 of 8.1 GiB after two updates. What is wanted again is mapped again, a page at a
-    time, so this is for the border of two phases.
+    By itself glibc returns free memory at the end of a heap, and separately mapped arrays. It keeps the gaps that
+    compilers leave, and arrays of less than 32 MiB (a layer's keys and values). A process that trains SmolLM2-135M by
+    GRPO keeps 0.7 of 8.1 GiB after two updates. Memory that is needed again is mapped again, a page at a time, so call
+    this between two phases.
     """
     if sys.platform != "linux":
         return

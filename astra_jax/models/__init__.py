@@ -1,5 +1,5 @@
-"""Models. `model.Model` is what the rest holds; a family is a folder with its sizes and its table of names.
+"""Models. `model.Model` is the interface for other packages; a family is a folder with sizes and a table of names.
 
-`layers` and `decoder` compute, `sharding` places, `hf_checkpoint` reads and writes, `families` finds the folder that a
-checkpoint is of. Nothing outside this room and `configs` knows a family by name.
+`layers` and `decoder` compute, `sharding` places parameters, `hf_checkpoint` reads and writes, `families` finds the
+family of a checkpoint. Only this package and `configs` know families by name.
 """

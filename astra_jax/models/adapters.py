@@ -1,10 +1,10 @@
-"""Low-rank adapters as trees: which matrices get one, what is trained, and what a model computes with.
+"""Low-rank adapters as trees: the matrices that get one, the trained parameters, and the joined tree for the model.
 
-Beside the frozen weights of a model, its base, stand the adapters: a tree of the same paths, in which each adapted
-matrix has two leaves, `a_dr` and `b_rnh` of `q_dnh`. Their names end in their axes, the rank is `r`, so that sharding,
-optimizers and checkpoints take them for what they are (`astra_jax/axes.py`). Where rows of single tokens are trained
-too, they are a leaf each of embedding and head, `rows_id` of `embed_vd`. `joined` makes one tree of both, which the
-model's layers read as they read weights.
+Adapters are a tree next to the frozen weights of a model, its base, with the same paths. Each adapted matrix has two
+leaves there: `a_dr` and `b_rnh` for `q_dnh`. Their names end in their axes, with `r` for the rank, so sharding,
+optimizers and checkpoints handle them by their axes (`astra_jax/axes.py`). If rows of single tokens are trained too,
+embedding and head have one more leaf each: `rows_id` for `embed_vd`. `joined` makes one tree of both, which the model's
+layers read as weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = jax.Array
 
 
 def adaptable(model: Model) -> dict[str, NamedParam]:
-    """The matrices that can have an adapter, by the last part of their names in checkpoints (`q_proj`)."""
+    """Return the matrices that can have an adapter, by the last part of their names in checkpoints (`q_proj`)."""
     return {
         entry.hf_name.split(".")[-2]: entry
         for entry in model.names()
@@ -40,10 +40,10 @@ def adaptable(model: Model) -> dict[str, NamedParam]:
 
 
 def targeted(model: Model, lora: LoRA) -> dict[str, NamedParam]:
-    """Those that get one.
+    """Return the matrices that get an adapter.
 
     Raises:
-        InputError: a target is none of them; names it, and all that there are.
+        InputError: a target is unknown; the message names it and all possible targets.
     """
     every = adaptable(model)
     if ALL in lora.targets:
@@ -59,37 +59,37 @@ def targeted(model: Model, lora: LoRA) -> dict[str, NamedParam]:
 
 
 def check(model: Model, lora: LoRA) -> None:
-    """Refuse adapters that a model cannot have.
+    """Check that a model can have these adapters.
 
     Raises:
-        InputError: a target is no matrix of its, or its matrices are not stored so.
-        Refusal: the library for that is not installed.
+        InputError: a target is not a matrix of the model, or its matrices cannot be stored this way.
+        Refusal: the library for storing them is not installed.
     """
     targeted(model, lora)
     model.check_matmul(lora.stored, "lora.stored")
 
 
 def leaf_names(name: str) -> tuple[str, str]:
-    """(A's, B's) of the matrix of a name: (`a_dr`, `b_rnh`) of `q_dnh`."""
+    """Return the names of A and B for a matrix: (`a_dr`, `b_rnh`) for `q_dnh`."""
     letters, (inputs, outputs) = axes.letters(name), axes.sides(name)
     return f"a_{''.join(letters[i] for i in inputs)}r", f"b_r{''.join(letters[i] for i in outputs)}"
 
 
 def vocabularies(model: Model) -> list[NamedParam]:
-    """The embedding, and the head where it is one of its own: what has a row or a column for each token."""
+    """Return the embedding, and the head if it is separate: the parameters with a row or column for each token."""
     return [entry for entry in model.names() if "v" in axes.letters(entry.path[-1])]
 
 
 def rows_name(name: str) -> str:
-    """Of the trained rows of a leaf with an axis of tokens: `rows_id` of `embed_vd`."""
+    """Return the name of the trained rows of a leaf with an axis of tokens: `rows_id` for `embed_vd`."""
     return f"rows_{axes.letters(name).replace('v', 'i')}"
 
 
 def abstract_adapters(model: Model, lora: LoRA) -> Params:
-    """The adapters' shapes, and those of trained rows; float32, whatever the base is: updates are small.
+    """Return the shapes of adapters and trained rows; always float32, since updates are small.
 
     Raises:
-        InputError: a token whose row is to be trained is none of the model's.
+        InputError: a token whose row is to be trained is not in the model's vocabulary.
     """
     if lora.rank is None:
         raise ValueError("there are no adapters without a rank")
@@ -121,8 +121,11 @@ def abstract_adapters(model: Model, lora: LoRA) -> Params:
 
 
 def initial_adapters(model: Model, lora: LoRA, key: Array, base: Params) -> Params:
-    """A as `peft` draws it, uniform within 1 / √in (He et al.'s, with a slope of √5); B is zero, and trained rows are
-    those of the base, so that the model is at first what it was."""
+    """Return initial adapters, with which the model's outputs do not change yet.
+
+    A is sampled as in `peft`, uniform within 1 / √in (He et al.'s, with a slope of √5). B is zero, and trained rows are
+    the base's.
+    """
 
     def one(path: Any, x: jax.ShapeDtypeStruct) -> Array:
         name = path[-1].key
@@ -139,14 +142,14 @@ def initial_adapters(model: Model, lora: LoRA, key: Array, base: Params) -> Para
 
 
 def abstract_trained(model: Model, lora: LoRA) -> Params:
-    """The shapes and types of what is trained: the adapters, or all weights."""
+    """Return the shapes and dtypes of the trained parameters: the adapters, or all weights."""
     return model.abstract_params() if lora.rank is None else abstract_adapters(model, lora)
 
 
 def trained_shardings(model: Model, lora: LoRA, mesh: Mesh | None) -> Any:
-    """A `NamedSharding` for each leaf of `abstract_trained`; None is one device.
+    """Return a `NamedSharding` for each leaf of `abstract_trained`; None is one device.
 
-    An adapter's side that its matrix spreads is spread alike, its rank is not.
+    An adapter's side is sharded like its matrix, its rank is not.
     """
     if mesh is None:
         return None
@@ -156,7 +159,7 @@ def trained_shardings(model: Model, lora: LoRA, mesh: Mesh | None) -> Any:
 
 
 def abstract_base(model: Model, lora: LoRA, mesh: Mesh | None) -> Params | None:
-    """Shapes, types and places of the frozen weights; None where all are trained."""
+    """Return shapes, dtypes and shardings of the frozen weights; None if all are trained."""
     if lora.rank is None:
         return None
     like = model.abstract_params()
@@ -175,12 +178,12 @@ def abstract_base(model: Model, lora: LoRA, mesh: Mesh | None) -> Params | None:
 
 
 def _stored_outputs(path: Any, lora: LoRA) -> tuple[int, ...] | None:
-    """The axes that have scales, layers and outputs, of a matrix that adapters lie on in 8 bits; None for all else."""
+    """Return the axes with scales (layers and outputs) of a matrix stored in 8 bits under adapters; None for others."""
     return None if lora.stored == "none" else quantized.stored_outputs(path)
 
 
 def store(base: Params, lora: LoRA, path: tuple[Any, ...] = ()) -> None:
-    """Make the frozen weights what adapters lie on, in their place: one matrix after the other, for want of room."""
+    """Convert the frozen weights in place to their form under adapters, one matrix after the other to save memory."""
     for name in base:
         here = (*path, jax.tree_util.DictKey(name))
         if isinstance(base[name], dict):
@@ -190,13 +193,14 @@ def store(base: Params, lora: LoRA, path: tuple[Any, ...] = ()) -> None:
 
 
 def joined(params: Params, base: Params | None, lora: LoRA, *, dtype: Any = None) -> Params:
-    """What the model computes with: the base with the adapters at their matrices, and trained rows in their places.
-    Nothing is copied, but what has such rows.
+    """Return the weights for the model's layers: the base with adapters at their matrices, and trained rows in place.
+
+    Only leaves with trained rows are copied.
 
     Args:
-        params: what is trained.
-        base: None: `params` are all weights.
-        dtype: of what has trained rows; by default the base's.
+        params: the trained parameters.
+        base: the frozen weights; None: `params` are all weights.
+        dtype: dtype of leaves with trained rows; by default the base's.
     """
     if base is None:
         return params
@@ -215,7 +219,7 @@ def joined(params: Params, base: Params | None, lora: LoRA, *, dtype: Any = None
 
 
 def _with_rows(weights: Array, rows: Array, tokens: tuple[int, ...], at: int) -> Array:
-    """The same with these rows; a product with zeros and ones, which is spread over devices as the weights are."""
+    """Replace rows of weights, by a product with zeros and ones, which is sharded as the weights are."""
     ids = jnp.array(tokens)
     of_each = jax.nn.one_hot(ids, weights.shape[at], dtype=jnp.float32)
     own = jnp.tensordot(rows, of_each, ((at,), (0,)), precision=jax.lax.Precision.HIGHEST)
@@ -225,16 +229,16 @@ def _with_rows(weights: Array, rows: Array, tokens: tuple[int, ...], at: int) ->
 
 
 def without_adapters(params: Params, dtype: Any = None) -> Params:
-    """Weights that compute the same as `joined` ones; what is an array already is not copied.
+    """Return plain weights that compute the same as `joined` ones; plain arrays are not copied.
 
     Args:
-        dtype: to which merged matrices are rounded, once; by default that of the matrix under the adapter.
+        dtype: merged matrices are rounded to it, once; by default the dtype of the matrix under the adapter.
     """
     return jax.tree.map(lambda w: plain(w, dtype), params, is_leaf=is_more)
 
 
 def at_path(tree: Any, path: tuple[str, ...]) -> Any:
-    """What is at the end of these keys."""
+    """Return the subtree at the end of these keys."""
     for key in path:
         tree = tree[key]
     return tree

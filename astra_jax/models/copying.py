@@ -1,11 +1,13 @@
 """Initial weights that copy, for tiny models that are trained from scratch.
 
-Calling a tool is mostly copying: the argument is in the question, the answer in the tool's output, token after token.
-A transformer copies with two heads of two layers (Olsson et al., "In-context Learning and Induction Heads", 2022): one
-notes at each token which token stood before it, the other looks for the place whose note is the token at hand, and
-passes on what stands there. From random weights both must form at once, in tens of millions of tokens; here the model
-begins with them, as Trockman and Kolter's initial weights begin as what attention tends to become ("Mimetic
-initialization of self-attention layers", 2023). Where to start copying, and when to stop, is left to learn.
+Calling a tool is mostly copying token by token: the argument from the question, the answer from the tool's output. A
+transformer copies with two heads in two layers (Olsson et al., "In-context Learning and Induction Heads", 2022). The
+first head notes at each token the token before it. The second head finds the position whose note is the current token,
+and returns the token there. From random weights both must form at once, which takes tens of millions of tokens.
+
+Here the model starts with both heads. Similarly, Trockman and Kolter initialise attention to a pattern that training
+tends to reach ("Mimetic initialization of self-attention layers", 2023). The model learns where to start and stop
+copying.
 """
 
 from __future__ import annotations
@@ -19,27 +21,30 @@ from astra_jax.models.model import Params
 from synthesis.core.refusals import InputError
 
 _EMBEDDING_SCALE, _FINAL_NORM = 14.0, 0.35
-"""Tokens are as long in the residual stream as what heads add to it, and logits as flat as they were."""
+"""Scales at which tokens are as long in the residual stream as the heads' outputs, and logits keep their flatness."""
 _MARK = 4.0
-"""The embedding's first dimension, in units of the others' size: it is the same for all tokens."""
+"""Size of the embedding's first dimension, relative to the others: it is the same for all tokens."""
 _NOTE = 0.6
-"""How long a note is, beside the token that it stands at."""
+"""Length of a note relative to the token at its position."""
 _QUIET, _MLP_SCALE = 0.1, 0.1
-"""What heads and MLPs that have no task yet add at first."""
+"""Initial scale of heads and MLPs without a task."""
 _SHARP_PREVIOUS, _SHARP_MATCH = 1.5, 1.2
-"""The norms of queries and keys: how sharply a head attends."""
+"""Norms of queries and keys: how sharply a head attends."""
 _FAST, _SLOW = 5 / 16, 3 / 8
-"""Of the rotary embedding's pairs: those before the first share turn so fast that they tell places apart, those from
-the second on so slowly that what is compared by them may be apart."""
+"""Shares of the rotary embedding's pairs.
+
+Pairs before the first share turn so fast that they distinguish positions. Pairs from the second share on turn so slowly
+that they compare content over long distances.
+"""
 
 
 def copying_params(params: Params, model: Sizes) -> Params:
-    """The weights of `Model.init` with an induction head: the same shapes and dtypes.
+    """Return the weights of `Model.init` with an induction head, in the same shapes and dtypes.
 
-    In the first layer the first head attends to the token before; in the last layer the first head attends to what
-    follows an earlier copy of the token at hand, and all heads' values and outputs are each other's inverse (with
-    n_kv_heads * head_dim = d_model; below, they project onto that many dimensions): whatever they attend to, the tied
-    output head reads off again.
+    In the first layer the first head attends to the previous token. In the last layer the first head attends to the
+    position after an earlier copy of the current token. There all heads' values and outputs are each other's inverse
+    (if n_kv_heads * head_dim = d_model; if it is smaller, they project onto that many dimensions). So the tied output
+    head reads off the token that they attend to.
 
     Raises:
         ValueError: the model has fewer than two layers, no norm of queries and keys, or n_kv_heads * head_dim is
@@ -58,14 +63,14 @@ def copying_params(params: Params, model: Sizes) -> Params:
     embed_vd = np.array(params["embed_vd"], np.float32) * _EMBEDDING_SCALE
     embed_vd[:, 0] = _MARK * np.sqrt(np.mean(embed_vd**2))
 
-    # Two random subspaces, without the mark: what a head reads of a token, and where it writes its note.
+    # Two random subspaces, without the mark: the part of a token that a head reads, and where it writes its note.
     read_dh, note_dh = _orthonormal(attention["v_dkh"][0, :, 0]), _orthonormal(attention["o_nhd"][0, 0].T)
     _attend_to_previous(attention, model)
     attention["v_dkh"][0, :, 0] = read_dh
     attention["o_nhd"][0] *= _QUIET
     attention["o_nhd"][0, 0] = _NOTE * note_dh.T
 
-    # The note of a place is compared with the token at hand, by the pairs that hardly turn.
+    # The note of a position is compared with the current token, by the pairs that turn slowly.
     pairs = np.arange(int(_SLOW * h / 2), h // 2)
     slow = np.concatenate([pairs, pairs + h // 2])
     mixed_hc = np.linalg.qr(attention["q_dnh"][-1, :h, 0])[0][:, : len(slow)]
@@ -90,7 +95,7 @@ def copying_params(params: Params, model: Sizes) -> Params:
 
 
 def _attend_to_previous(attention: dict[str, NDArray[np.float32]], model: Sizes) -> None:
-    """Queries and keys of the first layer's first head: the same for all tokens, and a place apart by their turning."""
+    """Set queries and keys of the first layer's first head: equal for all tokens, one position apart by rotation."""
     half = model.head_dim // 2
     fast = np.arange(int(_FAST * half))
     turn = -(model.rope_theta ** (-fast / half))
@@ -103,7 +108,7 @@ def _attend_to_previous(attention: dict[str, NDArray[np.float32]], model: Sizes)
 
 
 def _orthonormal(x_dc: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Orthonormal columns of what random ones span; nothing is read of the mark, or written to it."""
+    """Return orthonormal columns for the span of random ones; they neither read nor write the mark."""
     columns_dc = np.linalg.qr(x_dc)[0]
     columns_dc[0] = 0.0
     return columns_dc

@@ -1,10 +1,10 @@
 """Decoders: the forward pass of all families, as Flax NNX modules under pure functions.
 
-`Block` is an NNX module. `Decoder.init` splits it into arrays that are stacked over layers, a plain pytree;
+`Block` is an NNX module. `Decoder.init` splits it into arrays that are stacked over layers, a plain pytree.
 `Decoder.forward` scans over the stack and merges the block inside the scan's body, while tracing. So a step is
 `jax.jit` over one small pytree: no graph traversal in the hot loop, and the compile time does not grow with depth.
-(Measured on 64 layers: nested `nnx.jit` 108 ms of blocking Python a step and 8.1 s to compile, a stacked pytree 0.5 ms
-and 0.3 s.)
+(Measured on 64 layers: nested `nnx.jit` 108 ms of blocking Python per step and 8.1 s to compile, a stacked pytree 0.5
+ms and 0.3 s.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SAVE_PRODUCTS = jax.checkpoint_policies.save_only_these_names(RESIDUALS, cpu.PR
 
 
 def _save_dots(primitive: Any, *operands: Any, **options: Any) -> Any:
-    """Matmuls' outputs; of those in 8 bits not the sums, which are wider than what is made of them, and named."""
+    """Save the outputs of matmuls, except the wider sums of 8-bit matmuls: their named results are saved."""
     narrow = any(jnp.dtype(one.dtype).itemsize == 1 for one in operands[:2] if hasattr(one, "dtype"))
     return not narrow and jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims(primitive, *operands, **options)
 
@@ -79,11 +79,11 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-"""What `remat.REMATS` names and describes."""
+"""Policies of the names that `remat.REMATS` describes."""
 
 
 class Block(nnx.Module):
-    """One layer. `attend(q, k, v)` is given by the caller: over the sequence, or over a cache."""
+    """One layer. The caller gives `attend(q, k, v)`: over the sequence, or over a cache."""
 
     def __init__(self, model: Sizes, *, rngs: nnx.Rngs) -> None:
         self.model = model
@@ -101,7 +101,7 @@ class Block(nnx.Module):
         mesh: AnyMesh | None = None,
         matmul: str = "none",
     ) -> tuple[Array, Any, RouterSums | None]:
-        """Returns the layer's output, whatever else `attend` returned, and the router's statistics if it has one."""
+        """Return the layer's output, the other results of `attend`, and the router's statistics if it has one."""
         eps = self.model.rms_eps
         x_btd = checkpoint_name(x_btd, _INPUT)
         qkv = self.attention.project(rms_norm(x_btd, self.attention_norm_d[...], eps), angles_bth, mesh, matmul)
@@ -116,7 +116,7 @@ class Block(nnx.Module):
 
 @functools.cache
 def _block_definition(model: Sizes) -> tuple[Any, Any]:
-    """The block's graph definition and its abstract state: built once for a model, without allocating."""
+    """Return the block's graph definition and its abstract state: built once per model, without allocating."""
     return nnx.split(nnx.eval_shape(lambda: Block(model, rngs=nnx.Rngs(0))))
 
 
@@ -128,12 +128,15 @@ def _block(model: Sizes, arrays: Params) -> Block:
 
 
 FEWEST_ROWS = 8
-"""Of a decoding matmul on accelerators. A TPU multiplies fewer with its vector unit, at a third of the speed at which
-it reads the weights; for GPUs XLA makes of a matmul of one row a product as large as the weights, and its sum."""
+"""Fewest rows of a decoding matmul on accelerators.
+
+A TPU multiplies fewer rows with its vector unit, at a third of the speed at which it reads the weights. For GPUs XLA
+turns a matmul of one row into a product as large as the weights, and its sum.
+"""
 
 
 def fewest_rows(caches: Caches, platform: str | None) -> int:
-    """How many rows a decoding matmul has at least; `platform` as in `Decoder.forward_cached`."""
+    """Return the fewest rows of a decoding matmul; for `platform` see `Decoder.forward_cached`."""
     return FEWEST_ROWS if isinstance(caches, Cache) or not _on_cpu(platform) else 1
 
 
@@ -146,25 +149,25 @@ def _whole(layer: Layer) -> Layer:
 
 
 def _seen(caches: Caches, look: Look) -> int:
-    """How many positions are looked at."""
+    """Return the number of positions that are read."""
     return jax.eval_shape(look, kv.first(caches)).length
 
 
 @dataclass(frozen=True)
 class Decoder(Sizes, abc.ABC):
-    """A decoder of these sizes: all of `Model` but what a family's folder says, its names and its `config.json`.
+    """Decoder of these sizes: all of `Model` except a family's own part, its names and its `config.json`.
 
-    A family may have `stretched_from`, the length that its makers stretch by YaRN; None: all that it was made for.
+    A family may have `stretched_from`, the length from which its makers stretch by YaRN; None: its full length.
     """
 
     family: ClassVar[str]
     stretched_from: ClassVar[int | None] = None
 
     def stretched(self, tokens: int) -> Self:
-        """This model for sequences of `tokens`: as it is where they fit, else with the least whole YaRN factor.
+        """Return the model for sequences of `tokens`: unchanged if they fit, else with the smallest whole YaRN factor.
 
         Raises:
-            ValueError: its rotary embedding is scaled in another way, which does not go together with YaRN.
+            ValueError: its rotary embedding is scaled in another way, which YaRN cannot be combined with.
         """
         if tokens <= self.max_positions:
             return self
@@ -180,19 +183,19 @@ class Decoder(Sizes, abc.ABC):
 
     @property
     def stretch(self) -> float:
-        """By which factor the context is stretched; 1 is not."""
+        """Factor by which the context is stretched; 1 if it is not."""
         return self.yarn.factor if self.yarn else 1.0
 
     def in_training_precision(self) -> Self:
-        """With bfloat16 activations and float32 parameters: AdamW's updates at 2e-6 are below bfloat16's resolution."""
+        """Use bfloat16 activations and float32 parameters: AdamW's updates at 2e-6 are below bfloat16's resolution."""
         return replace(self, param_dtype="float32", dtype="bfloat16")
 
     def check_length(self, tokens: int, field: str) -> None:
-        """Refuse sequences that are longer than the weights were made for.
+        """Check that sequences are not longer than the weights were made for.
 
         Args:
             tokens: the longest sequence.
-            field: the setting that says so, for the message.
+            field: the setting of this length, for the message.
 
         Raises:
             ValueError: `tokens` is above `max_positions`.
@@ -204,7 +207,7 @@ class Decoder(Sizes, abc.ABC):
             )
 
     def check_matmul(self, matmul: str, field: str) -> None:
-        """Refuse numbers that these layers are not multiplied in; see `Model.check_matmul`."""
+        """Check that the layers support a matmul format; see `Model.check_matmul`."""
         if matmul not in MATMULS:
             raise InputError(f"{field} is {matmul!r}; use one of {', '.join(MATMULS)}")
         if matmul != "none" and self.n_experts:
@@ -215,7 +218,7 @@ class Decoder(Sizes, abc.ABC):
     # ------------------------------------------------------------------------------------------------------ parameters
 
     def init(self, key: Array) -> Params:
-        """Random weights for training from scratch. Loading a checkpoint does not need them: see `hf_checkpoint`."""
+        """Return random weights for training from scratch. A loaded checkpoint does not need them (`hf_checkpoint`)."""
         embed_key, head_key, layers_key = jax.random.split(key, 3)
         dtype = jnp.dtype(self.param_dtype)
 
@@ -233,7 +236,7 @@ class Decoder(Sizes, abc.ABC):
         return params
 
     def abstract_params(self) -> Params:
-        """The shapes and dtypes of `init`, without arrays."""
+        """Return the shapes and dtypes of `init`, without arrays."""
         return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
     def param_shardings(self, mesh: Mesh) -> Any:
@@ -241,23 +244,23 @@ class Decoder(Sizes, abc.ABC):
         return sharding.param_shardings(self.abstract_params(), mesh)
 
     def head_weights(self, params: Params) -> Array:
-        """The head's matrix, [D, V], as it is kept; the transposed embedding when tied and not `for_decoding`."""
+        """Return the head's matrix, [D, V], as stored; the transposed embedding if tied and not `for_decoding`."""
         turned = self.tie_embeddings and "head_dv" not in params
         return params["embed_vd"].T if turned else params["head_dv"]
 
     def head_kernel(self, params: Params) -> Array:
-        """`head_weights` in `dtype`."""
+        """Return `head_weights` in `dtype`."""
         return self.head_weights(params).astype(self.dtype)
 
     def for_decoding(self, params: Params, *, apart: bool, stored: str = "none") -> Params:
-        """The same parameters as decoding reads them, again and again: matrices in `dtype`, with a head of their own.
+        """Return the parameters in the form for repeated decoding: matrices in `dtype`, with a separate head.
 
-        A tied embedding is turned around here once, and not in each chunk of decoding; adapters become part of their
-        matrices. Copies what it changes.
+        A tied embedding is transposed once here, and not in each chunk of decoding. Adapters are merged into their
+        matrices. Changed leaves are copies.
 
         Args:
-            apart: `layers` as a tuple of one tree a layer, to be written out.
-            stored: a name of `matmuls.STORED`: how the layers' matrices are kept.
+            apart: True for `layers` as a tuple with one tree per layer, to unroll them.
+            stored: a name of `matmuls.STORED`: the form in which the layers' matrices are stored.
         """
 
         def read(path: Any, x: Any) -> Any:
@@ -291,7 +294,7 @@ class Decoder(Sizes, abc.ABC):
         backend: str = "auto",
         mesh: AnyMesh | None = None,
     ) -> tuple[Array, RouterSums | None]:
-        """See `Model.forward`; the hidden states are those after the final norm."""
+        """Run the model; see `Model.forward`. The hidden states are taken after the final norm."""
         if remat not in REMAT_POLICIES:
             raise InputError(f"remat is {remat!r}; use one of {', '.join(REMAT_POLICIES)}")
         self.check_matmul(matmul, "matmul")
@@ -315,7 +318,7 @@ class Decoder(Sizes, abc.ABC):
         return rms_norm(x_btd.astype(dtype), params["final_norm_d"], self.rms_eps), sums_l
 
     def _angles(self, positions_bt: Array, *, written_out: bool) -> tuple[Array, Array]:
-        """The layers' rotary angles."""
+        """Return the layers' rotary angles."""
         angles = functools.partial(rotary_angles, model=self)
         return cpu.computed_once(angles, positions_bt) if written_out else angles(positions_bt)
 
@@ -328,12 +331,12 @@ class Decoder(Sizes, abc.ABC):
         dtype: DTypeLike | None = None,
         part: int | None = None,
     ) -> Caches:
-        """An empty cache for `batch` rows of up to `length` positions; `stacked` is for stacked parameters.
+        """Return an empty cache for `batch` rows of up to `length` positions; `stacked` is for stacked parameters.
 
         Args:
-            dtype: of what is kept; None: the model's.
-            part: of layers that are apart, with several queries a key head (`cpu.programs.kept_part`): so many
-                positions are an array, where there are more; None: all.
+            dtype: dtype of the cache; None: the model's.
+            part: positions per array, if there are more. For separate layers with several queries per key head
+                (`cpu.programs.kept_part`); None: all in one array.
         """
         heads, width, layers = self.n_kv_heads, self.head_dim, self.n_layers
 
@@ -358,23 +361,22 @@ class Decoder(Sizes, abc.ABC):
         look: Look = _whole,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
-        """Hidden states of the next tokens of each row over what is cached of it.
+        """Return hidden states of each row's next tokens over its cache.
 
         Args:
-            params: of `init`: the layers are scanned, so that compile time does not grow with depth. Or `for_decoding`:
-                layers that are apart are written out.
+            params: from `init`: the layers are scanned, so that compile time does not grow with depth. Or from
+                `for_decoding`: separate layers are unrolled.
             tokens_bt: the new tokens of each row.
-            positions_bt: where they are, ascending by one; -1, at a row's end, is padding, whose output is meaningless.
-            past: stacked as the parameters are; of it a row sees what is before its first new token. Only read.
-            look: what is read of a layer's.
-            platform: what the program is compiled for; None is that of JAX's default device.
+            positions_bt: their positions, ascending by one; -1, at a row's end, is padding with undefined output.
+            past: stacked as the parameters are; a row sees the positions before its first new token. Not modified.
+            look: selects the part of a layer's cache to read.
+            platform: platform that the program is compiled for; None is that of JAX's default device.
 
         Returns:
-            (hidden states after the final norm [B, T, D], the new tokens' keys and values, T places: `Cache.put` keeps
-            them).
+            (hidden states after the final norm [B, T, D], keys and values of the T new tokens, for `Cache.put`).
         """
 
-        # Stacked layers may be spread over a mesh, where XLA does not know how to take a kernel apart.
+        # Stacked layers may be spread over a mesh, where XLA cannot split a kernel.
         alone = not isinstance(past, Cache)
         backend = best_backend(self.head_dim, platform or platform_of(None)) if alone else "blockwise"
 
@@ -396,15 +398,15 @@ class Decoder(Sizes, abc.ABC):
         look: Look = _whole,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
-        """Hidden states of one more token a row, when all rows go forward together.
+        """Return hidden states of one more token per row, when all rows advance together.
 
-        Their keys and values go to one place of a small cache, and the large one is only read: writing to another
-        place of each row costs a copy of the cache in each step, or a scatter.
+        The tokens' keys and values are written to one slot of a small cache, and the large one is only read. To write
+        to a different slot of each row would copy the cache in each step, or need a scatter.
 
         Args:
             params, past, look, platform: see `forward_cached`.
-            positions_b1: `step` + how many slots of `past` each row sees; -1 is padding.
-            recent: room for as many tokens as there are steps; those before `step` are there. Updated in place.
+            positions_b1: `step` + the number of slots of `past` that each row sees; -1 is padding.
+            recent: slots for as many tokens as there are steps, filled up to `step`. Updated in place.
 
         Returns:
             (hidden states after the final norm [B, 1, D], the extended `recent`).
@@ -438,7 +440,7 @@ class Decoder(Sizes, abc.ABC):
         attend: Callable[..., Any],
         platform: str | None,
     ) -> tuple[Array, Any]:
-        """The layers, each with `attend(its cache, q, k, v)`. Returns hidden states and what became of the caches."""
+        """Run the layers, each with `attend(its cache, q, k, v)`. Return hidden states and results for the caches."""
         written_out = isinstance(params["layers"], tuple)
         angles_bth = self._angles(jnp.maximum(positions_bt, 0), written_out=written_out and _on_cpu(platform))
 
@@ -452,7 +454,7 @@ class Decoder(Sizes, abc.ABC):
         x_btd = params["embed_vd"][tokens_bt].astype(self.dtype)
         if written_out:
             extended = []
-            # XLA writes out what is called; JAX traces and lowers it once (30 layers: 0.8 s in place of 1.5).
+            # XLA inlines the calls; JAX traces and lowers the function once (30 layers: 0.8 s and not 1.5).
             traced_once = jax.jit(layer)
             for xs in zip(params["layers"], caches, strict=True):
                 x_btd, cache = traced_once(x_btd, xs)

@@ -1,4 +1,4 @@
-"""The families of models, by what their `config.json` calls itself: a family is a folder here and a line below."""
+"""Families of models, by the `model_type` of their `config.json`: each family is a folder here and a line below."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FAMILIES: dict[str, tuple[str, str]] = {
 
 
 def from_hf(config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Model:
-    """The model of a `config.json`'s content.
+    """Return the model of a `config.json`'s content.
 
     Raises:
-        InputError: a family that there is not, or what this port does not compute of it; the message lists all.
+        InputError: the family is unknown, or this port does not compute a part of it; the message lists everything.
     """
     kind = config.get("model_type")
     if kind not in FAMILIES:
@@ -39,13 +39,14 @@ def from_hf(config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: s
 def differences(
     stored: Model, wanted: Model, *, but: Collection[str] = (), stretches: bool = True
 ) -> list[tuple[str, Any, Any]]:
-    """List in which fields weights are of another model than a configuration: each name, their value, the other's.
+    """List the fields in which the weights' model differs from a configuration: each name, their value, the other's.
 
-    Training may stretch the context and choose dtypes; all else is the model, and so is a context that is stretched.
+    Training may stretch the context and choose dtypes. Every other difference makes another model, and so does a
+    context that is already stretched.
 
     Args:
-        but: what else may differ.
-        stretches: whether it may: a server that does not computes another model.
+        but: other fields that may differ.
+        stretches: whether the context may be stretched. A server that does not would compute another model.
     """
     free = {"max_positions", "dtype", "param_dtype", *but}
     if stretches and not vars(stored).get("yarn"):

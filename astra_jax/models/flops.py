@@ -1,4 +1,4 @@
-"""How much arithmetic a model is, and how much memory it reads."""
+"""Flops of a model, and the bytes that it reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from astra_jax.models.layers.sizes import Sizes
 
 
 def _layers_matrices(model: Sizes) -> dict[str, int]:
-    """Numbers of one layer's matrices that each token is multiplied with, by what comes out; of experts only those that
-    it goes to. A bias is one more row of its matrix, which every token is multiplied with by 1.
+    """Return the number of parameters of one layer's matrices by which each token is multiplied, by their outputs.
+
+    Only a token's own experts count. A bias is one more row of its matrix, which every token multiplies by 1.
     """
     d, h, bias = model.d_model, model.head_dim, int(model.attention_bias)
     narrow = h * model.n_kv_heads * (d + bias)
@@ -29,16 +30,19 @@ def _layers_matrices(model: Sizes) -> dict[str, int]:
 
 
 def matmul_parameters(model: Sizes) -> tuple[int, int]:
-    """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to."""
+    """Return the number of parameters (in all layers, in the head) by which each token is multiplied.
+
+    Only a token's own experts count.
+    """
     return model.n_layers * sum(_layers_matrices(model).values()), model.d_model * model.vocab_size
 
 
 def recomputed_parameters(model: Sizes, remat: str) -> int:
-    """Of `matmul_parameters`, in all layers, those whose products the backward pass computes again.
+    """Return the `matmul_parameters`, in all layers, whose products the backward pass recomputes.
 
-    What comes out of a layer's last product, of the feed-forward's down, no gradient wants. Norms of queries and keys
-    want what went into them, where `heads` keeps what came out. Experts' products are kept by `none` only: they come
-    out of kernels.
+    No gradient needs the output of a layer's last product, the feed-forward's down. Norms of queries and keys need
+    their inputs, while `heads` keeps their outputs. Only `none` keeps experts' products, since they come out of
+    kernels.
 
     Args:
         remat: a name of `remat.REMATS`.
@@ -56,10 +60,11 @@ def recomputed_parameters(model: Sizes, remat: str) -> int:
 
 
 def flops_per_token(model: Sizes, tokens: int) -> tuple[float, float]:
-    """(forward and backward, the same with full rematerialisation) of one document of `tokens`, causal attention.
+    """Return flops per token (forward and backward, the same with full rematerialisation) of one document of `tokens`.
 
-    A multiplication and an addition are 2. Forward 2 a weight, backward 4; attention forward 2 matmuls over on average
-    T/2 keys, backward 4 (5 executed: flash attention computes the scores again). The head's logits are computed once.
+    A multiplication and an addition are 2. Forward 2 per weight, backward 4. Causal attention: forward 2 matmuls over
+    on average T/2 keys, backward 4 (5 executed: flash attention recomputes the scores). The head's logits are computed
+    once.
     """
     layers, head = matmul_parameters(model)
     scores = model.n_layers * model.n_heads * model.head_dim * tokens  # of one matmul over T/2 keys, times 2
@@ -69,12 +74,13 @@ def flops_per_token(model: Sizes, tokens: int) -> tuple[float, float]:
 
 
 def decoding_bytes(model: Sizes, rows: int, length: float, stored: str = "none") -> float:
-    """What a decoding step of a dense model reads: each weight once, and keys and values of `length` positions a row.
+    """Return the bytes that a decoding step of a dense model reads.
 
-    Embeddings of the rows' tokens and norms are left out.
+    Each weight is read once, and keys and values of `length` positions per row. Embeddings of the rows' tokens and
+    norms are left out.
 
     Args:
-        stored: how the layers' matrices are kept, a name of `matmuls.STORED`.
+        stored: the form in which the layers' matrices are stored, a name of `matmuls.STORED`.
     """
     width = jnp.dtype(model.dtype).itemsize
     layers, head = matmul_parameters(model)
@@ -86,8 +92,10 @@ def decoding_bytes(model: Sizes, rows: int, length: float, stored: str = "none")
 
 
 def batch_flops(model: Sizes, segment_ids_bt: Any) -> float:
-    """Forward and backward of a packed batch: each document by its own length, padding for nothing. One that goes on
-    from another sees all of it with each token, as one that is as much longer at both ends does.
+    """Return flops of a packed batch, forward and backward: each document by its own length, padding not counted.
+
+    Each token of a document that continues another sees all of that one. So its tokens count as in a document that is
+    longer by twice the other's length.
 
     Args:
         segment_ids_bt: NumPy, 0 is padding.

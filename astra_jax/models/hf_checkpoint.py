@@ -1,7 +1,7 @@
-"""Hugging Face checkpoints: a model's table of names serves loading, saving and the sync to a rollout server.
+"""Hugging Face checkpoints: one table of a model's names serves loading, saving and the sync to a rollout server.
 
-A host reads and holds no more than its devices need: each shard is made from slices of the files, one shard of one
-parameter at a time; and saving gathers one layer of one parameter at a time.
+A host reads and stores only what its devices need. Each shard is made from slices of the files, one shard of one
+parameter at a time. Saving gathers one layer of one parameter at a time.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from synthesis.core.files import location, write_text
 from synthesis.core.refusals import InputError, Refusal
 
 MAX_FILE_BYTES = 5 * 10**9
-"""Of a safetensors file that is written; as Hugging Face does."""
+"""Largest safetensors file that is written, in bytes; the same as Hugging Face's."""
 
 ADAPTER = "adapter_config.json"
-"""Of an adapter that lies in a folder; beside weights transformers adds it to them."""
+"""Settings file of an adapter in a folder. If it lies beside weights, transformers adds the adapter to them."""
 
 _INDEX = "model.safetensors.index.json"
 _READ = ("F64", "F32", "F16", "BF16")
-"""Types of tensors, as safetensors calls them: what is cast to a parameter."""
+"""Types of tensors, by safetensors' names, that are cast to a parameter."""
 
 
 class WeightsError(Refusal):
-    """A checkpoint does not hold this model; the message names the tensor, what was expected and what was found."""
+    """Error: a checkpoint does not fit this model. The message has the tensor, the expected and the found value."""
 
 
 def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
@@ -62,10 +62,10 @@ def _set(tree: Params, path: tuple[str, ...], value: Any) -> None:
 
 
 def read_config(directory: Folder, **dtypes: str) -> Model:
-    """The model's config from the `config.json` in a directory.
+    """Return the model of the `config.json` in a directory.
 
     Raises:
-        WeightsError: there is no `config.json`, or what `families.from_hf` says of it.
+        WeightsError: there is no `config.json`, or `families.from_hf` refuses it.
     """
     content = _config_json(location(directory))
     try:
@@ -92,10 +92,10 @@ def _config_json(directory: epath.Path) -> dict[str, Any]:
 
 
 def stored_dtype(directory: Folder) -> str:
-    """The parameters' dtype as `config.json` says it, else that of the first tensor: `float32` or `bfloat16`.
+    """Return the parameters' dtype by `config.json`, else that of the first tensor: `float32` or `bfloat16`.
 
     Raises:
-        WeightsError: there is no `config.json`, or it names another dtype; or what `load_hf` raises of files.
+        WeightsError: there is no `config.json`, or it names another dtype; or the files are refused as by `load_hf`.
     """
     name = _dtype_name(location(directory))
     if name not in ("float32", "bfloat16"):
@@ -112,7 +112,7 @@ def _dtype_name(directory: epath.Path) -> str:
 
 
 def _first_dtype(directory: epath.Path) -> str:
-    """The type of a folder's first tensor; bfloat16, as released, where it has no safetensors."""
+    """Return the dtype of a folder's first tensor; bfloat16, as released, if it has no safetensors."""
     if not any(directory.glob("*.safetensors")):
         return "bfloat16"
     with ExitStack() as stack:
@@ -122,10 +122,10 @@ def _first_dtype(directory: epath.Path) -> str:
 
 
 def computed_dtype(directory: Folder) -> str:
-    """Return what a run trains a checkpoint in: float32 where it is stored so, bfloat16 for all others.
+    """Return the dtype in which a run trains a checkpoint: float32 if it is stored so, bfloat16 for all others.
 
     Raises:
-        WeightsError: there is no `config.json`; or what `load_hf` raises of files.
+        WeightsError: there is no `config.json`; or the files are refused as by `load_hf`.
     """
     return "float32" if _dtype_name(location(directory)) == "float32" else "bfloat16"
 
@@ -137,17 +137,17 @@ def load_hf(
     shardings: Any = None,
     change: Callable[[dict[str, Any], ExitStack], dict[str, Any]] = lambda tensors, _: tensors,
 ) -> Params:
-    """Parameters from the safetensors files of an HF directory, cast to `model.param_dtype`.
+    """Load parameters from the safetensors files of an HF directory, cast to `model.param_dtype`.
 
     Every tensor's name and shape is checked before the first is read.
 
     Args:
-        shardings: as from `Model.param_shardings`; None is the default device.
-        change: gives the tensors to read in place of those of `open_tensors`, which it gets with the stack that closes
-            the files; such as `peft_merge.merged_tensors`.
+        shardings: from `Model.param_shardings`; None is the default device.
+        change: maps the tensors of `open_tensors` to the tensors to read, for example `peft_merge.merged_tensors`. It
+            also receives the stack that closes the files.
 
     Raises:
-        WeightsError: a file is damaged; a tensor is missing, left over, or of another shape; an adapter lies beside;
+        WeightsError: a file is damaged; a tensor is missing, unknown, or of another shape; an adapter lies beside;
             the head is tied to the embedding, and another head is stored.
     """
     directory, abstract = Path(directory), model.abstract_params()
@@ -156,7 +156,7 @@ def load_hf(
         tensors = change(open_tensors(_files(directory), stack), stack)
         if model.tie_embeddings:
             drop_tied_head(directory, tensors)
-        # Llama 2's release has them in every layer; they follow from config.json, and transformers reads them no more.
+        # Llama 2's release has them in every layer; they follow from config.json, and transformers ignores them.
         tensors = {name: one for name, one in tensors.items() if not name.endswith(".rotary_emb.inv_freq")}
         remedy = "check tie_word_embeddings, attention_bias, num_hidden_layers and num_experts in config.json"
         check_tensors(directory, model.names(), abstract, tensors, remedy=remedy)
@@ -168,11 +168,11 @@ _COMPARED_ROWS = 1 << 12
 
 
 def drop_tied_head(directory: Folder, tensors: dict[str, Any]) -> None:
-    """Leave one matrix of a tied head and its embedding: some checkpoints store both, some the head alone.
+    """Keep one matrix of a tied head and its embedding: some checkpoints store both, some the head alone.
 
     Args:
-        directory: of the weights, for the message.
-        tensors: of `open_tensors`; changed in place.
+        directory: directory of the weights, for the message.
+        tensors: from `open_tensors`; changed in place.
 
     Raises:
         WeightsError: two different matrices are stored.
@@ -192,11 +192,11 @@ def drop_tied_head(directory: Folder, tensors: dict[str, Any]) -> None:
 
 
 def read_tensors(table: Iterable[NamedParam], abstract: Params, tensors: Mapping[str, Any], shardings: Any) -> Params:
-    """The parameters of a table, each shard from slices of the tensors, one at a time.
+    """Return the parameters of a table, each shard from slices of the tensors, one at a time.
 
     Args:
-        abstract: their shapes and types.
-        tensors: of `open_tensors`, checked by `check_tensors`.
+        abstract: shapes and dtypes of the parameters.
+        tensors: from `open_tensors`, checked by `check_tensors`.
         shardings: by parameter; None is the default device.
     """
     params: Params = {}
@@ -210,7 +210,7 @@ def read_tensors(table: Iterable[NamedParam], abstract: Params, tensors: Mapping
         held: tuple[slice, ...] = ()
         for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
             assert index is not None
-            if index != held:  # replicas come one after the other
+            if index != held:  # replicas are consecutive
                 shard, held = _read_shard(entry, tensors, leaf, index), index
             arrays.append(jax.device_put(shard, device))
             arrays[-1].block_until_ready()  # so that one shard at a time is on the host
@@ -228,13 +228,13 @@ def _read_shard(entry: NamedParam, tensors: Mapping[str, Any], leaf: Any, index:
 
 
 def open_tensors(files: Mapping[Path, set[str] | None], stack: ExitStack) -> dict[str, Any]:
-    """The tensors of safetensors files by name, unread.
+    """Return the tensors of safetensors files by name, not read yet.
 
     Args:
-        files: and the tensors that each is read for; None is all that it holds.
+        files: files, each with the names of tensors to read; None is all of its tensors.
 
     Raises:
-        WeightsError: a file is missing or damaged, or a tensor is there twice or not at all.
+        WeightsError: a file is missing or damaged, or a tensor occurs twice or not at all.
     """
     tensors: dict[str, Any] = {}
     for file, wanted in files.items():
@@ -255,7 +255,7 @@ def open_tensors(files: Mapping[Path, set[str] | None], stack: ExitStack) -> dic
 
 
 def check_whole(directory: Folder) -> None:
-    """Raises `WeightsError`: an adapter lies beside the weights of a folder, which transformers would add to them."""
+    """Check that no adapter lies beside a folder's weights: transformers would add it. Raises `WeightsError`."""
     if (location(directory) / ADAPTER).exists():
         if not has_weights(directory):
             raise _alone(directory)
@@ -271,7 +271,7 @@ def has_weights(directory: Folder) -> bool:
 
 
 def other_weights(directory: Folder) -> str | None:
-    """Return a folder's weights in another form than safetensors, with the remedy, for messages; None: it has none."""
+    """Return a description of a folder's weights in another form than safetensors, with the fix; None: it has none."""
     every = (one for ending in chat_files.OTHER_WEIGHTS for one in location(directory).glob(f"*{ending}"))
     found = min((one.name for one in every), default=None)
     if found is None:
@@ -292,10 +292,10 @@ def _alone(directory: Folder) -> WeightsError:
 
 
 def _files(directory: Path) -> dict[Path, set[str] | None]:
-    """The files of a checkpoint, and which tensors each is read for; None is all that it holds.
+    """Return the files of a checkpoint, each with the names of tensors to read; None is all of its tensors.
 
-    Files of an earlier save may lie beside them, of the same tensors: those that the index does not name are not read,
-    nor, where there is no index, those beside `model.safetensors`.
+    Files of an earlier save may lie beside them, with the same tensors. Files that the index does not name are not
+    read. Without an index, files beside `model.safetensors` are not read.
     """
     index, whole = directory / _INDEX, directory / "model.safetensors"
     if not index.exists():
@@ -313,7 +313,7 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
     if not plain or not where:
         raise WeightsError(f"{index} has no weight_map from tensors to files beside it; copy the checkpoint again")
     if whole.exists() and whole.name not in where.values():
-        # Here programs differ in which they read, so nobody could say what was trained.
+        # Programs differ in which of these they read, so it is unclear what was trained.
         raise WeightsError(f"{directory} has both {whole.name} and {_INDEX}, of other files; take one of them away")
     return {
         directory / file: {name for name, one in where.items() if one == file} for file in sorted({*where.values()})
@@ -323,10 +323,10 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
 def check_tensors(
     directory: Folder, table: Iterable[NamedParam], abstract: Params, tensors: Mapping[str, Any], *, remedy: str
 ) -> None:
-    """See that a folder's tensors are those of a table, of the shapes that its parameters have.
+    """Check that a folder's tensors are those of a table, in the shapes of its parameters.
 
     Args:
-        remedy: where there are others too.
+        remedy: the fix if there are other tensors too, for the message.
 
     Raises:
         WeightsError: names the tensor.
@@ -351,7 +351,7 @@ def check_tensors(
 
 
 def check_dtype(directory: Folder, name: str, tensor: Any) -> None:
-    """Raises `WeightsError`: a tensor of `open_tensors` is of numbers that mean nothing alone."""
+    """Check a tensor's dtype. Raises `WeightsError` if its numbers have no meaning without others (as scales)."""
     if (kind := tensor.get_dtype()) not in _READ:
         raise WeightsError(
             f"{directory}: tensor {name} is {kind}, which means nothing without its quantisation's scales; "
@@ -364,12 +364,12 @@ def check_dtype(directory: Folder, name: str, tensor: Any) -> None:
 
 
 def hf_tensors(params: Params, model: Model) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor under its HF name, as contiguous host arrays; every process of a multi-host run gets them all."""
+    """Yield every tensor under its HF name, as contiguous host arrays, on every process of a multi-host run."""
     return tensors_of(params, model.names())
 
 
 def tensors_of(params: Params, table: Iterable[NamedParam]) -> Iterator[tuple[str, np.ndarray]]:
-    """As `hf_tensors`, of the parameters of a table."""
+    """Yield the tensors of a table's parameters; see `hf_tensors`."""
     for entry in table:
         value = _leaf(params, entry.path)
         for layer in range(value.shape[0]) if entry.stacked else (None,):
@@ -388,12 +388,12 @@ def _on_host(x: Any) -> np.ndarray:
 
 
 def save_hf(params: Params, model: Model, directory: Path | str, *, max_bytes: int = MAX_FILE_BYTES) -> None:
-    """Write safetensors files, their index where there are several, and `config.json`; transformers and vLLM load them.
+    """Write safetensors files, their index if there are several, and `config.json`, for transformers and vLLM.
 
-    All processes take part, the first one writes. `config.json` comes last: a directory without one is not whole.
+    All processes take part, the first one writes. `config.json` is written last: a directory without one is incomplete.
 
     Args:
-        max_bytes: of a file, unless one tensor is larger.
+        max_bytes: bytes of a file, unless one tensor is larger.
     """
     save_tensors(hf_tensors(params, model), directory, max_bytes=max_bytes, writes=jax.process_index() == 0)
     write_config(model, directory)
@@ -406,19 +406,19 @@ def save_tensors(
     max_bytes: int = MAX_FILE_BYTES,
     writes: bool = True,
 ) -> None:
-    """Write safetensors files, and their index where there are several, in place of those that are there.
+    """Write safetensors files, and their index if there are several, in place of existing ones.
 
-    The tensors of one file are held at a time. A `config.json` that is there goes first.
+    The tensors of one file are in memory at a time. An existing `config.json` is deleted first.
 
     Args:
-        max_bytes: of a file, unless one tensor is larger.
-        writes: False where another process does; this one only goes through the tensors.
+        max_bytes: bytes of a file, unless one tensor is larger.
+        writes: False if another process writes; this one only iterates over the tensors.
     """
     directory = Path(directory)
     if writes:
         directory.mkdir(parents=True, exist_ok=True)
         for old in (*directory.glob("*.safetensors"), *directory.glob("*.safetensors.index.json")):
-            old.unlink()  # of an earlier save in another number of files
+            old.unlink()  # from an earlier save with another number of files
         (directory / "config.json").unlink(missing_ok=True)
     files: list[dict[str, int]] = []
     pending: dict[str, np.ndarray] = {}
@@ -452,16 +452,17 @@ def save_tensors(
 
 
 def write_serving_folder(model: Model, tokenizer: Folder, own: Mapping[str, str], target: Path) -> int:
-    """Write what a server starts from that gets its weights later: `config.json`, and beside it the tokenizer, its chat
-    template and `generation_config.json`. The folder is whole or not there.
+    """Write the folder from which a server starts that receives its weights later, completely or not at all.
+
+    It has `config.json`, the tokenizer, its chat template and `generation_config.json`.
 
     Args:
-        tokenizer: the folder that has those files.
-        own: files in place of some, as for `chat_files.save_tokenizer`.
-        target: not there yet, or empty.
+        tokenizer: the folder with the tokenizer's files.
+        own: files to write in place of some, see `chat_files.save_tokenizer`.
+        target: a folder that is missing or empty.
 
     Returns:
-        how many files there are.
+        The number of files.
     """
     unfinished = target.with_name(f".{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -478,9 +479,9 @@ def write_serving_folder(model: Model, tokenizer: Folder, own: Mapping[str, str]
 
 
 def write_config(model: Model, directory: Folder) -> None:
-    """Write `config.json` in HF's form, which `read_config`, transformers and vLLM read; the first process does.
+    """Write `config.json` in HF's form, for `read_config`, transformers and vLLM; only the first process writes.
 
-    The ids of end tokens are those of the `generation_config.json` that is there.
+    The ids of end tokens come from the folder's `generation_config.json`.
     """
     if jax.process_index():
         return

@@ -1,6 +1,6 @@
-"""`config.json`, both ways: what all families of decoders have in it, and what is refused in all of them.
+"""`config.json`, reading and writing: fields of all families of decoders, and features that all of them refuse.
 
-Names and meanings are transformers'; what a file leaves out is what transformers takes it to be.
+Names and meanings are transformers'; missing fields have transformers' defaults.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from astra_jax.models.layers.sizes import Llama3Scaling, Sizes, Yarn
 from synthesis.core.refusals import InputError
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-"""What no `config.json` may leave out: transformers would take another model's."""
+"""Fields that `config.json` must have; otherwise transformers would use another model's."""
 
 
 def read_fields(
@@ -30,15 +30,15 @@ def read_fields(
 
     Args:
         released: the family's name, for messages.
-        architectures: transformers' classes that compute what the family does; the file names one, or none.
-        needed: what the file must have, beside `width`.
-        width: what it calls `d_ff`.
-        head_dim: where it says none; None is hidden_size / num_attention_heads.
-        max_positions: where it says none.
-        refused: what the family itself does not compute of this file, each in a sentence.
+        architectures: transformers' classes that compute the family's model; the file names one of them, or none.
+        needed: fields that the file must have, besides `width`.
+        width: the file's name for `d_ff`.
+        head_dim: default if the file has none; None is hidden_size / num_attention_heads.
+        max_positions: default if the file has none.
+        refused: features of this file that the family does not support, each in a sentence.
 
     Raises:
-        InputError: it lacks sizes, or uses something that this port does not compute; the message lists all of it.
+        InputError: sizes are missing, or features are not supported; the message lists all of it.
     """
     missing = [name for name in (*needed, width) if name not in config]
     lacks = [f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; copy the checkpoint's config.json "
@@ -50,7 +50,7 @@ def read_fields(
     original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings")) or positions
     scaling = _scaling(rope, positions, original)
     if (yarn := scaling.get("yarn")) is not None:
-        # Released files keep the trained length in max_position_embeddings when YaRN is switched on by hand.
+        # Released files keep the trained length in max_position_embeddings when users add YaRN by hand.
         positions = max(positions, round(yarn.factor * yarn.original_max_positions))
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     return dict(
@@ -78,7 +78,7 @@ def _wrong_architecture(config: Mapping[str, Any], known: Sequence[str]) -> Iter
 
 
 def not_computed(config: Mapping[str, Any], released: str) -> Iterator[str]:
-    """Yield what this port computes of no family, each in a sentence with the field and its value.
+    """Yield features that this port supports for no family, each in a sentence with the field and its value.
 
     Args:
         released: a family's name, for messages.
@@ -119,7 +119,7 @@ def not_computed(config: Mapping[str, Any], released: str) -> Iterator[str]:
 
 
 def _has_windows(config: Mapping[str, Any]) -> bool:
-    """Return whether `use_sliding_window` gives a layer one: without `layer_types`, those from `max_window_layers`."""
+    """Return whether `use_sliding_window` affects a layer; without `layer_types`, those from `max_window_layers` on."""
     if not config.get("use_sliding_window") or config.get("layer_types"):
         return bool(config.get("use_sliding_window"))
     first, layers = config.get("max_window_layers"), config.get("num_hidden_layers")
@@ -135,12 +135,12 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "yarn": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-"""What is computed, by `rope_type`, and what the file must say of it."""
+"""Required fields of each supported `rope_type`."""
 
 
 def _rope(config: Mapping[str, Any]) -> Any:
-    # transformers 5 keeps the rotary settings in one dictionary, earlier versions had another for scaling alone, which
-    # still goes before it, whole: YaRN is switched on by hand in the old place.
+    # transformers 5 keeps the rotary settings in one dictionary. Earlier versions had another one for scaling alone,
+    # which still has precedence as a whole: users add YaRN in the old place.
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
@@ -149,7 +149,7 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
 
 
 def _scaling(rope: Mapping[str, Any], max_positions: int, original: int) -> dict[str, Any]:
-    """The field of `Sizes` that scales it; none, where it is plain."""
+    """Return the field of `Sizes` that scales the rotary embedding; none if it is plain."""
     kind = _rope_type(rope)
     if kind == "yarn":
         return {"yarn": _yarn(rope, max_positions, original)}
@@ -209,11 +209,11 @@ def _rope_content(model: Sizes) -> dict[str, Any]:
 
 
 def content(model: Sizes, *, model_type: str, architecture: str) -> dict[str, Any]:
-    """What `read_fields` reads, in a form that transformers 4 and 5 and vLLM read too.
+    """Return the content that `read_fields` reads, in a form that transformers 4 and 5 and vLLM read too.
 
     Args:
-        model_type: of the family.
-        architecture: the name of transformers' class.
+        model_type: the family's `model_type`.
+        architecture: name of transformers' class.
     """
     rope = _rope_content(model)
     scaled = rope["rope_type"] != "default"

@@ -1,4 +1,4 @@
-"""The settings of low-rank adapters; what is computed with them is in `adapters`."""
+"""Settings of low-rank adapters; `adapters` computes with them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from astra_jax.models.matmuls import STORED
 from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings
 
 ALL = "all-linear"
-"""As a target: every matrix that can have an adapter."""
+"""Target that stands for every matrix that can have an adapter."""
 
 
 @dataclass(frozen=True)
 class LoRA(Settings):
-    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): matrices W stay as they are, W + scale · A B is computed,
-    and only the thin A and B are trained. Without a rank there are none, and all weights are trained.
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685).
+
+    Matrices W are frozen, W + scale · A B is computed, and only the thin A and B are trained. Without a rank there are
+    no adapters, and all weights are trained.
 
     Attributes:
-        rank: how many columns A and rows B have; None: no adapters.
+        rank: columns of A and rows of B; None: no adapters.
         alpha: the product A B is multiplied by alpha / rank.
-        targets: the matrices that get an adapter, as checkpoints call them: of `q_proj`, `k_proj`, `v_proj`, `o_proj`
-            and, in dense models, `gate_proj`, `up_proj`, `down_proj`; or `all-linear`, which is all of these. Experts,
+        targets: the matrices that get an adapter, by their names in checkpoints: `q_proj`, `k_proj`, `v_proj`, `o_proj`
+            and, in dense models, `gate_proj`, `up_proj`, `down_proj`; or `all-linear` for all of these. Experts,
             routers, embedding and head get none.
-        tokens: ids of tokens whose own rows are trained beside the adapters, in the embedding and in a head of its own.
-            Programs add those that the weights had no rows for: a low rank cannot tell one new token from another.
-        rank_stabilized: alpha / √rank instead (rsLoRA, arXiv 2312.03732), so that updates do not shrink with the rank.
-        stored: how the layers' matrices lie under the adapters: in `model.param_dtype` (`none`), or in 8 bits with a
-            scale for each output (`int8`), a half or a quarter of the bytes. What is trained, sampled and merged is of
-            those, as in QLoRA (arXiv 2305.14314), which has 4 bits.
+        tokens: ids of tokens whose own rows are trained beside the adapters, in the embedding and in a separate head.
+            Programs add the tokens that the weights had no rows for: a low rank cannot distinguish new tokens.
+        rank_stabilized: use alpha / √rank (rsLoRA, arXiv 2312.03732), so that updates do not shrink with the rank.
+        stored: form of the layers' matrices under the adapters: in `model.param_dtype` (`none`), or in 8 bits with a
+            scale for each output (`int8`), a half or a quarter of the bytes. Training, sampling and merging use these
+            values, as in QLoRA (arXiv 2305.14314), which has 4 bits.
     """
 
     rank: Count | None = None
@@ -55,11 +57,11 @@ class LoRA(Settings):
 
     @property
     def scale(self) -> float:
-        """What the product is multiplied by. Raises `ValueError`: there is no rank."""
+        """Factor of the product. Raises `ValueError` without a rank."""
         if self.rank is None:
             raise ValueError("adapters without a rank have no scale")
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
 
 FULL = LoRA()
-"""No adapters."""
+"""Settings without adapters."""

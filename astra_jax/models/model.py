@@ -1,4 +1,4 @@
-"""What trainer, engine, planner, sync and serving hold of a model: `Model`, and the trees of arrays that go with it."""
+"""Interface of a model for trainer, engine, planner, sync and serving: `Model`, and its trees of arrays."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 Array = jax.Array
 
 Params = dict[str, Any]
-"""Leaves whose suffix spells their axes (`astra_jax.axes`); those below `layers` are stacked over layers."""
+"""Parameters: leaves whose suffix spells their axes (`astra_jax.axes`); below `layers` they are stacked over layers."""
 
 
 Look = Callable[[Layer], Layer]
-"""Which rows and positions of a layer's cache are read, so that the others need not be."""
+"""Function that selects the rows and positions of a layer's cache to read, so that the others are not read."""
 
 
 class Model(Protocol):
-    """A language model without its weights: a frozen dataclass, so that it is a static argument of compiled programs.
+    """Language model without its weights: a frozen dataclass, so that it is a static argument of compiled programs.
 
     Attributes:
-        family: its name, of which a run's identity is made: models of equal sizes may be of different families.
+        family: name of the family, a part of a run's identity: models of equal sizes may be of different families.
         vocab_size: rows of the embedding.
-        tie_embeddings: the head is the embedding transposed.
-        max_positions: the longest sequence that it is for.
-        dtype: of activations and matmuls.
-        param_dtype: of the parameters.
+        tie_embeddings: True if the head is the embedding transposed.
+        max_positions: length of the longest sequence.
+        dtype: dtype of activations and matmuls.
+        param_dtype: dtype of the parameters.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -58,59 +58,59 @@ class Model(Protocol):
     # ---------------------------------------------------------------------------------------------------- other models
 
     def stretched(self, tokens: int) -> Self:
-        """This model for sequences of `tokens`: as it is where they fit, else with its context stretched."""
+        """Return the model for sequences of `tokens`: unchanged if they fit, else with its context stretched."""
         ...
 
     @property
     def stretch(self) -> float:
-        """By which factor the context is stretched; 1 is not."""
+        """Factor by which the context is stretched; 1 if it is not."""
         ...
 
     def in_training_precision(self) -> Self:
-        """With bfloat16 activations and float32 parameters."""
+        """Return the model with bfloat16 activations and float32 parameters."""
         ...
 
     def check_length(self, tokens: int, field: str) -> None:
-        """Raises `ValueError`: the setting `field` asks for sequences of `tokens`, above `max_positions`."""
+        """Check a length. Raises `ValueError` if `field` needs sequences of `tokens`, above `max_positions`."""
         ...
 
     def check_matmul(self, matmul: str, field: str) -> None:
-        """Refuse a name of `matmuls.MATMULS` in which these layers are not multiplied.
+        """Check that the layers support a name of `matmuls.MATMULS`.
 
         Args:
-            field: the setting that says so, for the message.
+            field: the setting, for the message.
 
         Raises:
-            InputError: there is none, or not for this model.
-            Refusal: the library for it is not installed.
+            InputError: the name is unknown, or not supported by this model.
+            Refusal: its library is not installed.
         """
         ...
 
     # ------------------------------------------------------------------------------------------------------ parameters
 
     def init(self, key: Array) -> Params:
-        """Random weights for training from scratch."""
+        """Return random weights for training from scratch."""
         ...
 
     def abstract_params(self) -> Params:
-        """The shapes and dtypes of `init`, without arrays."""
+        """Return the shapes and dtypes of `init`, without arrays."""
         ...
 
     def param_shardings(self, mesh: Mesh) -> Any:
-        """A `NamedSharding` for each parameter. Raises `ValueError`: a mesh axis does not divide its dimension."""
+        """Return a `NamedSharding` per parameter. Raises `ValueError` if a mesh axis does not divide its dimension."""
         ...
 
     def for_decoding(self, params: Params, *, apart: bool, stored: str = "none") -> Params:
-        """The same as decoding reads them.
+        """Return the parameters in the form for decoding.
 
         Args:
-            apart: with `layers` as a tuple of one tree a layer.
+            apart: True for `layers` as a tuple with one tree per layer.
             stored: a name of `matmuls.STORED`.
         """
         ...
 
     def cache_sharding(self, mesh: Mesh) -> NamedSharding:
-        """Where each array of a stacked `cache` lives."""
+        """Return the sharding of each array of a stacked `cache`."""
         ...
 
     # ------------------------------------------------------------------------------------------------------- computing
@@ -128,20 +128,22 @@ class Model(Protocol):
         backend: str = "auto",
         mesh: AnyMesh | None = None,
     ) -> tuple[Array, RouterSums | None]:
-        """Hidden states [B, T, D] for the head, in `dtype` or, for bfloat16 on CPUs that are slow at it, float32
-        (`cpu.programs.trained_dtype`), and the router's statistics, stacked over layers (None for a dense model).
+        """Return hidden states [B, T, D] for the head, and the router's statistics.
+
+        The states are in `dtype` or, for bfloat16 on CPUs that are slow at it, float32 (`cpu.programs.trained_dtype`).
+        The statistics are stacked over layers (None for a dense model).
 
         Args:
             tokens_bt: int32 token ids.
-            positions_bt: int32, from 0 in each document that goes on from none.
-            segment_ids_bt: int32; 0 is padding, 1, 2, … are a row's documents, which do not see each other, unless one
-                goes on from another (`attention.documents`).
+            positions_bt: int32, from 0 in each document that continues none.
+            segment_ids_bt: int32. 0 is padding; 1, 2, … are a row's documents. They do not see each other, unless one
+                continues another (`attention.documents`).
             remat: a name of `remat.REMATS`.
-            matmul: a name of `matmuls.MATMULS`: in which numbers the layers' matrices are multiplied, forward and for
-                the activations' gradient. Embedding and head stay in `dtype`.
-            go_on: documents may go on from others; must be said where `is_told_what_goes_on`.
-            backend: of `astra_jax.attention`.
-            mesh: where parameters and batch live; the sequence is in its zig-zag order. None is one device.
+            matmul: a name of `matmuls.MATMULS`: the number format in which the layers' matrices are multiplied, forward
+                and for the activations' gradient. Embedding and head stay in `dtype`.
+            go_on: True if documents may continue others; needed if `is_told_what_goes_on`.
+            backend: a backend of `astra_jax.attention`.
+            mesh: mesh of parameters and batch; the sequence is in its zig-zag order. None is one device.
 
         Raises:
             ValueError: an unknown remat policy, backend or matmul, or a mesh that does not divide heads or sequence.
@@ -149,11 +151,11 @@ class Model(Protocol):
         ...
 
     def head_weights(self, params: Params) -> Array:
-        """The output head's matrix, [D, V] in `param_dtype`, for training: its gradient is not rounded."""
+        """Return the output head's matrix, [D, V] in `param_dtype`, for training: its gradient is not rounded."""
         ...
 
     def head_kernel(self, params: Params) -> Array:
-        """The output head's matrix, [D, V] in `dtype`."""
+        """Return the output head's matrix, [D, V] in `dtype`."""
         ...
 
     def cache(
@@ -165,11 +167,11 @@ class Model(Protocol):
         dtype: DTypeLike | None = None,
         part: int | None = None,
     ) -> Caches:
-        """An empty cache for `batch` rows of up to `length` positions; `stacked` as the parameters are.
+        """Return an empty cache for `batch` rows of up to `length` positions; `stacked` as the parameters are.
 
         Args:
-            dtype: of what is kept; None: the model's.
-            part: of layers that are apart: so many positions are an array, if that is faster; None: all.
+            dtype: dtype of the cache; None: the model's.
+            part: for separate layers, positions per array, if that is faster; None: all.
         """
         ...
 
@@ -183,7 +185,7 @@ class Model(Protocol):
         look: Look = ...,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
-        """Hidden states of the next tokens of each row over what is cached of it, and these tokens' keys and values."""
+        """Return hidden states of each row's next tokens over its cache, and these tokens' keys and values."""
         ...
 
     def forward_next(
@@ -198,55 +200,58 @@ class Model(Protocol):
         look: Look = ...,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
-        """Hidden states of one more token a row, whose K/V is the `step`-th of `recent`, and `recent` extended."""
+        """Return hidden states of one more token per row, and `recent` extended with its K/V at index `step`."""
         ...
 
     # ---------------------------------------------------------------------------------------------------------- counts
 
     def matmul_parameters(self) -> tuple[int, int]:
-        """(in all layers, in the head) that each token is multiplied with; of experts only those that it goes to."""
+        """Return the number of parameters (in all layers, in the head) by which each token is multiplied.
+
+        Only a token's own experts count.
+        """
         ...
 
     def recomputed_parameters(self, remat: str) -> int:
-        """Of those in all layers, the ones whose products the backward pass computes again."""
+        """Return the parameters of all layers whose products the backward pass recomputes."""
         ...
 
     def flops_per_token(self, tokens: int) -> tuple[float, float]:
-        """(forward and backward, the same with full rematerialisation) of a document of `tokens`."""
+        """Return flops per token of one document: (forward and backward, the same with full rematerialisation)."""
         ...
 
     def batch_flops(self, segment_ids_bt: Any) -> float:
-        """Forward and backward of a packed batch: each document by its own length, padding (0) for nothing."""
+        """Return flops of a packed batch, forward and backward: each document by its length, without padding (0)."""
         ...
 
     def is_told_what_goes_on(self, mesh: AnyMesh | None) -> bool:
-        """Whether `forward` has to be told (`go_on`), on this mesh, that documents of a row go on from others."""
+        """Return whether `forward` needs `go_on`, on this mesh, if documents of a row continue others."""
         ...
 
     # ---------------------------------------------------------------------------------------------------- Hugging Face
 
     def names(self) -> list[NamedParam]:
-        """Which HF tensors each parameter is: one table for load, export and the sync of rollout servers."""
+        """Return the HF tensors of each parameter: one table for load, export and the sync of rollout servers."""
         ...
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of a `config.json` that transformers and vLLM read."""
+        """Return the content of a `config.json` that transformers and vLLM read."""
         ...
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
-        """From the content of a `config.json`. Raises `ValueError`: it uses what this port does not compute."""
+        """Return the model of a `config.json`'s content. Raises `ValueError` for features that are not supported."""
         ...
 
 
 def check_model(model: Any, field: str) -> None:
-    """Check that an object has what `Model` asks for.
+    """Check that an object has everything in `Model`.
 
     Args:
-        field: the setting that holds it, for the message.
+        field: the setting that contains it, for the message.
 
     Raises:
-        SettingError: it lacks something, which the message names.
+        SettingError: something is missing; the message names it.
     """
     wanted = [name for name in (*Model.__annotations__, *vars(Model)) if name == "family" or not name.startswith("_")]
     if missing := [name for name in wanted if not hasattr(model, name)]:
@@ -261,5 +266,5 @@ def check_model(model: Any, field: str) -> None:
 
 
 def parameters(model: Model) -> int:
-    """How many the model has."""
+    """Return the number of the model's parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(model.abstract_params()))

@@ -1,6 +1,6 @@
-"""Tables of names: which tensors of a Hugging Face checkpoint a parameter of ours is.
+"""Tables of names: the tensors of a Hugging Face checkpoint for each of our parameters.
 
-HF stores a linear layer as [out, in], one tensor a layer (and an expert); here it is [in, heads, head] or [in, out],
+HF stores a linear layer as [out, in], one tensor per layer (and expert). Here it is [in, heads, head] or [in, out],
 stacked over the layers (and the experts).
 """
 
@@ -21,11 +21,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class NamedParam:
-    """One parameter of ours and its HF name, in which a `{}` stands for the layer, and a second one for the expert.
+    """One of our parameters and its HF name, in which a `{}` stands for the layer, and a second one for the expert.
 
     Attributes:
         path: keys down to the leaf.
-        axes: for each axis of HF's tensor, which axes of ours (without the stacked ones) are flattened in it.
+        axes: for each axis of HF's tensor, our axes (without the stacked ones) that it flattens.
     """
 
     path: Path
@@ -34,24 +34,24 @@ class NamedParam:
 
     @property
     def stacked(self) -> int:
-        """How many leading axes of ours are spread over tensors: 0, 1 (layers) or 2 (layers, experts)."""
+        """Number of our leading axes that are spread over tensors: 0, 1 (layers) or 2 (layers, experts)."""
         return self.hf_name.count("{}")
 
     def hf_shape(self, shape: Shape) -> Shape:
-        """HF's shape of one tensor; `shape` is ours, without the stacked axes."""
+        """Return HF's shape of one tensor; `shape` is ours, without the stacked axes."""
         return tuple(math.prod(shape[axis] for axis in group) for group in self.axes)
 
     def to_hf(self, x: np.ndarray) -> np.ndarray:
-        """One tensor of ours as HF stores it."""
+        """Convert one tensor of ours to HF's form."""
         order = [axis for group in self.axes for axis in group]
         return np.ascontiguousarray(x.transpose(order).reshape(self.hf_shape(x.shape)))
 
     def read(self, tensor: Any, shape: Shape, index: tuple[slice, ...]) -> np.ndarray:
-        """The part `index` of our form of one tensor.
+        """Return the part `index` of one tensor in our form.
 
         Args:
-            tensor: HF's; anything that takes slices. Of each of its axes one contiguous span is read.
-            shape: ours, without the stacked axes.
+            tensor: HF's tensor, anything that can be sliced. One contiguous span of each of its axes is read.
+            shape: our shape, without the stacked axes.
             index: slices with steps of 1.
         """
         spans, lengths, inner, order = [], [], [], []
@@ -67,30 +67,30 @@ class NamedParam:
 
 
 def as_stored(path: Path, name: str) -> NamedParam:
-    """A parameter whose axes are HF's, such as an embedding or a norm's scale."""
+    """Return a parameter with HF's axes, such as an embedding or a norm's scale."""
     return NamedParam(path, name, tuple((axis,) for axis in range(len(axes.letters(path[-1])))))
 
 
 def linear_weight(path: Path, name: str) -> NamedParam:
-    """A linear layer: [in …, out …] ↔ [out, in]."""
+    """Return a linear layer: [in …, out …] ↔ [out, in]."""
     inputs, outputs = axes.sides(path[-1])
     return NamedParam(path, name, (outputs, inputs))
 
 
 def linear_bias(path: Path, name: str) -> NamedParam:
-    """A linear layer's bias: [out …] ↔ [out]."""
+    """Return a linear layer's bias: [out …] ↔ [out]."""
     return NamedParam(path, name, (tuple(range(len(axes.letters(path[-1])))),))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What families of decoders have in common: the names of the first Llama's checkpoints
+# Common to families of decoders: the names of the first Llama's checkpoints
 
 LAYER = "model.layers.{}."
-"""Before the names of a layer's tensors."""
+"""Prefix of the names of a layer's tensors."""
 
 
 def decoder_table(model: Sizes) -> list[NamedParam]:
-    """All but the feed-forwards: embedding, head, norms, and attention's matrices with the biases that it has."""
+    """Return all but the feed-forwards: embedding, head, norms, and attention's matrices with their biases."""
     norms = {"attention_norm_d": "input_layernorm", "mlp_norm_d": "post_attention_layernorm"}
     names = [
         as_stored(("embed_vd",), "model.embed_tokens.weight"),
@@ -111,6 +111,6 @@ def decoder_table(model: Sizes) -> list[NamedParam]:
 
 
 def mlp_table() -> list[NamedParam]:
-    """The gated feed-forward of dense layers."""
+    """Return the gated feed-forward of dense layers."""
     leaves = {"gate": "gate_df", "up": "up_df", "down": "down_fd"}
     return [linear_weight(("layers", "mlp", leaf), f"{LAYER}mlp.{one}_proj.weight") for one, leaf in leaves.items()]

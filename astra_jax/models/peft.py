@@ -26,17 +26,17 @@ from synthesis.core.files import location
 from synthesis.core.refusals import InputError
 
 _PLAIN = {"bias": "none", "use_dora": False, "fan_in_fan_out": False}
-"""What adapters are here; those of other settings are merged, see `peft_merge`."""
+"""Settings of adapters that training supports; others are merged, see `peft_merge`."""
 
 MERGE_FIRST = "merge it (launch.convert --from_peft --to_hf), and start from the folder that this makes"
-"""The remedy for adapters that training does not continue."""
+"""Fix for adapters that training cannot continue."""
 
 _NOTHING = ("modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "lora_bias")
-"""Settings that are to be empty, or not there."""
+"""Settings that must be empty or missing."""
 
 
 def names_table(model: Model, lora: LoRA) -> list[NamedParam]:
-    """Each adapter's name in such a folder."""
+    """Return each adapter's name in such a folder."""
     made = []
     for entry in adapters.targeted(model, lora).values():
         a, b = adapters.leaf_names(entry.path[-1])
@@ -44,21 +44,21 @@ def names_table(model: Model, lora: LoRA) -> list[NamedParam]:
         made.append(linear_weight((*entry.path, a), of_matrix + "lora_A.weight"))
         made.append(linear_weight((*entry.path, b), of_matrix + "lora_B.weight"))
     for entry in adapters.vocabularies(model) if lora.tokens else ():
-        # Called deltas, they are the rows themselves.
+        # Named deltas, but they are the rows themselves.
         name = PREFIX + entry.hf_name.removesuffix("weight") + "token_adapter.trainable_tokens_delta"
         made.append(dataclasses.replace(entry, path=(*entry.path, adapters.rows_name(entry.path[-1])), hf_name=name))
     return made
 
 
 def save(params: Params, model: Model, lora: LoRA, directory: Folder, *, base: str = "") -> int:
-    """Write a folder that `peft.PeftModel.from_pretrained` reads; the first process does, all take part.
+    """Write a folder that `peft.PeftModel.from_pretrained` reads. All processes take part, the first one writes.
 
     Args:
         params: the adapters.
-        base: the name or folder of the model that they are for.
+        base: the name or folder of their base model.
 
     Returns:
-        How many numbers it holds.
+        The number of stored parameters.
     """
     table = names_table(model, lora)
     tensors = dict(tensors_of(params, table))
@@ -90,13 +90,13 @@ def save(params: Params, model: Model, lora: LoRA, directory: Folder, *, base: s
 
 
 def load(directory: Folder, model: Model, *, shardings: Any = None) -> tuple[LoRA, Params]:
-    """The adapters of such a folder, and their settings, wherever `peft` or `save` wrote it.
+    """Load the adapters of a folder from `peft` or `save`, and their settings.
 
     Args:
-        shardings: as of `adapters.trained_shardings`; None is the default device.
+        shardings: from `adapters.trained_shardings`; None is the default device.
 
     Raises:
-        WeightsError: it is no such folder, is damaged, or its adapters are of another kind or for another model.
+        WeightsError: the folder has no adapter, is damaged, or its adapters are of another kind or for another model.
     """
     with ExitStack() as stack:
         lora, like, tensors = _opened(directory, model, stack)
@@ -104,13 +104,13 @@ def load(directory: Folder, model: Model, *, shardings: Any = None) -> tuple[LoR
 
 
 def read_lora(directory: Folder, model: Model) -> LoRA:
-    """The settings of `load`, with every tensor's name and shape checked, and none read. Raises as `load`."""
+    """Return the settings for `load`. Every tensor's name and shape is checked, none is read. Raises as `load`."""
     with ExitStack() as stack:
         return _opened(directory, model, stack)[0]
 
 
 def _opened(directory: Folder, model: Model, stack: ExitStack) -> tuple[LoRA, Params, dict[str, Any]]:
-    """(settings, the adapters' shapes, the tensors under the names of `names_table`). Raises as `load`."""
+    """Return (settings, the adapters' shapes, the tensors under the names of `names_table`). Raises as `load`."""
     found = read_settings(directory)
     tensors = {PREFIX + name: tensor for name, tensor in open_adapter(directory, stack).items()}
     try:
@@ -124,13 +124,13 @@ def _opened(directory: Folder, model: Model, stack: ExitStack) -> tuple[LoRA, Pa
 
 
 def continued(begun: Params, loaded: Params, lora: LoRA, tokens: tuple[int, ...]) -> Params:
-    """The adapters that a run of its own settings starts from where it continues those of a folder.
+    """Return the initial adapters of a run with its own settings that continues a folder's adapters.
 
     Args:
         begun: `adapters.initial_adapters` of the run.
-        loaded: the folder's.
+        loaded: the folder's adapters.
         lora: the run's settings.
-        tokens: whose rows the folder has, of those of the run; the run's others stay as they began.
+        tokens: the run's tokens whose rows the folder has; the run's other rows keep their initial values.
     """
     at = jnp.array([lora.tokens.index(token) for token in tokens], jnp.int32)
 
@@ -147,12 +147,12 @@ def continued(begun: Params, loaded: Params, lora: LoRA, tokens: tuple[int, ...]
 
 
 def _module(entry: NamedParam) -> str:
-    """Its name in a model, without where it is: `embed_tokens`."""
+    """Return a parameter's name without its path: `embed_tokens`."""
     return entry.hf_name.split(".")[-2]
 
 
 def _tokens(trained: Any, model: Model) -> tuple[int, ...]:
-    """Whose rows are trained: a list is of the embedding, and of a head that is tied to it. Raises `SettingError`."""
+    """Return the tokens of trained rows. A list applies to the embedding and a tied head. Raises `SettingError`."""
     modules = {_module(entry) for entry in adapters.vocabularies(model)}
     by_module = trained if isinstance(trained, dict) else {"embed_tokens": trained}
     if by_module.keys() != modules or len(set(map(tuple, by_module.values()))) > 1:
@@ -163,7 +163,7 @@ def _tokens(trained: Any, model: Model) -> tuple[int, ...]:
 
 
 def _settings(found: AdapterSettings, model: Model, tensors: Iterable[str]) -> LoRA:
-    """Raises `SettingError`: they are none of ours."""
+    """Return the adapter's settings. Raises `SettingError` if they are not supported."""
     content = found.content
     for name, wanted in _PLAIN.items():
         if content.get(name, wanted) != wanted:
@@ -172,7 +172,7 @@ def _settings(found: AdapterSettings, model: Model, tensors: Iterable[str]) -> L
         if content.get(name):
             raise SettingError(f"{name} is {content[name]!r}, which no adapter that is trained here has")
     targets = content.get("target_modules")
-    if not isinstance(targets, list) or content.get("exclude_modules"):  # a pattern: the file has what it matches
+    if not isinstance(targets, list) or content.get("exclude_modules"):  # a pattern: the file has the matching names
         targets = {name.split(".")[-3] for name in tensors if name.endswith(".lora_A.weight")}
     trained = content.get("trainable_token_indices")
     return LoRA(

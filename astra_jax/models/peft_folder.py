@@ -1,7 +1,7 @@
-"""Adapter folders of the package `peft`: which settings are read, and the tensors under the names of the model.
+"""Adapter folders of the package `peft`: the settings that are read, and the tensors under the model's names.
 
-A setting that changes what is computed is honoured where the adapter is merged (`peft_merge`), or refused by its name;
-so is a setting that this version does not know. `peft.load` takes less: only what training continues.
+A setting that changes the computation is honoured when the adapter is merged (`peft_merge`), or refused by its name.
+Unknown settings are refused too. `peft.load` accepts less: only adapters that training can continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from synthesis.core.files import in_bucket, location
 CONFIG, TENSORS = ADAPTER, "adapter_model.safetensors"
 
 PREFIX = "base_model.model."
-"""What `peft` puts before the names of the model that it is wrapped around."""
+"""Prefix that `peft` puts before the names of the wrapped model."""
 
 _PICKLE = "adapter_model.bin"
 
@@ -30,37 +30,39 @@ _HONOURED = (
     "layers_pattern", "layers_to_transform", "lora_alpha", "lora_bias", "modules_to_save", "peft_type", "r",
     "rank_pattern", "revision", "target_modules", "trainable_token_indices", "use_dora", "use_rslora",
 )  # fmt: skip
-"""Settings that are read here, or that say only which tensors there are."""
+"""Settings that are read here, or that only determine which tensors exist."""
 _HARMLESS = (
     "auto_mapping", "corda_config", "eva_config", "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config",
     "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "runtime_config", "task_type",
     "velora_config",
 )  # fmt: skip
-"""Settings of how an adapter was trained or begun, which change nothing of what its tensors compute."""
+"""Settings of an adapter's training or initialisation, which do not change what its tensors compute."""
 
 _ON_THE_WEIGHTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Of `init_lora_weights`, those that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ) take out
-of it what they begin with: such adapters are to other weights than the base's."""
+"""Values of `init_lora_weights` that leave the base unchanged.
+
+The others (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ) subtract the initial adapter from the base. So their adapters do not
+fit the base's original weights.
+"""
 
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What `torch.compile`, FSDP and activation checkpointing put into names."""
+"""Parts of names that `torch.compile`, FSDP and activation checkpointing add."""
 _NAMED = (
     "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector", "modules_to_save",
     "trainable_tokens_delta",
 )  # fmt: skip
-"""Parts of names behind which `peft` has an adapter's name in memory, and programs that save a state dict themselves
-on the disk too."""
+"""Parts of names that an adapter's name follows: in `peft`'s memory, and in files of programs that save state dicts."""
 
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """The content of an `adapter_config.json`, of which nothing is left unread.
+    """Complete content of an `adapter_config.json`.
 
     Attributes:
-        rank: of matrices that `rank_pattern` does not name.
-        alpha: of those that `alpha_pattern` does not name.
-        rank_stabilized: the product is multiplied by alpha / √rank.
-        content: all of it.
+        rank: rank of matrices that `rank_pattern` does not name.
+        alpha: alpha of matrices that `alpha_pattern` does not name.
+        rank_stabilized: True if the product is multiplied by alpha / √rank.
+        content: the whole JSON content.
     """
 
     rank: int
@@ -70,25 +72,25 @@ class AdapterSettings:
 
     @property
     def base(self) -> str:
-        """The folder or the Hub name of the weights that it was trained on; "" where it does not say."""
+        """Folder or Hub name of the weights that it was trained on; "" if it is not stated."""
         name, revision = self.content.get("base_model_name_or_path") or "", self.content.get("revision")
         return f"{name}@{revision}" if name and revision else str(name)
 
     def rank_of(self, module: str) -> int:
-        """The rank of a matrix, by its name in the model."""
+        """Return the rank of a matrix, by its name in the model."""
         return int(_by_pattern(self.content.get("rank_pattern"), module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """The factor of a matrix's product, by its name in the model."""
+        """Return the factor of a matrix's product, by its name in the model."""
         alpha, rank = _by_pattern(self.content.get("alpha_pattern"), module, self.alpha), self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
 
 
 def is_adapter(directory: Folder) -> bool:
-    """Return whether a folder has an adapter of `peft`, and no whole weights beside it.
+    """Return whether a folder has an adapter of `peft`, and no complete weights beside it.
 
     Raises:
-        WeightsError: it has neither, and folders in it have adapters.
+        WeightsError: it has neither, but its subfolders have adapters.
     """
     folder = location(directory)
     if (folder / CONFIG).exists():
@@ -104,7 +106,7 @@ def read_settings(directory: Folder) -> AdapterSettings:
     """Read `adapter_config.json`.
 
     Raises:
-        WeightsError: it is missing or damaged, or it has a setting that is not computed here; names the setting.
+        WeightsError: it is missing or damaged, or it has a setting that is not computed here. The message names it.
     """
     file = location(directory) / CONFIG
     try:
@@ -121,7 +123,7 @@ def read_settings(directory: Folder) -> AdapterSettings:
 
 
 def _not_computed(content: Mapping[str, Any]) -> str | None:
-    """The first setting that is not read here, and why; None: all are."""
+    """Return the first setting that is not supported, and why; None if all are."""
     if content.get("peft_type") != "LORA":
         return f"peft_type is {content.get('peft_type')!r}; LORA is read, no other kind of adapter"
     for name, value in content.items():
@@ -147,7 +149,7 @@ def _not_computed(content: Mapping[str, Any]) -> str | None:
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, other: float) -> float:
-    """The value of the first pattern that is the end of a module's name, as `peft` finds it."""
+    """Return the value of the first pattern that a module's name ends with, as in `peft`."""
     for pattern, value in (patterns or {}).items():
         name = pattern.removeprefix("^")
         if module == name or (name == pattern and module.endswith(f".{name}")):
@@ -156,7 +158,9 @@ def _by_pattern(patterns: Mapping[str, Any] | None, module: str, other: float) -
 
 
 def open_adapter(directory: Folder, stack: ExitStack) -> dict[str, Any]:
-    """The tensors of an adapter by their names in the model (`model.layers.0.self_attn.q_proj.lora_A.weight`), unread.
+    """Return the tensors of an adapter by their names in the model, not read yet.
+
+    An example of a name is `model.layers.0.self_attn.q_proj.lora_A.weight`.
 
     Raises:
         WeightsError: they are missing, damaged, a pickle, in a bucket, quantised, or two have one name.
@@ -180,7 +184,7 @@ def open_adapter(directory: Folder, stack: ExitStack) -> dict[str, Any]:
 
 
 def _name_in_model(stored: str) -> str:
-    """The name that a tensor has where no program has wrapped the model."""
+    """Return a tensor's name in a model that no program has wrapped."""
     parts = [part for part in stored.split(".") if part not in _WRAPPERS]
     for wrapper in (["module"], PREFIX.rstrip(".").split(".")):
         if parts[: len(wrapper)] == wrapper:

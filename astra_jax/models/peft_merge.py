@@ -1,11 +1,11 @@
-"""Adapters of `peft` merged into the weights that they were trained on, tensor by tensor, as those are read.
+"""Adapters of `peft` merged into their base weights, tensor by tensor, while those are read.
 
-    W' = W + scale · B A             a matrix with adapters, and its bias with that of B (`lora_bias`)
-    W' = m · (W + scale · B A) / ‖·‖  the same with DoRA (arXiv 2402.09353): each output's norm is m
-    W' = the adapter's own copy       of `modules_to_save`, trained biases, and a vocabulary that was extended
-    W'[t] = the adapter's row         of `trainable_token_indices`
+  * W' = W + scale · B A             a matrix with adapters, and its bias with that of B (`lora_bias`)
+  * W' = m · (W + scale · B A) / ‖·‖  the same with DoRA (arXiv 2402.09353): each output's norm is m
+  * W' = the adapter's own copy       of `modules_to_save`, trained biases, and a vocabulary that was extended
+  * W'[t] = the adapter's row         of `trainable_token_indices`
 
-Sums are made in float32 of the slices that a device needs, and rounded once, to the parameter's type.
+Sums are made in float32 from the slices that a device needs, and rounded once, to the parameter's type.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _ROLES = (
     "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector",
     "token_adapter.trainable_tokens_delta", "base_layer.weight", "base_layer.bias", "weight", "bias",
 )  # fmt: skip
-"""The ends of an adapter's names, behind the module that they are of."""
+"""Suffixes of an adapter's names, after their module."""
 _PAIRS = (("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B"))
 
 
 class _Changed:
-    """A tensor that is computed when a part of it is read; stands for one of `open_tensors`.
+    """Tensor that is computed when a part of it is read; replaces one of `open_tensors`.
 
     Args:
-        dtype: as safetensors calls it.
-        read: gives a part in float32, by a slice for each axis.
+        dtype: dtype by its name in safetensors.
+        read: returns a part in float32, given a slice for each axis.
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, read: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
@@ -58,8 +58,7 @@ class _Changed:
 
 
 def merged_model(directory: Folder, base: Model) -> Model:
-    """The model that the weights are of with an adapter merged into them: its vocabulary may be larger, and its head
-    another than its embedding.
+    """Return the model of the merged weights: its vocabulary may be larger, and its head may not be tied any more.
 
     Args:
         base: the model of the weights under the adapter.
@@ -72,22 +71,22 @@ def merged_model(directory: Folder, base: Model) -> Model:
 
 
 def merged_tensors(directory: Folder, base: Model, tensors: Tensors, stack: ExitStack) -> Tensors:
-    """The tensors of the weights under an adapter, with the adapter in them; for `hf_checkpoint.load_hf`.
+    """Return the base weights' tensors with the adapter merged, for `hf_checkpoint.load_hf`.
 
     Args:
         base: the model of the weights under the adapter.
-        tensors: of its checkpoint.
+        tensors: tensors of its checkpoint.
         stack: closes the adapter's file.
 
     Raises:
-        WeightsError: as `merged_model`; and where a tensor of the adapter belongs to none of the weights, has another
-            shape than they want, or is missing.
+        WeightsError: see `merged_model`; also if a tensor of the adapter matches none of the weights, has another shape
+            than needed, or is missing.
     """
     return _Adapter(directory, stack).merged(base, tensors)
 
 
 class _Adapter:
-    """What a folder has, by module and role. Raises `WeightsError`: a tensor has no role here."""
+    """Content of an adapter's folder, by module and role. Raises `WeightsError` if a tensor has no role here."""
 
     def __init__(self, directory: Folder, stack: ExitStack) -> None:
         self.settings: AdapterSettings = read_settings(directory)
@@ -146,18 +145,18 @@ class _Adapter:
         return dataclasses.replace(base, vocab_size=size, tie_embeddings=tied)
 
     def _apart(self, embedding: Tensors, head: Tensors, base: Model) -> bool:
-        """Return whether embedding and head, which are one in the base, are two since."""
+        """Return whether embedding and head, which the base ties, are separate now."""
         if "weight" in embedding and "weight" in head:
             return not np.array_equal(embedding["weight"][:], head["weight"][:])
         if "weight" in embedding and embedding["weight"].get_shape()[0] != base.vocab_size:
-            return False  # no head of before has as many rows
+            return False  # no earlier head has as many rows
         return ("weight" in embedding or "weight" in head) and not self.settings.content.get("ensure_weight_tying")
 
     def _vocabularies(self) -> Iterator[tuple[str, Tensors]]:
         return ((name, self._modules.get(name, {})) for name in (_EMBEDDING, _HEAD))
 
     def _token_ids(self) -> dict[str, list[int]]:
-        """The ids of trained rows, by the module that has them. Raises `WeightsError`."""
+        """Return the ids of trained rows, by their module. Raises `WeightsError`."""
         given = self.settings.content.get("trainable_token_indices") or {}
         by_name = given if isinstance(given, dict) else {"embed_tokens": given}
         found = {}
@@ -170,7 +169,7 @@ class _Adapter:
                 )
             rows = self._modules.get(modules[0], {}).get(role)
             if rows is None and modules[0] == _HEAD and len(by_name) > 1:
-                continue  # one with the embedding, whose rows are there
+                continue  # tied to the embedding, which has the rows
             if rows is None or rows.get_shape()[0] != len(ids) or len({*ids}) < len(ids):
                 raise WeightsError(f"{self._where}: {modules[0]}.{role} is not a row for each of {ids!r:.200}")
             found[modules[0]] = ids
@@ -209,7 +208,7 @@ class _Adapter:
         return made
 
     def _check_complete(self, base: Model) -> None:
-        """Raises `WeightsError`: a matrix that `target_modules` lists has no tensor in the file."""
+        """Check that each matrix of `target_modules` has a tensor in the file. Raises `WeightsError`."""
         content = self.settings.content
         targets = content.get("target_modules")
         if (
@@ -230,7 +229,7 @@ class _Adapter:
                         )
 
     def _shaped(self, name: str, tensor: Any, wanted: Sequence[int]) -> np.ndarray:
-        """All of a tensor in float32. Raises `WeightsError`: it has another shape."""
+        """Read a whole tensor in float32. Raises `WeightsError` if it has another shape."""
         if (found := tuple(tensor.get_shape())) != tuple(wanted):
             raise WeightsError(
                 f"{self._where}: tensor {name} has shape {found}, where {tuple(wanted)} fits the weights under the "
@@ -286,7 +285,7 @@ class _Adapter:
             self._shaped(name, tensor, wanted)
 
     def _factors(self, module: str, own: Tensors, shape: list[int]) -> tuple[np.ndarray | None, Any]:
-        """(scale · B, A) of a matrix, [rows, r] and [r, columns]; (None, None): it has none."""
+        """Return (scale · B, A) of a matrix, [rows, r] and [r, columns]; (None, None) if it has none."""
         rank, scale = self.settings.rank_of(module), self.settings.scale_of(module)
         if "lora_magnitude_vector" in own and "lora_A.weight" not in own:
             raise WeightsError(f"{self._where}: {module} has a lora_magnitude_vector, and no lora_A.weight")
@@ -301,7 +300,7 @@ class _Adapter:
 
 
 def _padded(tensor: Any, rows: slice, rest: tuple[slice, ...]) -> np.ndarray:
-    """A part of a tensor in float32, with zeros for rows that it does not have."""
+    """Read a part of a tensor in float32, with zeros for rows that it does not have."""
     stored = tensor.get_shape()[0]
     part = np.asarray(tensor[(slice(min(rows.start, stored), min(rows.stop, stored)), *rest)]).astype(np.float32)
     missing = (rows.stop - rows.start) - len(part)

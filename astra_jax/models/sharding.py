@@ -1,6 +1,6 @@
-"""Where parameters live on a mesh.
+"""Sharding of parameters on a mesh.
 
-A parameter's name spells its axes (`q_dnh` is [D, N, H]), so the rules are about letters, in one dataclass.
+A parameter's name spells its axes (`q_dnh` is [D, N, H]), so one dataclass has the rules, by letter.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ Axis = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Rules:
-    """Mesh axes of each logical axis; None is replicated. The defaults: FSDP over model width, tensor parallelism over
-    heads, feed-forward and vocabulary as in Megatron, experts over their own axis. An adapter's rank
-    is replicated, and so are single tokens.
+    """Mesh axes of each logical axis; None is replicated.
 
-    An axis shards a parameter once: where its experts take `expert`, its width has what is left."""
+    The defaults: FSDP over model width, tensor parallelism over heads, feed-forward and vocabulary as in Megatron,
+    experts over their own axis. An adapter's rank and single tokens are replicated.
+
+    A mesh axis shards a parameter once: if experts use `expert`, the width uses the other axes.
+    """
 
     d: Axis = WIDTH
     n: Axis = "tensor"
@@ -40,8 +42,11 @@ class Rules:
 
 
 def param_specs(abstract: Params, rules: Rules | None = None) -> Any:
-    """A `PartitionSpec` for each parameter. Norms and the router are replicated: they are small. So are biases, but
-    over their heads: each device has those of the heads that it computes."""
+    """Return a `PartitionSpec` for each parameter.
+
+    Norms and the router are small, so they are replicated. Biases are replicated except over their heads: each device
+    has those of the heads that it computes.
+    """
     rules = rules or Rules()
 
     def spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
@@ -68,7 +73,7 @@ def _names(axis: Axis) -> tuple[str, ...]:
 
 
 def param_shardings(abstract: Params, mesh: Mesh, rules: Rules | None = None) -> Any:
-    """A `NamedSharding` for each parameter.
+    """Return a `NamedSharding` for each parameter.
 
     Raises:
         ValueError: a mesh axis does not divide the dimension that it shards; names the parameter, the axis and both.
@@ -90,8 +95,11 @@ def param_shardings(abstract: Params, mesh: Mesh, rules: Rules | None = None) ->
 
 
 def cache_sharding(n_kv_heads: int, mesh: Mesh) -> NamedSharding:
-    """Of arrays [L, B, K, ...]: the key heads are spread over `tensor`, and over as many of the other axes as divide
-    them. So no device holds, or reads, another one's heads; rows stay whole, since any of them may be written."""
+    """Return the sharding of arrays [L, B, K, ...].
+
+    Key heads are spread over `tensor`, and over as many of the other axes as divide them. So no device stores or reads
+    another one's heads. Rows stay whole, since any of them may be written.
+    """
     chosen: list[str] = []
     left = n_kv_heads
     for axis in ("tensor", *WIDTH, "data"):

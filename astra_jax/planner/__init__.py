@@ -1,5 +1,5 @@
-"""Does it fit, and how fast can it be: compiles the real training step for accelerators that are not here.
+"""Planner: does a job fit, and how fast is it? It compiles the real training step for accelerators that are not here.
 
 `hardware` knows the chips and slices, `programs` lowers the steps, `collectives` reads the compiled program's traffic,
-`plan` puts it together. Needs `pip install '.[tpu]'` for TPUs; no TPU.
+`plan` combines them. Needs `pip install '.[tpu]'` for TPUs, but no TPU.
 """

@@ -1,8 +1,8 @@
-"""What a compiled program sends between devices, read from its HLO text.
+"""Traffic of a compiled program between devices, read from its HLO text.
 
-Loops count as often as they run, conditionals by their largest branch. A collective that the TPU compiler cut into
-pieces, one in each of a chain of fusions that hide it, is counted once, where it starts. What goes between slices it
-writes as a `send` and a `recv` of the hosts' network, whose attributes say what the hosts make of it.
+A loop counts as often as it runs, a conditional by its largest branch. The TPU compiler may cut a collective into
+pieces, one in each of a chain of fusions that hide it; it counts once, at its start. The compiler writes traffic
+between slices as a `send` and a `recv` of the hosts' network, with the hosts' actions in their attributes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class Collective:
     """One collective, as one device sees it.
 
     Attributes:
-        kind: of `KINDS`; an all-reduce of which each device keeps its part is a reduce-scatter.
-        groups: of each group the partitions that exchange; of a permutation each (from, to), without those to itself.
+        kind: one of `KINDS`; an all-reduce of which each device keeps its part is a reduce-scatter.
+        groups: partitions of each group that exchange; of a permutation each (from, to) with different ends.
         received: bytes that a device receives in one run, with ring algorithms.
-        dtypes: of its operands.
-        between_slices: over the data centre's network; what is before and behind it within a slice is another.
+        dtypes: dtypes of its operands.
+        between_slices: True for traffic over the data centre's network. Its steps within a slice are separate
+            collectives.
     """
 
     kind: str
@@ -40,11 +41,11 @@ class Collective:
     between_slices: bool = False
 
     def way(self, mesh_shape: Mapping[str, int]) -> str:
-        """The mesh axes that it crosses, and whether it does so between slices."""
+        """Return the mesh axes that it crosses, and whether it does so between slices."""
         return self.axes(mesh_shape) + (" between slices" if self.between_slices else "")
 
     def axes(self, mesh_shape: Mapping[str, int]) -> str:
-        """The mesh axes that it crosses, joined by +."""
+        """Return the mesh axes that it crosses, joined by +."""
         crossed = np.zeros(len(mesh_shape), bool)
         for group in self.groups:
             places = np.stack(np.unravel_index(group, tuple(mesh_shape.values())), axis=1)
@@ -53,7 +54,7 @@ class Collective:
 
 
 def gathered(mesh_shape: Mapping[str, int], axes: Sequence[str], received: float) -> Collective:
-    """A gather over some axes of a mesh, of which a device receives so many bytes."""
+    """Return a gather over some axes of a mesh with this many bytes received per device."""
     return Collective("all-gather", _groups_over(tuple(mesh_shape.items()), tuple(axes)), received, ())
 
 
@@ -66,7 +67,7 @@ def _groups_over(mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tu
 
 
 def bytes_by_axis(hlo: str | Module, mesh_shape: Mapping[str, int]) -> dict[str, float]:
-    """Bytes that a device receives in one run of the program, by the way (`Collective.way`) that they go.
+    """Return the bytes that a device receives in one run of the program, by way (`Collective.way`).
 
     Args:
         hlo: a compiled (partitioned) module, or its text.
@@ -79,8 +80,10 @@ def bytes_by_axis(hlo: str | Module, mesh_shape: Mapping[str, int]) -> dict[str,
 
 
 def collectives(module: Module) -> Iterator[tuple[Collective, float]]:
-    """Every collective of the program that runs, and how often; of a conditional's branches of the one in which a
-    device receives most."""
+    """Yield every collective of the program that runs, with its number of runs.
+
+    Of a conditional's branches only the one in which a device receives most counts.
+    """
     found = {
         name: [
             moved
@@ -96,16 +99,16 @@ def collectives(module: Module) -> Iterator[tuple[Collective, float]]:
 
 
 def is_continued(one: Instruction) -> bool:
-    """Whether the instruction is a later piece of a collective that a chain of fusions carries out."""
+    """Return whether the instruction is a later piece of a collective that a chain of fusions carries out."""
     flag = re.search(r'"async_collective_fusion_config":\{"flag_start":"(-?\d+)"', one.attributes)
     return flag is not None and flag.group(1) != "-1"
 
 
 def collective_of(one: Instruction, computation: str) -> Collective | None:
-    """The collective that an instruction is, or starts; None: it is none, or has nobody to exchange with.
+    """Return the collective that an instruction is or starts; None if there is none, or nothing to exchange.
 
     Args:
-        computation: the name of the one that it is in.
+        computation: name of the instruction's computation.
     """
     if one.opcode == "recv":
         return _between_slices(one)
@@ -118,18 +121,20 @@ def collective_of(one: Instruction, computation: str) -> Collective | None:
     if size < 2:
         return None
     moved = _bytes(one.result, started=started, kind=kind)
-    if kind == "all-reduce" and "all-reduce-scatter" in computation:  # TPU's form: what is kept is cut out behind it
+    if kind == "all-reduce" and "all-reduce-scatter" in computation:  # TPU's form: the kept part is sliced out after it
         kind, moved = "reduce-scatter", moved / size
     dtypes = tuple(sorted({kind_of for kind_of, dims in shapes(one.result) if dims}))
     return Collective(kind, groups, moved * _share(kind, size), dtypes)
 
 
 def _between_slices(one: Instruction) -> Collective:
-    """What hosts receive for a device. They count slices from 1 and write device 3 of slice 2 as 200003; all slices of
-    a mesh have one size, and its first axis goes over them.
+    """Return what hosts receive for a device.
+
+    Hosts count slices from 1 and write device 3 of slice 2 as 200003. All slices of a mesh have one size, and its first
+    axis goes over them.
 
     Raises:
-        ValueError: an attribute that is not known: bytes would be missing.
+        ValueError: an attribute is unknown, so bytes would be missing.
     """
     said = re.search(r'_xla_megascale_transfer_type="(\w{1,40})"', one.attributes)
     kind = "" if said is None else said.group(1).lower().replace("_", "-")
@@ -152,7 +157,7 @@ def _between_slices(one: Instruction) -> Collective:
 
 
 def _bytes(result: str, *, started: bool, kind: str) -> float:
-    if started and kind != "all-reduce" and result.startswith("(("):  # ((operands), results): several made one
+    if started and kind != "all-reduce" and result.startswith("(("):  # ((operands), results): several combined
         result = _after_group(result[1:])
     sizes = [array_bytes(*shape) for shape in shapes(result)]
     if started and kind != "all-reduce" and result.startswith("("):  # (operand, result, contexts)
@@ -161,7 +166,7 @@ def _bytes(result: str, *, started: bool, kind: str) -> float:
 
 
 def _after_group(text: str) -> str:
-    """What follows the parenthesis that the text begins with, up to the next group's end."""
+    """Return the text after its first parenthesis, up to the end of the next group."""
     depth = 0
     for index, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -171,7 +176,7 @@ def _after_group(text: str) -> str:
 
 
 def _share(kind: str, group: int) -> float:
-    """Bytes received over the bytes of the result, with ring algorithms."""
+    """Return bytes received over bytes of the result, with ring algorithms."""
     if kind in ("all-gather", "all-to-all", "ragged-all-to-all"):
         return (group - 1) / group
     if kind == "reduce-scatter":
@@ -180,7 +185,7 @@ def _share(kind: str, group: int) -> float:
 
 
 def _groups(attributes: str, kind: str) -> tuple[tuple[int, ...], ...]:
-    """Groups of partitions that exchange."""
+    """Return the groups of partitions that exchange."""
     if kind == "collective-permute":
         pairs = re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", attributes)
         ends = re.findall(r"\{(\d+),(\d+)\}", pairs.group(1)) if pairs else []

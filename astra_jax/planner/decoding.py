@@ -1,4 +1,4 @@
-"""The embedded engine's programs, lowered for devices that are only described, in the form that it has there."""
+"""The embedded engine's programs, in their real form, lowered for devices that are only described."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from astra_jax.rollout.engine.room import decodes_written_out
 def lower_decode(
     model: Model, slots: int, length: int, steps: int, mesh: Mesh, *, rows: int | None = None, stored: str = "none"
 ) -> Any:
-    """A chunk of `steps` tokens of `rows` rows (None: of all slots) over a cache of `length` positions each."""
+    """Lower a chunk of `steps` tokens of `rows` rows (None: of all slots) over a cache of `length` positions each."""
     params, cache = _operands(model, slots, length, mesh, stored)
     n, make = rows or slots, partial(_small, mesh)
     given = device_steps.DecodeRows(
@@ -37,25 +37,25 @@ def lower_decode(
 
 
 def lower_prefill(model: Model, slots: int, length: int, rows: int, chunk: int, mesh: Mesh) -> Any:
-    """`chunk` tokens of each of some rows, over all that the cache can hold of them."""
+    """Lower the prefill of `chunk` tokens of each of some rows, over the rows' whole cache."""
     params, cache = _operands(model, slots, length, mesh)
     make = partial(_small, mesh)
     tokens, positions = make((rows, chunk), np.int32), make((rows, chunk), np.int32)
     given = (params, cache, make((rows,), np.int32), tokens, positions)
-    # A kernel for GPUs asks which it is compiled for.
+    # A kernel for GPUs needs the platform that it is compiled for.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return device_steps.prefill.lower(*given, model=model, window=length, platform=platform_of(mesh))
 
 
 def lower_copy(model: Model, slots: int, length: int, rows: int, mesh: Mesh) -> Any:
-    """Whole rows to as many others."""
+    """Lower the copy of whole rows to as many others."""
     _, cache = _operands(model, slots, length, mesh)
     make = partial(_small, mesh)
     return device_steps.copy.lower(cache, make((rows,), np.int32), make((rows,), np.int32), window=length)
 
 
 def _operands(model: Model, slots: int, length: int, mesh: Mesh, stored: str = "none") -> tuple[Any, Any]:
-    """Parameters as the engine decodes with them, and the cache."""
+    """Return the engine's decoding parameters, and the cache."""
 
     def placed(x: Any, sharding: NamedSharding) -> Any:
         if quantized.is_stored(x):

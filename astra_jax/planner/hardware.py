@@ -24,7 +24,10 @@ dnn_version_info { major: 9 minor: 10 patch: 0 }
 device_description_str: "%s"
 """
 TOKENS_PER_CHIP = 8_192
-"""Of one row: longer ones are spread over `context`. The saved layer inputs of 14B are then 3.4 GB a chip."""
+"""Most tokens of one row on a chip; longer rows are spread over `context`.
+
+The saved layer inputs of 14B are then 3.4 GB per chip.
+"""
 
 
 _MOST_CHIPS = 131_072
@@ -33,16 +36,16 @@ INSTALL_GPU = "pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt=
 
 
 class PlanError(Refusal):
-    """The plan cannot be made; the message says what to change."""
+    """Error: the plan cannot be made. The message says what to change."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A named slice, for example `v5p:2x2x4`; several, for example `4xv6e:4x4`; or GPUs, for example `h200:2x8`.
+    """Named slice, for example `v5p:2x2x4`; several, for example `4xv6e:4x4`; or GPUs, for example `h200:2x8`.
 
     Attributes:
-        shape: of each slice, in chips.
-        count: of slices.
+        shape: shape of each slice, in chips.
+        count: number of slices.
     """
 
     chip: Chip
@@ -51,7 +54,7 @@ class Slice:
 
     @classmethod
     def parse(cls, name: str) -> Slice:
-        """From `KIND:AxBxC`, or `COUNTxKIND:AxBxC`; of GPUs from `KIND:GPUS` or `KIND:HOSTSxGPUS`.
+        """Parse `KIND:AxBxC` or `COUNTxKIND:AxBxC`; for GPUs `KIND:GPUS` or `KIND:HOSTSxGPUS`.
 
         Raises:
             PlanError: an unknown kind, or no shape; several slices of GPUs.
@@ -81,22 +84,22 @@ class Slice:
 
     @property
     def chips(self) -> int:
-        """Of all slices."""
+        """Number of chips of all slices."""
         return self.count * math.prod(int(part) for part in self.shape.split("x"))
 
     @property
     def hosts(self) -> int:
-        """Hosts of GPUs, with a network between them; of TPUs, whose links do not end at a host, 1."""
+        """Number of GPU hosts, which a network connects; 1 for TPUs, whose links do not end at a host."""
         hosts, _, _ = self.shape.rpartition("x") if self.chip.description is not None else ("", "", "")
         return int(hosts or 1)
 
     def devices(self) -> list[Any]:
-        """Descriptions of the slice's devices to compile for.
+        """Return descriptions of the slice's devices to compile for.
 
         Raises:
             PlanError: the compiler for them is not installed, or knows no such slice.
         """
-        # Set before JAX looks for a TPU of its own. None is used, so others may plan, or train, beside this.
+        # Set before JAX looks for a local TPU. None is used, so other processes may plan or train at the same time.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -105,7 +108,7 @@ class Slice:
         gpu = self.chip.description
         try:
             if gpu is None:
-                # Devices of several slices are other objects, which want a network between them when they compile.
+                # Devices of several slices are other objects, which need a network between them when they compile.
                 slices = {"num_slices": self.count} if self.count > 1 else {}
                 name = f"{self.chip.name}:{self.shape}"
                 return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **slices).devices)
@@ -128,13 +131,16 @@ class Slice:
 
 
 def larger(one: Slice) -> list[Slice]:
-    """All known slices of the same chip, as many of each, ascending."""
+    """Return all known slices of the same chip, with the same count, ascending."""
     return [Slice(one.chip, shape, one.count) for shape in one.chip.slices]
 
 
 def mesh_sizes(slice_: Slice, tokens: int) -> dict[str, int]:
-    """Rows are spread over `context` until a chip has at most `TOKENS_PER_CHIP` of one; what is left of a slice is
-    `fsdp`, and slices are `data`."""
+    """Return mesh sizes by axis, for rows of this many tokens.
+
+    Rows are spread over `context` until a chip has at most `TOKENS_PER_CHIP` of one. The rest of a slice is `fsdp`, and
+    slices are `data`.
+    """
     context, chips = 1, slice_.chips // slice_.count
     while tokens / context > TOKENS_PER_CHIP and chips % (2 * context) == 0:
         context *= 2

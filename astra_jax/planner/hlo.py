@@ -1,8 +1,8 @@
-"""A compiled module's text, read: its computations, their instructions, and how often each computation runs.
+"""Parser of a compiled module's text: computations, their instructions, and how often each computation runs.
 
-Only what the planner asks of it. An instruction may go on over several lines (a kernel's metadata is JSON of its own
-lines), so computations begin and end by indentation: what is not indented and names a computation opens one, a line
-that is `}` alone closes it, and inside it a line that begins no instruction belongs to the one before.
+It reads only what the planner needs. An instruction may span several lines (a kernel's metadata is JSON with its own
+lines), so indentation marks computations. An unindented line that names a computation opens it, and a line that is
+`}` alone closes it. Inside, a line that starts no instruction belongs to the previous one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _BYTES = {"pred": 1, "bf16": 2, "c64": 8, "c128": 16}
 
 _SAME = frozenset({"copy", "bitcast", "convert", "reshape", "copy-done", "copy-start", "bitcast-convert"})
-"""Their result is their first operand's value."""
+"""Opcodes whose result is their first operand's value."""
 
 
 def shapes(text: str) -> list[tuple[str, tuple[int, ...]]]:
-    """(type, dimensions) of every array in a shape's text."""
+    """Return (type, dimensions) of every array in a shape's text."""
     return [(kind, tuple(int(n) for n in dims.split(",") if n)) for kind, dims in _SHAPE.findall(text)]
 
 
 def array_bytes(kind: str, dims: Sequence[int]) -> int:
-    """Of an array: four-bit types take half a byte, those of eight bits one."""
+    """Return the bytes of an array: four-bit types take half a byte, eight-bit types one."""
     if kind in _BYTES:
         return math.prod(dims) * _BYTES[kind]
     width = re.match(r"[a-z]+(\d+)", kind)
@@ -49,11 +49,11 @@ class Instruction:
     """One instruction.
 
     Attributes:
-        result: its shape's text.
-        opcode: such as `fusion`.
-        arguments: what stands in the parentheses after the opcode.
-        attributes: what stands behind them.
-        root: its value is the computation's.
+        result: text of its shape.
+        opcode: opcode, such as `fusion`.
+        arguments: text in the parentheses after the opcode.
+        attributes: text after the parentheses.
+        root: True if its value is the computation's.
     """
 
     name: str
@@ -65,23 +65,23 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        """Names."""
+        """Return the names of its operands."""
         return _NAME.findall(self.arguments)
 
     @property
     def called(self) -> list[str]:
-        """Names of the computations that it runs: fused ones, a loop's body and condition, branches, reducers."""
+        """Return the names of the computations that it runs: fused ones, a loop's parts, branches, reducers."""
         return [name for found in _CALLED.finditer(self.attributes) for name in _NAME.findall(found.group(1))]
 
     def calls(self, attribute: str) -> str | None:
-        """The computation of one attribute, such as `body`."""
+        """Return the computation of one attribute, such as `body`."""
         found = re.search(rf"\b{attribute}=%([\w.\-]+)", self.attributes)
         return found.group(1) if found else None
 
 
 @dataclass(frozen=True)
 class Computation:
-    """Instructions in the order in which they are scheduled."""
+    """Instructions in the order of the schedule."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -95,7 +95,7 @@ class Computation:
         return next((one for one in self.instructions if one.root), None)
 
     def constant(self, name: str) -> int | None:
-        """The integer that an instruction's value is, through copies; None: it is none, or not known here."""
+        """Return the integer value of an instruction, through copies; None if it is unknown or not an integer."""
         for _ in range(100):  # a chain of copies; longer ones are malformed
             one = self.by_name.get(name)
             if one is None:
@@ -110,10 +110,10 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """A module.
+    """Parsed module.
 
     Attributes:
-        entry: the name of the computation that the program is.
+        entry: name of the computation that is the program.
     """
 
     computations: Mapping[str, Computation]
@@ -122,8 +122,10 @@ class Module:
 
     @cached_property
     def apart(self) -> frozenset[str]:
-        """Computations that take no time of their own in the program's order, and all that those call: the inside of
-        a fusion, and what another core runs beside (a TPU's sparse cores)."""
+        """Computations that take no time of their own in the program's order, with all that they call.
+
+        These are the inside of a fusion, and work that another core runs in parallel (a TPU's sparse cores).
+        """
         inside: set[str] = set()
         left = [
             called
@@ -139,24 +141,26 @@ class Module:
         return frozenset(inside)
 
     def runs(self, amount: Callable[[Computation], float]) -> Mapping[str, float]:
-        """How often each computation runs: of a conditional's branches only the one that comes to most, as if it were
-        always taken. A loop whose length is not written down (`unknown_loops`) counts once.
+        """Return how often each computation runs.
+
+        Of a conditional's branches only the one with the largest amount counts, as if it were always taken. A loop of
+        unknown length (`unknown_loops`) counts once.
 
         Args:
-            amount: of what is counted, in one run of a computation, without what it calls.
+            amount: the amount of a quantity in one run of a computation, without its callees.
         """
         totals: dict[str, float] = {}
 
         def total(name: str) -> float:
             if name not in totals:
-                totals[name] = 0.0  # a cycle cannot occur; this only ends a malformed text
+                totals[name] = 0.0  # a cycle cannot occur; this only stops on a malformed text
                 called = sum(total(each) * times for each, times in calls(self.computations[name]))
                 totals[name] = amount(self.computations[name]) + called
             return totals[name]
 
         def calls(computation: Computation) -> Iterator[tuple[str, float]]:
             for one in computation.instructions:
-                if one.opcode.endswith(("-done", "-update")):  # they name what their start runs
+                if one.opcode.endswith(("-done", "-update")):  # they name the computation that their start runs
                     continue
                 times = 1.0 if one.opcode != "while" else float(self.trips(computation, one) or 1)
                 called = [each for each in one.called if each in self.computations]
@@ -182,7 +186,7 @@ class Module:
 
     @property
     def unknown_loops(self) -> list[str]:
-        """Names of the `while` instructions whose trips could not be read."""
+        """Names of the `while` instructions whose number of trips could not be read."""
         return [
             one.name
             for computation in self.computations.values()
@@ -191,7 +195,7 @@ class Module:
         ]
 
     def with_unknown_loops(self, trips: int) -> Module:
-        """The same module, in which loops whose trips could not be read make so many."""
+        """Return the same module, in which loops of unknown length make this many trips."""
         known: dict[tuple[str, str], int | None] = {
             (computation.name, one.name): self.trips(computation, one) or trips
             for computation in self.computations.values()
@@ -201,9 +205,9 @@ class Module:
         return dataclasses.replace(self, _trips=known)
 
     def trips(self, computation: Computation, loop: Instruction) -> int | None:
-        """Of a `while` instruction of a computation; None: not written down.
+        """Return the number of trips of a `while` instruction of a computation, or None if it is unknown.
 
-        As the compiler annotated it, or from what counts: where it begins, what is added, what it is compared with.
+        It is the compiler's annotation, or follows from the counter's initial value, its step and its bound.
         """
         key = computation.name, loop.name
         if key not in self._trips:
@@ -220,7 +224,7 @@ class Module:
             return None
         direction = re.search(r"direction=([A-Z]{2})", compared.attributes)
         left, right = (condition.constant(name) for name in compared.operands[:2])
-        # (counter, bound): a bound to the left turns the comparison around.
+        # (counter, bound): a bound on the left turns the comparison around.
         counter, bound, turned = (
             (compared.operands[0], right, False) if left is None else (compared.operands[1], left, True)
         )
@@ -243,7 +247,7 @@ class Module:
         return max(0, math.ceil(distance / step))
 
     def _begin(self, computation: Computation, loop: Instruction, place: int) -> int | None:
-        """What the loop's tuple holds at a place before it begins."""
+        """Return the initial value of an element of the loop's tuple."""
         tuple_ = computation.by_name.get(loop.operands[0]) if loop.operands else None
         if tuple_ is None or tuple_.opcode != "tuple" or place >= len(tuple_.operands):
             return None
@@ -251,11 +255,11 @@ class Module:
 
 
 def _step(body: Computation, place: int) -> int | None:
-    """What a loop's body adds to the place of its tuple."""
+    """Return what a loop's body adds to an element of its tuple."""
     if body.root is None or body.root.opcode != "tuple" or place >= len(body.root.operands):
         return None
     total, name = 0, body.root.operands[place]
-    for _ in range(1_000):  # unrolled bodies add more than once
+    for _ in range(1_000):  # unrolled bodies add several times
         one = body.by_name.get(name)
         if one is None:
             return None
@@ -277,7 +281,7 @@ def _step(body: Computation, place: int) -> int | None:
 
 
 def read_hlo(text: str) -> Module:
-    """From `compiled.as_text()`."""
+    """Parse the text of `compiled.as_text()`."""
     computations: dict[str, Computation] = {}
     entry, name = "", None
     parts: list[list[str]] = []
@@ -298,7 +302,7 @@ def read_hlo(text: str) -> Module:
 
 def _instruction(text: str) -> Instruction:
     found = _NAMED.match(text)
-    assert found is not None  # `read_hlo` asked
+    assert found is not None  # checked by `read_hlo`
     rest = text[found.end() :]
     end = _closing(rest, 0) if rest.startswith("(") else rest.find(" ")
     result, rest = rest[:end], rest[end:]
@@ -317,7 +321,7 @@ def _instruction(text: str) -> Instruction:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Behind the parenthesis that closes the one at `opening`."""
+    """Return the index after the parenthesis that closes the one at `opening`."""
     depth = 0
     for found in re.finditer(r"[()]", text[opening:]):
         depth += 1 if found.group() == "(" else -1

@@ -1,7 +1,7 @@
-"""A training job as it would run on a mesh: what its programs are compiled for, and whether it starts at all.
+"""Training job on a mesh: the settings that its programs are compiled for, and the checks at its start.
 
-The configuration's own settings are kept: remat, rows of a micro-batch, row lengths. What it leaves open is filled in
-as the training programs do.
+The configuration's own settings are kept: remat, rows of a micro-batch, row lengths. Open settings are chosen as in
+the training programs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Job:
     """One step of a run on a mesh.
 
     Attributes:
-        model, config: as the run has them.
+        model, config: of the run.
         kind: `sft` or `grpo`.
-        row_tokens: the length of a row; of GRPO's buckets the longest, which any batch may take.
+        row_tokens: length of a row; of GRPO's buckets the longest, which any batch may use.
         micro_batch_size: rows of one forward and backward pass.
-        micro_batches: of an optimizer step; in GRPO where each episode fills a row.
-        steps: of the whole run; None: SFT's, which depend on the data.
+        micro_batches: micro-batches of an optimizer step; in GRPO if each episode fills a row.
+        steps: steps of the whole run; None for SFT, where they depend on the data.
     """
 
     model: Model
@@ -52,12 +52,12 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """Of a step."""
+        """Rows of a step."""
         return self.micro_batch_size * self.micro_batches
 
 
 def longest(config: SFTConfig | GRPOConfig) -> int:
-    """Tokens of the longest sequence that a configuration takes."""
+    """Return the tokens of the longest sequence that a configuration accepts."""
     if isinstance(config, SFTConfig):
         return config.data.seq_len
     return config.episode.max_prompt_tokens + config.episode.max_response_tokens
@@ -66,9 +66,10 @@ def longest(config: SFTConfig | GRPOConfig) -> int:
 def for_tokens(
     model: AnyModel, config: SFTConfig | GRPOConfig, tokens: int, length: int
 ) -> tuple[AnyModel, SFTConfig | GRPOConfig]:
-    """(model, configuration) for sequences of so many tokens, in rows of `length`.
+    """Return (model, configuration) for sequences of this many tokens, in rows of `length`.
 
-    Longer row buckets are left out, and GRPO's end with it; its episodes keep the proportion of prompt and response.
+    Longer row buckets are removed, and GRPO's limit is reduced with them. Its episodes keep the proportion of prompt
+    and response.
     """
     buckets = tuple(bucket for bucket in config.row_buckets if bucket < tokens)
     if isinstance(config, SFTConfig):
@@ -81,11 +82,11 @@ def for_tokens(
 
 
 def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: int) -> Job:
-    """The job on a mesh, refused with what the run itself would say.
+    """Return the job on a mesh. It is refused with the same errors as the run itself.
 
     Args:
         mesh: a mesh, or an abstract one.
-        blocks: what attention wants each device's chunks of a row to be multiples of: `splash.BLOCK` on TPUs.
+        blocks: each device's chunks of a row must be multiples of this for attention: `splash.BLOCK` on TPUs.
 
     Raises:
         InputError, SettingError: the mesh does not divide the batch, a row or the model, or the model is too short.
@@ -124,10 +125,10 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
 
 
 def executed_flops_per_token(model: Model, tokens: int, remat: str, chip: Chip, lora: LoRA = FULL) -> float:
-    """What accelerators carry out of one document of `tokens`, causal attention: `flops_per_token` and more.
+    """Return the flops per token that accelerators execute for one document of `tokens`, with causal attention.
 
-    `remat` computes products of the layers once more, and with `full` attention too. Under adapters no gradient of the
-    weights is computed, and the adapters' products are.
+    This is more than `flops_per_token`: `remat` recomputes products of the layers, and `full` attention too. With
+    adapters the gradients of the weights are not computed, but the adapters' products are.
     """
     layers, head = model.matmul_parameters()
     attention = (model.flops_per_token(tokens)[0] - 6 * (layers + head)) / 6  # of one matmul
@@ -141,26 +142,26 @@ def executed_flops_per_token(model: Model, tokens: int, remat: str, chip: Chip, 
 
 
 def _is_repeated(path: tuple[Any, ...], remat: str) -> bool:
-    """Whether the backward pass computes an adapter's product again; see `flops.recomputed_parameters`."""
+    """Return whether the backward pass recomputes an adapter's product; see `flops.recomputed_parameters`."""
     *_, matrix, part = (step.key.partition("_")[0] for step in path)
     return not (matrix == "down" and part == "b") and not (remat == "heads" and matrix in "qkv")
 
 
 def least_traffic(model: Model, config: SFTConfig | GRPOConfig, mesh: Mapping[str, int], micro_batches: int) -> float:
-    """Bytes that a chip must read and write in a step: weights, their gradients and the optimizer's state.
+    """Return the bytes that a chip must read and write in a step: weights, their gradients and the optimizer's state.
 
     Args:
         mesh: sizes by axis.
     """
     layers, head = model.matmul_parameters()
-    # Each number's types as they are kept: w, g and the statistics are read, w and the statistics written. Those that
-    # are in the host's memory, and Muon's second that there is not, are left out.
+    # Each number in its stored dtype: w, g and the statistics are read, w and the statistics written. Statistics in the
+    # host's memory, and Muon's missing second one, are left out.
     statistics = 0 if config.optimizer_memory == "host" else 1 if config.optimizer == "muon" else 2
     moved = 2 * statistics * jnp.dtype(config.moments).itemsize
     trained = jax.tree.leaves(abstract_trained(model, config.lora))
     state = sum(leaf.size * (3 * leaf.dtype.itemsize + moved) for leaf in trained)
-    # Weights are read forward, for the inputs' gradient and, where `remat` computes layers again, once more; what is
-    # gathered is written before, and gradients of the weights are written, if there are any.
+    # Weights are read forward, for the inputs' gradient and, if `remat` recomputes layers, once more. Gathered weights
+    # are written before, and gradients of the weights are written, if there are any.
     own = min(jnp.dtype(kept).itemsize for kept in (model.dtype, model.param_dtype))
     of_layers = 1 if config.matmul != "none" or config.lora.stored != "none" else own
     reads = 2 + any(mesh[axis] > 1 for axis in WIDTH)
@@ -171,17 +172,18 @@ def least_traffic(model: Model, config: SFTConfig | GRPOConfig, mesh: Mapping[st
 
 
 def attention_matmuls(remat: str, chip: Chip) -> int:
-    """How many attention does, where 2 are needed forward and 4 backward.
+    """Return the number of attention matmuls, where 2 are needed forward and 4 backward.
 
-    The backward pass computes the scores again: once on TPUs, in each of its two kernels on GPUs.
+    The backward pass recomputes the scores: once on TPUs, in each of its two kernels on GPUs.
     """
     return 2 + (7 if chip.clock is None else 5) + 2 * (remat == "full")
 
 
 def saved_flops_per_token(model: Model, matmul: str, remat: str, chip: Chip) -> float:
-    """By how much less a chip is busy with a token's layers where they are multiplied in 8 bits, in bf16's flops.
+    """Return the bf16 flops per token that 8-bit matmuls of the layers save.
 
-    Forward, again where `remat` does, and the activations' gradient; the weights' gradient is as it was.
+    They apply forward, again if `remat` recomputes, and to the activations' gradient. The weights' gradient is not
+    faster.
     """
     layers, _ = model.matmul_parameters()
     again = model.recomputed_parameters(remat)

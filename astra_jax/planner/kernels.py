@@ -1,14 +1,13 @@
-"""What a Pallas kernel does, which no compiler estimates: the arithmetic and the traffic of splash attention and of the
-experts' grouped matmuls.
+"""Arithmetic and traffic of Pallas kernels, which no compiler estimates: attention and the experts' grouped matmuls.
 
-Read from the compiled program, so that block sizes and shapes are those that run. Attention is that of a row with one
-document: the kernels walk over the blocks that the causal mask shows, of which packed rows leave out those of other
-documents. They do 2 matmuls a block forward, and 5 backward, from scores computed again; splash's own two kernels of
-the backward pass, which other libraries' programs have, 4 and 3.
+Block sizes and shapes are read from the compiled program. Attention is counted for a row with one document: the kernels
+visit the blocks that the causal mask shows, and packed rows skip the blocks of other documents. They do 2 matmuls per
+block forward, and 5 backward, with recomputed scores. Splash's own two backward kernels, in programs of other
+libraries, do 4 and 3.
 
-A grouped matmul computes whole tiles of rows: one more for each group than its rows would fill, and that many rows on
-each device as with equal loads. How busy its matrix units are is read off the bundles that the compiler makes of a tile
-(docs/scale.md).
+A grouped matmul computes whole tiles of rows: one more for each group than its rows fill, with as many rows on each
+device as with equal loads. The matrix units' busy share comes from the instruction bundles that the compiler makes of a
+tile (docs/scale.md).
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ _GROUPED = {
     "turned": (ROWS, (0.94, 0.41)),
     "tgmm": (GRADIENT_ROWS, (0.6, 0.35)),
 }
-"""Rows of a tile, and `Work.busy`; of products, of those by matrices turned around, of matrices' gradients."""
+"""Rows of a tile, and `Work.busy`: of products, of products by transposed matrices, and of matrices' gradients."""
 _LANES, _SUBLANES = 128, 8
-"""Of a row's statistics and segment ids in memory: each value is there so often."""
+"""Number of copies of each value in memory, of a row's statistics and segment ids."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one run of a kernel on one chip.
+    """Work of one run of a kernel on one chip.
 
     Attributes:
-        flops: of its matmuls.
-        contracted: the smaller side of those, which a matrix unit may be wider than.
+        flops: flops of its matmuls.
+        contracted: the smaller side of the matmuls; a matrix unit may be wider.
         traffic: bytes between HBM and the chip.
-        part: of the step.
-        busy: share of the matrix units' time that they compute at best, of units 128 and 256 wide.
+        part: part of the step.
+        busy: best share of time that the matrix units compute, for units 128 and 256 wide.
     """
 
     flops: float
@@ -56,22 +55,22 @@ class Work:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The blocks that one device's queries see, of one head of one row."""
+    """Blocks that one device's queries see, of one head of one row."""
 
     queries: int
-    """Blocks of queries."""
+    """Number of blocks of queries."""
     keys: int
     visited: int
-    """Pairs of blocks."""
+    """Number of pairs of blocks."""
     block_q: int
     block_kv: int
 
 
 def work_of(one: Instruction, expert: int = 1) -> Work | None:
-    """The work of a kernel; None: it is none, or another, of which nothing is known.
+    """Return the work of a kernel, or None if the instruction is not a known kernel.
 
     Args:
-        expert: over how many devices experts are spread.
+        expert: number of devices over which experts are spread.
     """
     name = kernel_name(one)
     if not is_kernel(one):
@@ -85,7 +84,7 @@ def work_of(one: Instruction, expert: int = 1) -> Work | None:
         return None
     q, k = arrays[0], arrays[kernel.keys]
     if kernel.traffic is _of_keys and any(len(dims) > len(q) for _, dims in shapes(one.result)):
-        return None  # under the same name splash's one kernel for all gradients: a part of the queries' a block of keys
+        return None  # splash's single-kernel mode has the same name: it writes parts of the queries' gradient
     rows, (heads, length_q, h), (kv_heads, length_k, _) = math.prod(q[:-3]), q[-3:], k[-3:]
     sizes = [re.search(rf'\\?"block_{side}{kernel.blocks}\\?": (\d+)', one.attributes) for side in ("q", "kv")]
     if sizes[0] is None or sizes[1] is None:
@@ -114,37 +113,45 @@ def _grouped(kind: str, operands: list[tuple[int, ...]], results: list[tuple[int
 
 
 def _visited(length_q: int, length_k: int, block_q: int, block_kv: int) -> _Blocks:
-    """Of the device that has most to do; all have the same but for the diagonal's blocks."""
+    """Return the blocks of the busiest device; devices differ only in the diagonal's blocks."""
     context = max(1, length_k // length_q)
-    starts = zigzag_order(length_k, context)[::block_q].reshape(context, -1)  # a block's queries follow each other
+    starts = zigzag_order(length_k, context)[::block_q].reshape(context, -1)  # queries of a block are contiguous
     visited = max(int((-(-(own + block_q) // block_kv)).sum()) for own in starts)
     return _Blocks(length_q // block_q, length_k // block_kv, visited, block_q, block_kv)
 
 
 def _forward(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
-    """Queries and outputs once, keys and values for each block of queries of each head."""
+    """Return the traffic forward: queries and outputs once, keys and values for each block of queries of each head."""
     del kv_heads
     own = b.queries * b.block_q * (2 * 2 * h + 4 * _LANES + 2 * 4 * _LANES)  # q, o, logsumexp, segments and places
     return heads * (own + b.visited * b.block_kv * (2 * 2 * h + 4 * _SUBLANES))
 
 
 def _backward(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
-    """The queries' gradient once, keys, values and theirs once; queries and outputs' gradients, with two numbers and a
-    segment and a place, for each block of keys of each head."""
+    """Return the traffic of the backward kernel.
+
+    The queries' gradient, keys, values and their gradients count once. Queries and outputs' gradients, with two
+    numbers, a segment and a position each, count for each block of keys of each head.
+    """
     own = heads * b.queries * b.block_q * 2 * h + kv_heads * b.keys * b.block_kv * (4 * 2 * h + 4 * _LANES)
     return own + heads * b.visited * b.block_q * (2 * 2 * h + 4 * 4)
 
 
 def _of_keys(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
-    """Splash's gradients of keys and values: those and theirs once, queries and outputs' gradients, with two numbers,
-    for each block of keys of each head."""
+    """Return the traffic of splash's gradients of keys and values.
+
+    Keys, values and their gradients count once. Queries and outputs' gradients, with two numbers each, count for each
+    block of keys of each head.
+    """
     own = b.keys * b.block_kv * (heads * 2 * 2 * h + kv_heads * 2 * 2 * h + heads * 4 * _LANES)
     return own + heads * b.visited * b.block_q * (2 * 2 * h + 4 * 4 * _SUBLANES)
 
 
 def _of_queries(b: _Blocks, heads: int, kv_heads: int, h: int) -> int:
-    """Splash's gradient of queries: those, outputs' gradients and the result once, keys and values for each block of
-    queries of each head."""
+    """Return the traffic of splash's gradient of queries.
+
+    Queries, outputs' gradients and the result count once, keys and values for each block of queries of each head.
+    """
     del kv_heads
     own = b.queries * b.block_q * (3 * 2 * h + 2 * 4 * _LANES + 2 * 4)
     return heads * (own + b.visited * b.block_kv * (2 * 2 * h + 4 * _SUBLANES))
@@ -155,19 +162,19 @@ class _Kernel:
     """One of attention's kernels."""
 
     matmuls: int
-    """For each pair of blocks that is visited."""
+    """Matmuls for each visited pair of blocks."""
     keys: int
-    """Which of its arrays are the keys; the queries are the first."""
+    """Index of the keys among its arrays; the queries are the first."""
     blocks: str
-    """What the names of its blocks' sizes end in."""
+    """Suffix of the names of its block sizes."""
     traffic: Callable[[_Blocks, int, int, int], int]
 
 
 _ATTENTION = {
-    # Before the keys are the output's gradient and two numbers for each query.
+    # The output's gradient and two numbers for each query come before the keys.
     splash_backward.NAME: _Kernel(5, 4, "", _backward),
     "splash_mha_fwd": _Kernel(2, 1, "", _forward),
     "splash_mha_dkv": _Kernel(4, 1, "_dkv", _of_keys),
     "splash_mha_dq": _Kernel(3, 1, "_dq", _of_queries),
 }
-"""By a part of its name."""
+"""Kernels by a part of their name."""

@@ -1,12 +1,12 @@
-"""How long a collective takes on a TPU slice's links, and between slices; and, at least, on hosts of GPUs.
+"""Durations of collectives: on a TPU slice's links, between slices, and lower bounds for hosts of GPUs.
 
-A slice is a grid of chips with a link each way between neighbours, and from one end of a side to the other only where
-the slice is large enough. What bounds a collective is what the chip with the fewest links can receive, or the link that
-most must cross; latency is not counted. Between slices a chip has its share of its host's adapters.
+A slice is a grid of chips with a link in each direction between neighbours. Only in large slices are the ends of a side
+linked too. A collective is limited by what the chip with the fewest links can receive, or by the link with the most
+traffic; latency is not counted. Between slices a chip has its share of its host's adapters.
 
-A GPU is linked with all of its host. What its host needs from others must come in by the host's adapters, one for each
-GPU, and no piece needs to come twice: it is handed on within the host. So collectives over several hosts may be nearly
-as fast as within one, and a bound may not charge all of them at an adapter's rate.
+A GPU is linked with all GPUs of its host. Data from other hosts enters by the host's adapters, one for each GPU. Each
+piece enters once and is passed on within the host. So collectives over several hosts may be nearly as fast as within
+one, and a bound may not count all bytes at an adapter's rate.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Torus:
-    """A slice of TPUs.
+    """Slice of TPUs.
 
     Attributes:
-        places: by partition, the chip's place in the slice.
-        sides: of the slice, in chips.
+        places: by partition, the chip's coordinates in the slice.
+        sides: lengths of the slice's sides, in chips.
         wraps: by side, whether its ends are linked.
-        link: bytes a second over one link, one way.
-        network: bytes a second that a chip receives from other slices.
+        link: bytes per second over one link, in one direction.
+        network: bytes per second that a chip receives from other slices.
     """
 
     places: tuple[Place, ...]
@@ -44,23 +44,23 @@ class Torus:
 
     @classmethod
     def of(cls, devices: Sequence[Any], shape: str, link_bandwidth: float, network_bandwidth: float) -> Torus:
-        """Of the devices of a mesh, in its order.
+        """Describe the devices of a mesh, in its order.
 
         Args:
-            shape: of a slice, such as `2x4`.
-            link_bandwidth: bytes a second over all the links of a chip, two for each side.
-            network_bandwidth: bytes a second that a chip receives from other slices.
+            shape: shape of a slice, such as `2x4`.
+            link_bandwidth: bytes per second over all the links of a chip, two for each side.
+            network_bandwidth: bytes per second that a chip receives from other slices.
         """
         sides = tuple(int(side) for side in shape.split("x"))
         places = tuple(tuple(device.coords[: len(sides)]) for device in devices)
-        if len(sides) == 3:  # cubes of 4 x 4 x 4 are joined by switches that also close the rings
+        if len(sides) == 3:  # switches join cubes of 4 x 4 x 4, and also close the rings
             wraps = tuple(all(side % 4 == 0 for side in sides) for _ in sides)
         else:
             wraps = tuple(side == 16 for side in sides)
         return cls(places, sides, wraps, link_bandwidth / (2 * len(sides)), network_bandwidth)
 
     def seconds(self, one: Collective) -> float:
-        """Of one run, alone on the links."""
+        """Return the seconds of one run, alone on the links."""
         if one.between_slices:
             return one.received / self.network
         if one.kind == "collective-permute":
@@ -68,7 +68,7 @@ class Torus:
         return max(self._of_group(one, group) for group in one.groups if len(group) > 1)
 
     def _of_group(self, one: Collective, group: Sequence[int]) -> float:
-        """Each side that the group spans is a line, or a ring where its ends meet."""
+        """Return the seconds for one group. Each side that it spans is a line, or a ring if its ends are linked."""
         places = [self.places[index] for index in group]
         columns = [sorted(set(column)) for column in zip(*places, strict=True)]
         links, across = 0.0, 0.0
@@ -76,17 +76,17 @@ class Torus:
         for values, side, wraps in zip(columns, self.sides, self.wraps, strict=True):
             if (n := len(values)) == 1:
                 continue
-            stride = min(b - a for a, b in itertools.pairwise(values))  # others' pieces cross the links between
+            stride = min(b - a for a, b in itertools.pairwise(values))  # other groups' traffic crosses links in between
             usable = (2 if wraps and n * stride == side else 1) / stride
             links += usable
-            across = max(across, whole * n / 4 / usable)  # half of a side sends half of what it has to the other
-        if math.prod(map(len, columns)) != len(group):  # no grid: in one line through all of it
+            across = max(across, whole * n / 4 / usable)  # half of a side sends half of its data to the other half
+        if math.prod(map(len, columns)) != len(group):  # not a grid: one line through all of it
             links = min(links, 1.0)
         received = one.received / links
         return max(received, across if one.kind.endswith("all-to-all") else 0.0) / self.link
 
     def _most_crossed(self, pairs: Sequence[tuple[int, ...]]) -> int:
-        """Over the link that most messages cross, each going along one side after the other, the shorter way."""
+        """Return the messages on the busiest link; each message takes one side after the other, the shorter way."""
         crossed: Counter[tuple[Place, Place]] = Counter()
         for source, target in pairs:
             at = list(self.places[source])
@@ -108,10 +108,10 @@ class Hosts:
     """Hosts of GPUs.
 
     Attributes:
-        each: GPUs of a host. A mesh of GPUs is filled in their order (`mesh.make_mesh`), so that partitions go host by
-            host: the last axes of a mesh are those within a host.
-        link: bytes a second that a GPU receives from others of its host.
-        network: bytes a second over the adapter of a GPU, from other hosts.
+        each: GPUs of a host. A mesh of GPUs is filled in their order (`mesh.make_mesh`), so partitions are ordered by
+            host, and the last axes of a mesh are within a host.
+        link: bytes per second that a GPU receives from others of its host.
+        network: bytes per second over the adapter of a GPU, from other hosts.
     """
 
     each: int
@@ -120,12 +120,12 @@ class Hosts:
 
     @classmethod
     def of(cls, slice_: Slice) -> Hosts:
-        """Of a slice of GPUs."""
+        """Describe a slice of GPUs."""
         chip = slice_.chip
         return cls(slice_.chips // slice_.hosts, chip.link_bandwidth, chip.network_bandwidth or chip.link_bandwidth)
 
     def seconds(self, sent: Iterable[tuple[Collective, float]]) -> float:
-        """Of collectives, each so many times, at least: all of them at once, and links and adapters as well."""
+        """Return a lower bound for collectives with counts: all run at once, on links and adapters in parallel."""
         inside, across = 0.0, 0.0
         entering: dict[int, float] = defaultdict(float)
         for one, runs in sent:
@@ -140,7 +140,7 @@ class Hosts:
         return max(by_links, max(entering.values(), default=0) / self.each / self.network)
 
     def _entering(self, one: Collective) -> dict[int, float]:
-        """Bytes that each host receives from others."""
+        """Return the bytes that each host receives from others."""
         found: dict[int, float] = defaultdict(float)
         if one.kind == "collective-permute":
             for source, target in one.groups:

@@ -1,9 +1,9 @@
-"""A plan: one job, one model, one slice.
+"""Plan of one job: one model on one slice.
 
 For TPUs the step's time is expected: the compiler's own cycles and its schedule, with a roofline of our kernels and the
-collectives that nothing hides (`schedule`). GPUs' compilers estimate nothing: there it is a bound, the slowest of
-matmuls at a stated share of the chip's bf16 peak, memory traffic that cannot be avoided at its bandwidth, and
-collectives over a host's links and adapters, each perfectly overlapped with the others; real steps are slower.
+collectives that nothing hides (`schedule`). Compilers for GPUs estimate nothing, so there it is a bound, the slowest of
+three parts. These are matmuls at a stated share of the chip's bf16 peak, unavoidable memory traffic at its bandwidth,
+and collectives over a host's links and adapters. The parts are assumed to overlap perfectly; real steps are slower.
 """
 
 from __future__ import annotations
@@ -42,37 +42,36 @@ from astra_jax.run.matmuls import check_matmul
 from astra_jax.sft.config import SFTConfig
 
 GPU_EFFICIENCY = 0.6
-"""Of a GPU's bf16 peak: what large matmuls reach at best inside a training step. Ours, not measured."""
+"""Share of a GPU's bf16 peak that large matmuls reach at best inside a training step. Our assumption, not measured."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `make_plan` found; sizes in bytes a chip, times in seconds.
+    """Result of `make_plan`; sizes in bytes per chip, times in seconds.
 
     Attributes:
-        tokens: the longest sequence that was asked for; `row_tokens` is what it is padded to.
-        yarn_factor: by which the model's context is stretched for it; 1 is not.
-        remat, micro_batch_size, batch_size: as the run has them; rows of one forward pass, and of one optimizer step.
-        host_bytes_per_chip: in the host's memory: an optimizer's state, and activations with `remat=offload`. Whether
-            the host has them is not known.
-        fits: the compiler took every program, and what else is on the chip has room beside it.
-        refusal: which program the compiler did not take, and why; empty where it took all.
-        peak_bytes_per_chip: of the largest program, with what is resident beside it; without those that the compiler
-            refused for want of another memory than the chip's (`refusal` says which).
-        flops_per_token: of forward and backward, attention counted causally, nothing recomputed: what MFU is of.
-        executed_flops_per_token: with what the kernels and rematerialisation compute again.
-        collective_bytes_by_axis: received by a chip in one optimizer step; "… between slices" over the network.
-        cycles: of one optimizer step, by category, as the compiler estimates; {} for GPUs.
-        expected: `step_seconds` is what a step is expected to take, of the parts in `seconds`; else it is a bound, the
-            slowest of them.
-        seconds: by what the chip does; "… over AXES" is waiting for a collective.
+        tokens: the longest sequence requested; `row_tokens` is its padded length.
+        yarn_factor: factor by which the model's context is stretched for it; 1 is not.
+        remat, micro_batch_size, batch_size: of the run; rows of one forward pass, and of one optimizer step.
+        host_bytes_per_chip: bytes in the host's memory: an optimizer's state, and activations with `remat=offload`. Not
+            checked against the host's capacity.
+        fits: the compiler accepted every program, and everything else on the chip fits beside it.
+        refusal: the program that the compiler refused, and why; empty if it accepted all.
+        peak_bytes_per_chip: peak of the largest program, with what is resident beside it. Programs that the compiler
+            refused for lack of another memory than the chip's are excluded (`refusal` names them).
+        flops_per_token: flops of forward and backward, with causal attention and no recomputation: the basis of MFU.
+        executed_flops_per_token: the same with recomputation by the kernels and rematerialisation.
+        collective_bytes_by_axis: bytes that a chip receives in one optimizer step; "… between slices" over the network.
+        cycles: cycles of one optimizer step, by category, as the compiler estimates; {} for GPUs.
+        expected: True if `step_seconds` is the expected time, the sum of `seconds`; else it is a bound, their largest.
+        seconds: seconds by the chip's activity; "… over AXES" is waiting for a collective.
         bound: the largest of `seconds`.
-        mfu: useful arithmetic over the chip's bf16 peak, whatever numbers are multiplied.
-        uncounted: what the time leaves out, by name: kernels that are not known, loops of unknown length.
-        compile_seconds: that compiling took here.
-        steps: of the run; None where it is not known without its data.
-        hours, dollars: of the run's steps, and what its chips cost meanwhile; without rollouts and evaluation.
-        flags: what the training program takes to run so.
+        mfu: useful arithmetic over the chip's bf16 peak, whatever the dtype of matmuls.
+        uncounted: names of parts that the time leaves out: unknown kernels, loops of unknown length.
+        compile_seconds: duration of compiling here.
+        steps: steps of the run; None if they depend on its data.
+        hours, dollars: duration of the run's steps, and the chips' price for it; without rollouts and evaluation.
+        flags: flags of the training program for this plan.
     """
 
     job: str
@@ -125,13 +124,14 @@ def make_plan(
     """Compile the job's step for a slice, with the configuration's own settings.
 
     Args:
-        tokens: the longest sequence, for which rows are padded to whole blocks of attention and the model is stretched
-            by YaRN; None: everything as configured.
+        tokens: the longest sequence. Rows are padded to whole blocks of attention and YaRN stretches the model for it;
+            None: everything as configured.
         mesh: sizes by axis; None: rows over `context` until a chip has few tokens of one, the rest `fsdp`.
-        steps: of the run; None: the configuration's.
-        options: of the compiler, beside those that the run passes itself.
-        given: what the training program would be given, for the plan's flags; None: `model` and `config`.
-        on_text: told of each compiled program's name and text.
+        steps: steps of the run; None: the configuration's.
+        options: compiler options, besides the run's own.
+        given: the training program's original model and configuration, for the plan's flags; None: `model` and
+            `config`.
+        on_text: receives each compiled program's name and text.
 
     Raises:
         InputError, PlanError, SettingError: the run would not start so, or there is no such slice.
@@ -255,16 +255,16 @@ def _times(
 
 
 def row_length(config: SFTConfig | GRPOConfig, tokens: int, context: int) -> int:
-    """The least configured bucket that holds the tokens, or else one of large blocks of attention."""
+    """Return the smallest configured bucket that fits the tokens, or else a length with large blocks of attention."""
     return min((bucket for bucket in config.row_buckets if bucket >= tokens), default=good_length(tokens, context))
 
 
 def flags_of(job: Job, mesh: Mapping[str, int], model: Model, config: SFTConfig | GRPOConfig) -> tuple[str, ...]:
-    """The training program's flags for a job, as a shell takes them.
+    """Return the training program's flags for a job, quoted for a shell.
 
     Args:
         mesh: sizes by axis.
-        model, config: what the program is given otherwise, to which they are added.
+        model, config: the program's original ones; the flags are the differences from them.
     """
     axes = ",".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1)
     settings: dict[str, object] = {"micro_batch_size": job.micro_batch_size, "remat": job.config.remat}
@@ -293,7 +293,7 @@ def flags_of(job: Job, mesh: Mapping[str, int], model: Model, config: SFTConfig 
 
 
 def _differing(model: Model, given: Model) -> dict[str, object]:
-    """The settings of a model that are not the given one's: those that stretch its context."""
+    """Return the model's settings that differ from the given model's: the stretching of its context."""
     settings: dict[str, object] = {}
     for field in dataclasses.fields(model):
         if (own := getattr(model, field.name)) != getattr(given, field.name):
@@ -302,20 +302,20 @@ def _differing(model: Model, given: Model) -> dict[str, object]:
 
 
 def _said(settings: Any) -> dict[str, object]:
-    """What of some settings is not as usual."""
+    """Return the settings that differ from their defaults."""
     every = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)}
     return {name: own for name, (own, usual) in every.items() if own != usual}
 
 
 def _quoted(value: object) -> str:
-    """As a shell wants JSON."""
+    """Return a value as JSON, quoted for a shell."""
     return f"'{json.dumps(value, separators=(',', ':'))}'"
 
 
 def _scheduled(
     compiled: list[programs.Compiled], slice_: Slice, devices: Any
 ) -> tuple[dict[str, float], dict[str, float], set[str]]:
-    """(seconds by part, cycles by category, what is not counted) of an optimizer step on a TPU slice."""
+    """Return (seconds by part, cycles by category, uncounted parts) of an optimizer step on a TPU slice."""
     chip = slice_.chip
     network = Torus.of(
         list(devices.devices.flat), slice_.shape, chip.link_bandwidth, chip.network_bandwidth or chip.link_bandwidth
@@ -335,7 +335,7 @@ def _scheduled(
 
 
 def _sent_seconds(compiled: list[programs.Compiled], slice_: Slice) -> float:
-    """What the collectives of an optimizer step take on GPUs, at least."""
+    """Return a lower bound of the seconds for the collectives of an optimizer step on GPUs."""
     modules = [(one.module, one.runs) for one in compiled if one.module is not None]
     return Hosts.of(slice_).seconds(
         (moved, often * runs) for module, runs in modules for moved, often in collectives(module)
@@ -347,7 +347,7 @@ def _efficiency(slice_: Slice) -> float:
 
 
 def describe(plan: Plan) -> str:
-    """A plan as lines of text."""
+    """Describe a plan as lines of text."""
 
     def gib(size: float) -> str:
         return f"{size / GIB:.2f} GiB"
@@ -374,7 +374,7 @@ def describe(plan: Plan) -> str:
     if plan.expected:
         lines.append(f"  expected {plan.step_seconds:.3g} s a step: {speed}; most is {plan.bound} ({times})")
     else:
-        # On GPUs attention visits no other document: rows of several take less.
+        # On GPUs attention visits no other document: rows of several take less time.
         step = f"at least {plan.step_seconds:.3g} s a step of rows of one document each"
         lines.append(f"  {step}, bound by {plan.bound} ({times}): at most {speed}")
     if plan.uncounted:

@@ -26,19 +26,19 @@ from astra_jax.sft.config import SFTConfig
 
 @dataclass(frozen=True)
 class Compiled:
-    """One program on one device; bytes.
+    """One program on one device; sizes in bytes.
 
     Attributes:
-        peak: the most that is held at once; as the compiler says, also where it refused for that; else 0 there.
+        peak: peak memory as the compiler reports it, also if it refused the program for that; 0 after other refusals.
         arguments: weights, optimizer state, batch.
         temporaries: all else.
-        resident: of the job, on the device, but no argument of this program.
-        host: in the host's memory, for this device: of the job, whether or not this program uses it.
-        refusal: why the compiler did not take it; empty where it did.
-        traffic: bytes received a run, by mesh axes.
-        runs: how often a step runs it.
-        seconds: that compiling took.
-        module: what was compiled; None where the compiler refused.
+        resident: the job's memory on the device that is not an argument of this program.
+        host: the job's memory on the host for this device, whether or not this program uses it.
+        refusal: why the compiler refused it; empty if it accepted it.
+        traffic: bytes received per run, by mesh axes.
+        runs: number of runs per step.
+        seconds: duration of compiling.
+        module: the compiled module; None if the compiler refused it.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Compiling:
-    """How programs are compiled.
+    """Compilation settings.
 
     Attributes:
-        options: of the compiler, by name, as `jax.jit(compiler_options=...)` takes them.
-        on_text: told of each compiled program's name and text.
+        options: compiler options by name, as `jax.jit(compiler_options=...)` takes them.
+        on_text: receives each compiled program's name and text.
     """
 
     options: Mapping[str, str | int | bool] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Compiling:
 
 
 def sft_programs(model: Model, config: SFTConfig, mesh: Mesh, how: Compiling) -> list[Compiled]:
-    """SFT's step."""
+    """Compile SFT's step."""
     steps = 1_000  # only a constant of the schedule
     arguments = sft_step.abstract_arguments(model, config, steps, mesh)
 
@@ -84,7 +84,7 @@ def sft_programs(model: Model, config: SFTConfig, mesh: Mesh, how: Compiling) ->
 def grpo_programs(
     model: Model, config: GRPOConfig, mesh: Mesh, how: Compiling, length: int, micro_batches: int
 ) -> list[Compiled]:
-    """GRPO's two programs: gradients of a micro-batch of rows of `length`, and the optimizer's step."""
+    """Compile GRPO's two programs: gradients of a micro-batch of rows of `length`, and the optimizer's step."""
     params, opt_state, gradients, batch, total = grpo_step.abstract_arguments(model, config, length, mesh)
     base = abstract_base(model, config.lora, mesh)
 
@@ -95,7 +95,7 @@ def grpo_programs(
         return grpo_step.take_step.lower(params, opt_state, gradients, total, total, config=config, mesh=mesh)
 
     resident, host = _held(opt_state), _held(opt_state, HOST)
-    # The weights that the run started from, for the KL term, lie where the optimizer's statistics do.
+    # The run's initial weights, for the KL term, are placed like the optimizer's statistics.
     reference = _held(params) if config.objective.kl_coef and base is None else 0
     kept, host = (0, host + reference) if config.optimizer_memory == "host" else (reference, host)
     first = _compile("accumulate", accumulate, mesh, how, resident=resident + kept, host=host, runs=micro_batches)
@@ -103,7 +103,7 @@ def grpo_programs(
 
 
 def _held(tree: Any, memory: str | None = None) -> int:
-    """Bytes of one device's parts, in a kind of memory; None is its own."""
+    """Return the bytes of one device's parts in a kind of memory; None is the device's own memory."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize
         for x in jax.tree.leaves(tree)
@@ -137,7 +137,7 @@ def _compile(
     how.on_text(name, text)
     module = read_hlo(text)
     arguments = memory.argument_size_in_bytes
-    # GPU programs do not say their peak.
+    # GPU programs do not report their peak.
     held = arguments + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
     peak = max(memory.peak_memory_in_bytes or held, arguments)
     traffic = bytes_by_axis(module, dict(mesh.shape))
@@ -146,10 +146,10 @@ def _compile(
 
 
 def refused(message: str) -> tuple[float, str]:
-    """(bytes of the chip's memory that a program wanted, why), from a compiler's words that it had too little memory.
+    """Parse a compiler's error about memory. Return (bytes of the chip's memory that a program needed, reason).
 
-    A chip has several memories. Of a small one, such as a TPU core's VMEM, for which a kernel's blocks or a fusion were
-    too large, the bytes say nothing about the chip's: they are 0 then, as where the compiler tells none.
+    A chip has several memories. A kernel's blocks or a fusion may be too large for a small one, such as a TPU core's
+    VMEM. Then the bytes tell nothing about the chip's memory: they are 0, as for errors without a number.
     """
     # "… Ran out of memory in memory space hbm. Used 72.00G of 31.25G hbm. Exceeded …"
     if found := re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) (\w+)", message):

@@ -1,7 +1,7 @@
-"""How long a program takes by its arithmetic and its traffic, where the compiler estimates nothing: CPUs.
+"""Roofline of a program: its time from arithmetic and traffic, for CPUs, whose compiler estimates nothing.
 
-The same walk over what runs, times the trips of its loops, as for TPUs (`schedule`); but an instruction takes the
-larger of its matmuls at a measured rate and the bytes that it reads and writes at a measured bandwidth.
+It walks over the instructions that run, times the trips of their loops, as for TPUs (`schedule`). But each instruction
+takes the larger of two times: its matmuls at a measured rate, and its bytes at a measured bandwidth.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _UPDATES = ("dynamic-update-slice", "scatter")
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine does.
+    """Measured speed of a machine.
 
     Attributes:
-        flops: of matmuls, a second.
-        bandwidth: bytes a second that elementwise work reads and writes.
+        flops: flops of matmuls per second.
+        bandwidth: bytes per second that elementwise work reads and writes.
     """
 
     flops: float
@@ -32,7 +32,7 @@ class Rates:
 
 
 def roofline(module: Module, rates: Rates) -> dict[str, float]:
-    """Seconds of one run of a program, of `matmul` and of `memory`; of a conditional's branches the longest."""
+    """Return the seconds of one run of a program, for `matmul` and `memory`. Of branches the longest counts."""
     return _Walk(module, rates).computation(module.entry)
 
 
@@ -67,7 +67,7 @@ class _Walk:
         return sums
 
     def _flops(self, computation: Computation, one: Instruction) -> float:
-        """Of an instruction's matmuls, its own or those fused into it."""
+        """Return the flops of an instruction's matmuls, its own or fused ones."""
         if one.opcode == "dot":
             return dot_flops(computation, one)
         return sum(
@@ -77,7 +77,7 @@ class _Walk:
         )
 
     def _traffic(self, computation: Computation, one: Instruction) -> float:
-        """Bytes that an instruction reads and writes; of a slice only what is cut out or put in."""
+        """Return the bytes that an instruction reads and writes; of a slice only the part that is cut out or put in."""
         if one.opcode in _SLICES:
             return 2 * _size(one)
         if one.opcode in _UPDATES:
@@ -90,7 +90,7 @@ class _Walk:
 
 
 def dot_flops(computation: Computation, one: Instruction) -> float:
-    """A multiplication and an addition for each number of the result and each number that is summed over."""
+    """Count a multiplication and an addition for each number of the result and each number that is summed over."""
     left = computation.by_name.get(one.operands[0])
     found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", one.attributes)
     if left is None or found is None:
@@ -111,7 +111,7 @@ def _operand_size(computation: Computation, one: Instruction, place: int) -> int
 
 
 def _read(inner: Computation, parameter: Instruction) -> int:
-    """Of a fusion's operand: all of it, or what is cut out of it; nothing where it is only written into."""
+    """Return the bytes read of a fusion's operand: all, the part cut out of it, or none if it is only written into."""
     users = [one for one in inner.instructions if parameter.name in one.operands]
     if users and all(one.opcode in (*_SLICES, *_UPDATES) and one.operands[0] == parameter.name for one in users):
         return sum(_size(one) for one in users if one.opcode in _SLICES)
@@ -119,7 +119,7 @@ def _read(inner: Computation, parameter: Instruction) -> int:
 
 
 def _written(inner: Computation) -> int:
-    """Of a fusion: its results, or what is put into them."""
+    """Return the bytes that a fusion writes: its results, or the parts put into them."""
     root = inner.root
     if root is None:
         return 0

@@ -1,12 +1,12 @@
-"""How long a compiled program takes on a TPU, from its schedule.
+"""Duration of a compiled program on a TPU, from its schedule.
 
-The compiler writes the order in which a chip runs a computation's instructions, and for most how many cycles each
-takes; here that order is walked with a clock. A collective that starts and ends at different places of it takes time
-only as far as it is longer than the work between; one that does not, takes all of its own. Kernels have no estimate:
-for them the clock moves by the larger of their arithmetic at the matrix units' rate and their traffic at HBM's.
+The compiler writes the order in which a chip runs a computation's instructions, and for most their cycles. This module
+walks that order with a clock. A collective that starts and ends at different points takes only the time by which it is
+longer than the work in between; any other takes all of its time. Kernels have no estimate. For them the clock advances
+by the larger of two times: arithmetic at the matrix units' rate, and traffic at HBM's.
 
-Not counted: latencies of collectives and of copies beside the arithmetic, what the kernels' vector units do, and what
-the host does between programs.
+Not counted: latencies of collectives and of parallel copies, the work of the kernels' vector units, and the host's work
+between programs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ class Schedule:
 
     Attributes:
         work: by category (`cycles.category`), attention's kernels, and `kernel` for others.
-        exposed: in which the chip waits for collectives, by the kind of collective and the mesh axes that it crosses.
-        hidden: of collectives behind the work, by the same.
-        unknown: kernels whose arithmetic is not known (their traffic is counted) and loops of unknown length (counted
-            once).
+        exposed: time in which the chip waits for collectives, by kind of collective and the mesh axes that it crosses.
+        hidden: time of collectives hidden by work, by the same keys.
+        unknown: kernels of unknown arithmetic (their traffic is counted) and loops of unknown length (counted once).
     """
 
     work: dict[str, float]
@@ -46,7 +45,7 @@ class Schedule:
 
 
 def schedule_of(module: Module, chip: Chip, network: Torus, mesh_shape: dict[str, int]) -> Schedule:
-    """Of a module compiled for a TPU.
+    """Compute the schedule of a module compiled for a TPU.
 
     Args:
         mesh_shape: sizes by axis; partition i is the mesh's i-th device.
@@ -68,15 +67,15 @@ class _Walk:
         self.unknown: set[str] = set()
 
     def computation(self, name: str, runs: float) -> float:
-        """Add a computation's seconds, `runs` times. Returns those of one run."""
+        """Add a computation's seconds, `runs` times. Return those of one run."""
         now = 0.0
-        links: dict[str, float] = defaultdict(float)  # when the links of some axes are free again
-        under_way: dict[str, tuple[float, float, str]] = {}  # by start or chain: end, seconds, what
+        links: dict[str, float] = defaultdict(float)  # time at which the links of some axes are free again
+        under_way: dict[str, tuple[float, float, str]] = {}  # by start or chain: end, seconds, name
 
         def start(key: str, one: Collective) -> None:
             way = one.way(self._mesh)
             seconds = self._network.seconds(one)
-            # A permutation uses one direction of its axis, so that two may run at once.
+            # A permutation uses one direction of its axis, so two may run at once.
             lane = f"{way} {one.groups[0]}" if one.kind == "collective-permute" else way
             lane = "network" if one.between_slices else lane
             links[lane] = max(now, links[lane]) + seconds
@@ -100,7 +99,7 @@ class _Walk:
                 now += 0.0 if body is None else trips * self.computation(body, runs * trips)
             elif one.opcode in ("call", "conditional"):
                 called = [each for each in one.called if each in self._module.computations]
-                if one.opcode == "conditional":  # the branch that takes longest
+                if one.opcode == "conditional":  # the longest branch
                     called = [max(called, key=lambda each: self.computation(each, 0.0))]
                 now += sum(self.computation(each, runs) for each in called)
             elif (moved := self._collective(one, name)) is not None:
@@ -113,12 +112,12 @@ class _Walk:
             elif (spent := self._seconds(one)) is not None:
                 self.work[spent[0]] += spent[1] * runs
                 now += spent[1]
-        for key in list(under_way):  # ended in the next trip
+        for key in list(under_way):  # they end in the next trip
             wait(key)
         return now
 
     def _seconds(self, one: Instruction) -> tuple[str, float] | None:
-        """(category, seconds) of an instruction that is no collective; None: it takes none."""
+        """Return (category, seconds) of an instruction that is not a collective; None if it takes no time."""
         if (cycles := estimated(one)) is not None:
             return category(one), cycles / self._clock
         if is_kernel(one):
@@ -138,11 +137,11 @@ class _Walk:
         return category(one), self._traffic(one)
 
     def _traffic(self, one: Instruction) -> float:
-        """Seconds for an instruction's result to be read and written."""
+        """Return the seconds to read and write an instruction's result."""
         return 2 * sum(array_bytes(*shape) for shape in shapes(one.result)) / self._chip.hbm_bandwidth
 
     def _collective(self, one: Instruction, name: str) -> Collective | None:
-        """What an instruction starts: it is a collective, or calls a computation that has one."""
+        """Return the collective that an instruction starts, itself or in a computation that it calls."""
         if one.opcode.removesuffix("-start") in (*KINDS, "recv"):
             return collective_of(one, name)
         if one.opcode not in ("fusion", "async-start", "call-start"):
@@ -155,7 +154,7 @@ class _Walk:
 
 
 def _is_started(module: Module, one: Instruction) -> bool:
-    """Whether a collective only starts here."""
+    """Return whether a collective only starts here."""
     return one.opcode == "recv" or one.opcode.endswith("-start") or _has(module, one, "AsyncCollectiveStart")
 
 
@@ -174,7 +173,7 @@ def _has(module: Module, one: Instruction, target: str) -> bool:
 
 
 def _chain(module: Module, one: Instruction) -> str | None:
-    """Of a fusion: the chain of fusions that carry out one collective."""
+    """Return the chain of fusions to which a fusion belongs and which carries out one collective."""
     if one.opcode != "fusion":
         return None
     for called in one.called:
@@ -185,7 +184,7 @@ def _chain(module: Module, one: Instruction) -> str | None:
 
 
 def _started_by(computation: Computation, done: Instruction) -> str:
-    """The name of what a `-done` ends."""
+    """Return the name of the instruction that a `-done` ends."""
     name = done.operands[0] if done.operands else ""
     while (one := computation.by_name.get(name)) is not None and one.opcode.endswith("-update") and one.operands:
         name = one.operands[0]

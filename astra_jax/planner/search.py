@@ -1,9 +1,9 @@
-"""Which mesh, micro-batch, remat and row length are the fastest on a slice, and which slice is the smallest that fits.
+"""Search for the fastest mesh, micro-batch, remat and row length on a slice, and for the smallest slice that fits.
 
-Arithmetic alone says of each candidate what it must hold and how long it takes at least, both a little low. What cannot
-fit is left out; of the rest the compiler is asked, those first that could be the fastest, until none that is left could
-be faster than the best found, or so many were compiled. What holds more than one that the chip's memory was too small
-for, is left out too; one that was refused for want of another memory, such as VMEM, says nothing about others.
+Arithmetic gives lower bounds of each candidate's memory and time. Candidates that cannot fit are skipped. The others
+are compiled, the potentially fastest first. The search stops when no candidate could be faster than the best one, or
+after a maximum number of compilations. If a candidate exceeds the chip's memory, those with a larger bound are skipped
+too. If one is refused for lack of another memory, such as VMEM, nothing follows for others.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from sandbox.settings import SettingError
 from synthesis.core.refusals import Refusal
 
 _PADDING = 1.15
-"""Rows may be so much longer than their sequences, where attention's blocks are larger for it."""
+"""Largest factor by which rows may exceed their sequences to get larger blocks of attention."""
 _ROWS = (1, 2, 4)
-"""Of a micro-batch, for each place of the mesh."""
+"""Rows of a micro-batch, for each batch position of the mesh."""
 
 
 class Sized(Model, Protocol):
-    """A model whose sizes are those of `layers.sizes.Sizes`."""
+    """Model with the sizes of `layers.sizes.Sizes`."""
 
     @property
     def d_model(self) -> int: ...
@@ -74,11 +74,11 @@ class Way:
     """One way to run a step.
 
     Attributes:
-        model, config: as a plan takes them.
+        model, config: arguments of a plan.
         mesh: sizes by axis.
-        holds: bytes a chip, at least.
-        takes: seconds a step, at least.
-        guess: seconds a step, if nothing that is sent were hidden: what comes first.
+        holds: lower bound of the bytes per chip.
+        takes: lower bound of the seconds per step.
+        guess: seconds per step if no traffic were hidden; the search order.
     """
 
     model: Sized
@@ -91,13 +91,13 @@ class Way:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        fastest: on the slice; None: nothing that was compiled fits.
-        smallest: on the smallest slice of its kind that fits, in the way that holds least; None where none does.
+        fastest: fastest plan on the slice; None if no compiled one fits.
+        smallest: plan with the least memory on the smallest slice of its kind that fits; None if none does.
         tried: every plan that was made, in order.
-        considered: candidates that arithmetic did not rule out.
+        considered: number of candidates that arithmetic did not rule out.
     """
 
     fastest: Plan | None
@@ -116,16 +116,16 @@ def search(
     on_plan: Callable[[Plan], None] = lambda plan: None,
     **options: Any,
 ) -> SearchResult:
-    """The fastest way on a slice, and the smallest slice of its kind, not larger, that holds the job.
+    """Find the fastest way on a slice, and the smallest slice of its kind, not larger, that fits the job.
 
     Args:
         tokens: the longest sequence; None: rows as configured.
-        compiles: at most so many candidates are compiled for the slice, and as many for smaller ones.
-        on_plan: told of each plan as it is made.
-        options: of `make_plan`.
+        compiles: most candidates to compile for the slice, and as many for smaller ones.
+        on_plan: receives each plan as it is made.
+        options: options of `make_plan`.
 
     Raises:
-        PlanError: no way to run the job on the slice is left when arithmetic is done.
+        PlanError: arithmetic rules out every way to run the job on the slice.
     """
     tried: list[Plan] = []
 
@@ -144,7 +144,7 @@ def search(
             possible = [one for one in possible if one.takes < fastest.step_seconds]
         if not possible:
             break
-        # The last try is for what surely is the easiest to hold, if nothing did fit.
+        # If nothing fitted so far, the last try is the candidate with the least memory.
         easiest = min(possible, key=lambda one: one.holds)
         one = easiest if left == 1 and fastest is None else possible[0]
         possible.remove(one)
@@ -169,7 +169,7 @@ def search(
 
 
 def candidates(model: Sized, config: SFTConfig | GRPOConfig, slice_: Slice, tokens: int | None) -> Iterator[Way]:
-    """What the run would start with on the slice, and arithmetic does not rule out."""
+    """Yield the candidates that the run would accept on the slice and that arithmetic does not rule out."""
     blocks, weights = BLOCK if slice_.chip.clock else 1, parameters(model)
     trained = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(model, config.lora)))
     for mesh in _meshes(model, slice_):
@@ -184,7 +184,7 @@ def candidates(model: Sized, config: SFTConfig | GRPOConfig, slice_: Slice, toke
                 try:
                     changed = dataclasses.replace(sized[1], micro_batch_size=rows * places, remat=remat)
                     job = job_on(sized[0], changed, abstract, blocks=blocks)
-                except (Refusal, SettingError):  # the mesh does not divide it
+                except (Refusal, SettingError):  # the mesh does not divide the job
                     continue
                 step = job.rows * job.row_tokens
                 arithmetic, sent = least_seconds(
@@ -195,7 +195,7 @@ def candidates(model: Sized, config: SFTConfig | GRPOConfig, slice_: Slice, toke
 
 
 def _meshes(model: Sized, slice_: Slice) -> Iterator[dict[str, int]]:
-    """Every way to spread a job over the chips, with one copy of the weights in a slice."""
+    """Yield every way to spread a job over the chips, with one copy of the weights per slice."""
     chips = slice_.chips // slice_.count
     divisors = [n for n in range(1, chips + 1) if chips % n == 0]
     for context, tensor, expert in itertools.product(divisors, divisors, divisors):
@@ -211,7 +211,7 @@ def _meshes(model: Sized, slice_: Slice) -> Iterator[dict[str, int]]:
 
 
 def _lengths(tokens: int, context: int) -> list[int]:
-    """Row lengths for sequences of `tokens`: the least, the least with large blocks, and of the largest block."""
+    """Return row lengths for sequences of `tokens`: the smallest, with large blocks, and with the largest block."""
     pieces = pieces_of(context)
     least, largest = (-(-tokens // (pieces * block)) * pieces * block for block in (BLOCK, LARGEST_BLOCK))
     lengths = sorted({least, good_length(tokens, context), largest})
@@ -228,14 +228,14 @@ def least_bytes(
     mesh: dict[str, int],
     remat: str,
 ) -> float:
-    """What a chip holds in a step, at least: state, and what the forward pass keeps for the backward pass.
+    """Return a lower bound of a chip's bytes in a step: state, and what the forward pass keeps for the backward pass.
 
     Args:
-        config: the optimizer's state is as it says; remat is given.
-        weights: how many parameters the model has.
-        trained: how many of them are trained, or how many its adapters have.
-        tokens: of a row.
-        rows: for each place of the mesh.
+        config: sets the optimizer's state; `remat` is separate.
+        weights: number of parameters of the model.
+        trained: number of trained parameters, or of the adapters' parameters.
+        tokens: tokens of a row.
+        rows: rows for each batch position of the mesh.
     """
     chips = math.prod(mesh.values())
     # Weights and gradients in float32, and two statistics, nearly all of which may be in the host's memory.
@@ -248,8 +248,8 @@ def least_bytes(
     heads = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim / mesh["tensor"]
     attended = model.n_heads * model.head_dim / mesh["tensor"]
     wide = 2 * model.d_ff * (model.experts_per_token or 1) / mesh["tensor"]
-    dots = 0 if model.n_experts else wide  # experts' products come out of kernels, and are computed again
-    kept = {  # of a layer, bfloat16 numbers a token
+    dots = 0 if model.n_experts else wide  # experts' products come out of kernels, and are recomputed
+    kept = {  # per layer, bfloat16 numbers per token
         "full": model.d_model,
         "offload": 0,
         "attention": model.d_model + attended,
@@ -271,12 +271,12 @@ def least_seconds(
     matmul: str = "none",
     lora: LoRA = FULL,
 ) -> tuple[float, float]:
-    """What a step's arithmetic takes, at least, and what it sends.
+    """Return lower bounds of the seconds of a step's arithmetic, and of its traffic.
 
     Args:
-        tokens: of a row.
-        rows: of a micro-batch, for each place of the mesh.
-        step: tokens of a step, padding too.
+        tokens: tokens of a row.
+        rows: rows of a micro-batch, for each batch position of the mesh.
+        step: tokens of a step, with padding.
         matmul: a name of `matmuls.MATMULS`.
         lora: adapters, if they are trained in place of the weights.
     """
@@ -293,7 +293,7 @@ def least_seconds(
     arithmetic = (whole - attention + attention / share) * step / slice_.chips / chip.flops
     width = math.prod(mesh[axis] for axis in WIDTH)
     micro_batches = step / tokens / rows / math.prod(mesh[axis] for axis in BATCH)
-    # Weights forward and backward, in bfloat16 or, of layers, in 8 bits; sums over `tensor` twice a layer, as often;
+    # Weights forward and backward, in bfloat16 or, for layers, in 8 bits; sums over `tensor` twice per layer, as often;
     # keys and values.
     a_layers = 2 if matmul == "none" else 1
     weights = 2 * (a_layers * layers + 2 * head) / mesh["tensor"] * (1 - 1 / width) * micro_batches
@@ -309,7 +309,7 @@ def least_seconds(
 
 
 def between_slices_seconds(weights: int, slice_: Slice) -> float:
-    """What the sums of a step's gradients take over the network, float32, when all micro-batches are done."""
+    """Return the seconds to sum a step's gradients over the network, float32, when all micro-batches are done."""
     network = slice_.chip.network_bandwidth
     if slice_.count == 1 or network is None:
         return 0.0

@@ -1,1 +1,1 @@
-"""A policy behind OpenAI's HTTP API: `service` is the server, `launch.serve` the program."""
+"""OpenAI's HTTP API for a policy: `service` is the server, `launch.serve` the program."""

@@ -1,7 +1,7 @@
-"""A request's body as JSON whose every value can be handled, whoever sent it.
+"""Parsing of a request's body as JSON, with limits that make every value safe to handle.
 
-It is read in a thread beside the event loop. But the interpreter reads all of a body in one go, and no other thread
-runs meanwhile; so what makes that long, the number of values, is bounded first.
+A thread beside the event loop parses it. But the interpreter parses a body in one step, and no other thread runs
+meanwhile. So the number of values, which determines the duration, is limited first.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from sandbox.protocol import MOST_NESTING
 from synthesis.core.chat_format import parse_json
 
 MOST_VALUES = 1 << 18
-"""Of a body, an array or object counting as four: eight prompts of 32k token ids. Reading them takes 35 ms, 16 MiB of
-text as long."""
+"""Most values of a body, an array or object counting as four: eight prompts of 32k token ids.
+
+Parsing them takes 35 ms, as long as 16 MiB of text.
+"""
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The object that a body holds.
+    """Return the object in a body.
 
     Raises:
-        InvalidRequest: it is no JSON in UTF-8, has a name twice, a number beyond a float's range, half a character
-            (a lone surrogate), more than `MOST_VALUES` values or more than `MOST_NESTING` levels; or it is no object.
+        InvalidRequest: it is not an object, or not JSON in UTF-8. Or it has a name twice, a number beyond a float's
+            range, half a character (a lone surrogate), more than `MOST_VALUES` values or more than `MOST_NESTING`
+            levels.
     """
-    if len(body) > MOST_VALUES // 4:  # less cannot hold more
+    if len(body) > MOST_VALUES // 4:  # a shorter body cannot have more
         _check_count(body)
     try:
         value = parse_json(body.decode("utf-8"), unique_names=True, any_depth=True)
@@ -41,7 +44,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def _check_count(body: bytes) -> None:
-    """In no string, each value is behind a comma or a bracket, or has a name, which is a string itself."""
+    """Check the number of values. Outside strings each follows a comma or bracket, or has a name, a string too."""
     count, start = 0, 0
     while start < len(body):
         opened = body.find(b'"', start)
@@ -57,7 +60,7 @@ def _check_count(body: bytes) -> None:
 
 
 def _escaped(body: bytes, at: int) -> bool:
-    """Whether the quote there is part of a string: an odd number of backslashes stands before it."""
+    """Return whether the quote at an index is part of a string: an odd number of backslashes precedes it."""
     first = at
     while first and body[first - 1] == 0x5C:
         first -= 1
@@ -65,7 +68,7 @@ def _escaped(body: bytes, at: int) -> bool:
 
 
 def _check_values(fields: dict[str, Any]) -> None:
-    # A path is kept as what it goes on from: spelled out for each value, a long name would be there a thousand times.
+    # A path is kept as a link to its parent: full paths would repeat a long name a thousand times.
     waiting: list[tuple[Any, Any, int]] = [(fields, None, 1)]
     while waiting:
         value, path, depth = waiting.pop()
@@ -102,7 +105,7 @@ def _too_deep(where: str = "") -> InvalidRequest:
 
 
 def _spelled(path: Any) -> str:
-    """As in `messages[0].content`; the first levels of it."""
+    """Format a path as in `messages[0].content`, its first levels only."""
     names = []
     while path is not None:
         path, name = path

@@ -1,11 +1,11 @@
-"""What an answer may be, as a grammar: JSON of a schema, calls of tools, thoughts before either.
+"""Grammars that constrain an answer: JSON of a schema, calls of tools, thoughts before either.
 
 `response_format`, `tool_choice` and `strict` functions become one grammar of the whole turn, in Lark's syntax with JSON
 schemas inside, as llguidance reads it (https://github.com/guidance-ai/llguidance). It compiles in milliseconds, and
-says in some ten microseconds which tokens may follow; both are bounded, whatever the schema.
+takes some ten microseconds to find the allowed next tokens. Both are bounded for every schema.
 
-JSON is written as in training, with ", " and ": " and no other spaces, so that a model finds its own way of writing,
-and none can go on with spaces for ever. Thoughts are free.
+JSON is written as in training, with ", " and ": " and no other spaces. So the model writes in its usual form, and no
+model can write spaces for ever. Thoughts are free.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ANY: dict[str, Any] = {"type": "object"}
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 _LONGEST_PROBLEM = 300
 _LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000, verbose_errors=False)
-"""Below its own where memory is concerned: a state takes one or two kilobytes."""
+"""Limits below llguidance's own for memory: a state takes one or two kilobytes."""
 
 
 class Grammars:
-    """Makes the grammars of one model's requests. Its methods may take milliseconds, the first call a second."""
+    """Builder of grammars for requests to one model. Its methods may take milliseconds, the first call a second."""
 
     def __init__(self, tokenizer: ChatTokenizer, vocab_size: int) -> None:
         """
@@ -46,14 +46,14 @@ class Grammars:
         self._vocab_size = vocab_size
 
     def warm_up(self) -> None:
-        """Read the vocabulary, which the first grammar otherwise waits for."""
+        """Read the vocabulary, so that the first grammar need not wait for it."""
         assert self._vocabulary
 
     def of(self, asked: ChatRequest) -> Grammar | None:
-        """What an answer to a request must be; None: anything.
+        """Return the grammar of the answer to a request; None: no constraint.
 
         Raises:
-            InvalidRequest: it asks for a form that is none, or that cannot be enforced.
+            InvalidRequest: the requested form is invalid or cannot be enforced.
         """
         answer = _answer_schema(asked.response_format)
         tools, forced = _tools(asked)
@@ -76,7 +76,7 @@ class Grammars:
         except InvalidRequest:
             if all(function.get("strict") for function in tools):
                 raise
-            # A function that is not strict may have any schema; its arguments are then any object.
+            # A function that is not strict may have any schema; its arguments may then be any object.
             return self._compiled(self._turn(asked, answer, tools, forced, own=False), param)
 
     def _turn(
@@ -88,7 +88,7 @@ class Grammars:
         *,
         own: bool,
     ) -> str:
-        """The grammar of a turn; `own`: functions that are not strict have the arguments of their schemas, too."""
+        """Return the grammar of a turn; `own`: functions that are not strict have their schemas' arguments, too."""
         frame = self._format.call_frame
         several = asked.parallel_tool_calls and not isinstance(asked.tool_choice, dict) and frame.between is not None
         rules, bodies = [], []
@@ -101,7 +101,7 @@ class Grammars:
             rules.append(f"call: {_text(frame.before)} one {_text(frame.after)}")
             bodies.append(f"call ({_text(frame.between or '')} call)*" if several else "call")
         elif tools and frame.opens:
-            # Text is free until a call is opened, which then has to be one.
+            # Text is free until a call is opened, which must then be a valid call.
             rules += [
                 f"opened[suffix={_text(frame.opens)}]: /(?s:.*)/",
                 f"part: opened {_text(frame.before.removeprefix(frame.opens))} one {_text(frame.after)}",
@@ -134,7 +134,7 @@ class Grammars:
     def _vocabulary(self) -> llguidance.LLTokenizer:
         source = self._source
         try:
-            own = llguidance.LLTokenizer(source.definition, slices=[])  # knows how each kind of tokenizer says bytes
+            own = llguidance.LLTokenizer(source.definition, slices=[])  # for each kind of tokenizer
             there = source.ids
             tokens = [own.decode_bytes([i]) if i in there else b"" for i in range(self._vocab_size)]
             return llguidance.LLTokenizer(
@@ -150,18 +150,18 @@ class Grammars:
 
 
 class Grammar:
-    """A compiled grammar."""
+    """Compiled grammar."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher
 
     def constraint(self) -> GrammarConstraint:
-        """Of one completion."""
+        """Return the constraint of one completion."""
         return GrammarConstraint(self._matcher)
 
 
 class GrammarConstraint:
-    """A `Constraint`: which tokens go on with text of a grammar."""
+    """`Constraint` that allows the tokens with which a grammar's text can continue."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._first = matcher
@@ -169,7 +169,7 @@ class GrammarConstraint:
         self._read = 0
 
     def allow(self, drawn: Sequence[int], words_w: np.ndarray) -> None:
-        """See `Constraint.allow`."""
+        """Mask the tokens that are not allowed; see `Constraint.allow`."""
         if self._matcher is None:
             self._matcher = self._first.deep_copy()
         self._matcher.consume_tokens([int(token) for token in drawn[self._read :]])
@@ -181,8 +181,11 @@ class GrammarConstraint:
 
 
 class _Vocabulary:
-    """What llguidance wants to know of a tokenizer. Tags of the chat format are text like any other, whether they are
-    tokens of their own or not; tokens of its frame, and control tokens, are in no text."""
+    """Tokenizer's data for llguidance.
+
+    Tags of the chat format are ordinary text, even if they are single tokens. Tokens of the frame and control tokens
+    are in no text.
+    """
 
     def __init__(self, tokenizer: ChatTokenizer, tokens: list[bytes]) -> None:
         self._encode = tokenizer.encode
@@ -195,7 +198,7 @@ class _Vocabulary:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is asked for
+# Requested forms
 
 
 def _refuse_others(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -239,7 +242,7 @@ def _answer_schema(response_format: Mapping[str, Any]) -> Mapping[str, Any] | No
 
 
 def _tools(asked: ChatRequest) -> tuple[list[Mapping[str, Any]], bool]:
-    """The functions that may be called, each with a name, and whether one has to be."""
+    """Return the functions that may be called, each with a name, and whether a call is required."""
     functions = [tool["function"] for tool in asked.tools]
     for i, function in enumerate(functions):
         if function.get("strict"):
@@ -284,5 +287,5 @@ def _schema(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
 
 
 def _text(text: str) -> str:
-    """A literal of a grammar."""
+    """Return a literal of a grammar."""
     return json.dumps(text) if text else ""

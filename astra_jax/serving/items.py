@@ -1,7 +1,7 @@
-"""OpenAI's Responses API (`/v1/responses`) for text and functions: its items become a conversation, a turn its items.
+"""OpenAI's Responses API (`/v1/responses`) for text and functions: items become a conversation, turns become items.
 
-Nothing is kept between requests: what `previous_response_id` would find is refused by name, and clients send all items
-again, as they do with `store: false` (https://platform.openai.com/docs/api-reference/responses).
+The server keeps nothing between requests. `previous_response_id` is refused by name, and clients send all items again,
+as with `store: false` (https://platform.openai.com/docs/api-reference/responses).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from astra_jax.serving.sampled import Part
 from astra_jax.tokenizer import ChatTokenizer
 
 MOST_ITEMS = 10_000
-"""Of an input: more is no conversation."""
+"""Most items of an input."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "background": (False,),
@@ -32,10 +32,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False, True),
     "truncation": ("disabled", "auto"),
 }
-"""Fields that are not supported, and the values that ask for nothing. An input that is too long is refused, where
-`truncation` might drop a part of it."""
+"""Unsupported fields, and their values that have no effect.
+
+An input that is too long is refused, although `truncation` could ask to drop a part of it.
+"""
 _KEPT = ("conversation", "previous_response_id", "prompt")
-"""Fields that name what an earlier request left on a server."""
+"""Fields that name data which an earlier request left on a server."""
 _IGNORED = ("context_management", "max_tool_calls", "store", "stream_options")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (
@@ -48,8 +50,11 @@ _INCLUDES = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-"""Values of `include`. But for logprobs they ask for parts of items that this server never sends: thoughts are there as
-text, in place of encrypted content."""
+"""Values of `include`.
+
+Except logprobs, they ask for parts of items that this server never sends. Thoughts are sent as text, and not as
+encrypted content.
+"""
 _PARTS: dict[str, dict[str, tuple[Any, ...]]] = {
     "text": {},
     "reasoning": {
@@ -59,15 +64,17 @@ _PARTS: dict[str, dict[str, tuple[Any, ...]]] = {
         "summary": ("auto", "concise", "detailed"),
     },
 }
-"""Of fields that are objects: names beside those that are carried out, with the values that change nothing. Thoughts
-are there whole, in place of a summary."""
+"""Names in object fields besides the supported ones, with the values that have no effect.
+
+Thoughts are sent whole, and not as a summary.
+"""
 _CARRIED_OUT = {"text": ("format", "verbosity"), "reasoning": ("effort",)}
 _OWN = ("include", "input", "instructions", "max_output_tokens", "reasoning", "text", "top_logprobs")
 _NOT_HERE = (
     *("messages", "n", "max_tokens", "max_completion_tokens", "logprobs", "response_format", "return_token_ids"),
     *("add_generation_prompt", "continue_final_message", "reasoning_effort", "verbosity"),
 )
-"""Fields of chats alone."""
+"""Fields that only chats have."""
 _SAID_SO = (
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
@@ -77,11 +84,11 @@ _SAID_SO = (
     (".function", ""),
     ("messages", "input"),
 )
-"""What a chat's fields are called here."""
+"""Names of a chat's fields in this API."""
 
 
 class ItemsRequest(ChatRequest, kw_only=True):
-    """`/v1/responses`: the chat that it is.
+    """Request to `/v1/responses`, converted to a chat.
 
     Attributes:
         told: fields of the request that the answer repeats.
@@ -95,10 +102,10 @@ class ItemsRequest(ChatRequest, kw_only=True):
 
 
 def items_request_of(fields: dict[str, Any]) -> ItemsRequest:
-    """The request that a body's fields make, checked.
+    """Return the request for a body's fields, checked.
 
     Raises:
-        InvalidRequest: as `protocol.parse`, or an item that is none, or not of text.
+        InvalidRequest: see `protocol.parse`; or an item is invalid, or not text.
     """
     fields = {name: value for name, value in fields.items() if value is not None}
     ignored = [name for name in fields if name in _IGNORED]
@@ -150,14 +157,14 @@ def items_request_of(fields: dict[str, Any]) -> ItemsRequest:
 
 
 def in_items_words(refused: InvalidRequest) -> InvalidRequest:
-    """A refusal of the chat, with the fields' names of the Responses API."""
+    """Return a refusal of the chat with the field names of the Responses API."""
     param = None if refused.param is None else _in_items_name(refused.param)
     text = refused.text if not refused.param or param is None else refused.text.replace(refused.param, param)
     return InvalidRequest(text, status=refused.status, param=param, code=refused.code, headers=refused.headers)
 
 
 def _in_items_name(param: str) -> str:
-    """The name of a chat's field in the Responses API."""
+    """Return the name of a chat's field in the Responses API."""
     for chat, here in _SAID_SO:
         param = param.replace(chat, here)
     return param
@@ -170,10 +177,10 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def _part(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A field that is an object, without nulls.
+    """Return an object field without nulls.
 
     Raises:
-        InvalidRequest: it is no object, or asks for something that is not supported.
+        InvalidRequest: it is not an object, or asks for something that is not supported.
     """
     given = fields.get(name, {})
     if not isinstance(given, dict):
@@ -203,7 +210,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as the answer repeats it, with all fields of OpenAI's schema."""
+    """Return a tool as the answer repeats it, with all fields of OpenAI's schema."""
     function = tool["function"]
     return {
         "type": "function",
@@ -215,7 +222,7 @@ def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _messages(given: Any, instructions: Any) -> list[dict[str, Any]]:
-    """A chat's messages. What the assistant thought, said and called one after the other is one of them."""
+    """Return a chat's messages. Consecutive thoughts, texts and calls of the assistant become one message."""
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
@@ -257,11 +264,11 @@ def _thought(item: Mapping[str, Any], where: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Out
+# Output
 
 
 class ItemsResponse(Response[ItemsRequest]):
-    """Of `/v1/responses`; streamed as events with names, or whole, which is what the last of them says."""
+    """Response of `/v1/responses`: streamed as named events, or whole, as the last event contains it."""
 
     prefix, kind, chunk_kind = "resp", "response", ""
     end = b""
@@ -276,7 +283,7 @@ class ItemsResponse(Response[ItemsRequest]):
         self._open = False  # whether the last item still grows
         self._count = 0
         self._error: dict[str, Any] | None = None
-        self._logprobs_since = 0  # parts whose logprobs were not yet sent
+        self._logprobs_since = 0  # first part whose logprobs were not yet sent
 
     def whole(self) -> dict[str, Any]:
         (choice,) = self.choices
@@ -353,7 +360,7 @@ class ItemsResponse(Response[ItemsRequest]):
     # ---------------------------------------------------------------------------------------------------------- items
 
     def _grown(self, choice: Choice, text: str, *, last: bool) -> Iterator[dict[str, Any]]:
-        """Events of more text, and the items that it makes."""
+        """Yield events of more text, and of the items that it makes."""
         deltas = list(self._deltas.push(text))
         if last:
             deltas += self._deltas.finish()
@@ -372,7 +379,7 @@ class ItemsResponse(Response[ItemsRequest]):
             yield from self._closed("completed" if choice.parts[-1].finish == "stop" else "incomplete")
 
     def _opened(self, kind: str) -> Iterator[dict[str, Any]]:
-        """The last item is of this kind, and grows."""
+        """Yield events that open an item of this kind, which then grows."""
         if self._open and self._output[-1]["type"] == kind:
             return
         yield from self._closed("completed")
@@ -405,7 +412,7 @@ class ItemsResponse(Response[ItemsRequest]):
         )
 
     def _closed(self, status: str) -> Iterator[dict[str, Any]]:
-        """The last item grows no more."""
+        """Yield events that close the last item."""
         if not self._open:
             return
         self._open = False
@@ -437,7 +444,7 @@ class ItemsResponse(Response[ItemsRequest]):
         return {"item_id": self._output[-1]["id"], **at}
 
     def _logprobs(self, choice: Choice) -> list[dict[str, Any]]:
-        """Of the tokens since those that were sent before; they need not be those of a delta's text."""
+        """Return logprobs of the tokens since the last ones sent; they need not match a delta's text."""
         if not self.request.logprobs:
             return []
         since, self._logprobs_since = self._logprobs_since, len(choice.parts)
@@ -449,13 +456,13 @@ def _new(prefix: str) -> str:
 
 
 def _without_bytes(logprob: Mapping[str, Any]) -> dict[str, Any]:
-    """A token's logprob as events have it; only parts have bytes."""
+    """Return a token's logprob for events; only parts have bytes."""
     best = [{"token": one["token"], "logprob": one["logprob"]} for one in logprob["top_logprobs"]]
     return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": best}
 
 
 def _copy(value: Any) -> Any:
-    """As it is now: what is sent later has grown."""
+    """Return a copy of the current state, since the original grows."""
     if isinstance(value, dict):
         return {name: _copy(one) for name, one in value.items()}
     return [_copy(one) for one in value] if isinstance(value, list) else value

@@ -1,6 +1,6 @@
-"""OpenAI's messages and tools as the project's records, and a sampled turn as OpenAI's message, whole or in deltas.
+"""Conversion of OpenAI's messages and tools to the project's records, and of sampled turns to OpenAI's messages.
 
-Rendering and parsing are the chat format's. What cannot be executed as a call stays in the content as it was written.
+The chat format renders and parses. A call that cannot be executed stays in the content as it is written.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _TEXTS = {
     **dict.fromkeys(("text", "input_text", "output_text", "reasoning_text", "summary_text"), "text"),
     "refusal": "refusal",
 }
-"""Parts of a content that are text, and the field that holds it: of chats, and of the Responses API."""
+"""Types of text parts in a content, and the field with the text: of chats, and of the Responses API."""
 _UNSUPPORTED = {
     "audio": "only text is offered here",
     "function_call": "it is no longer used, send tool_calls",
     "partial": "send continue_final_message, outside of the message, instead",
     "prefix": "send continue_final_message, outside of the message, instead",
 }
-"""Fields of a message that would change its meaning, unless they are null or false, and what to do instead."""
+"""Fields that would change a message's meaning, unless they are null or false, and what to send instead."""
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 # ---------------------------------------------------------------------------------------------------------------------
-# In
+# Input
 
 
 def conversation_of(request: ChatRequest, chat_format: ChatFormat) -> tuple[list[Message], list[ToolSpec]]:
-    """The messages, and the tools that the model is shown.
+    """Return the messages, and the tools that the model is shown.
 
     Args:
-        chat_format: of the model; calls in the history that cannot be executed become text of it.
+        chat_format: the model's format; calls in the history that cannot be executed become its text.
 
     Raises:
-        InvalidRequest: a message or a tool that is not in OpenAI's form, or has something else than text.
+        InvalidRequest: a message or a tool is not in OpenAI's form, or has something other than text.
     """
     messages = [_message(message, f"messages[{i}]", chat_format) for i, message in enumerate(request.messages)]
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
@@ -52,7 +52,7 @@ def conversation_of(request: ChatRequest, chat_format: ChatFormat) -> tuple[list
 
 
 def offers_tools(request: ChatRequest) -> bool:
-    """Whether the model is shown tools; only then is a call looked for in what it says."""
+    """Return whether the model is shown tools; only then are its texts parsed for calls."""
     return bool(request.tools) and request.tool_choice != "none"
 
 
@@ -85,10 +85,10 @@ def _message(message: Mapping[str, Any], where: str, chat_format: ChatFormat) ->
 
 
 def text_of(content: Any, where: str) -> str:
-    """A string, or the texts of a list of parts, of a chat or of the Responses API; null is an empty one.
+    """Return a string, or the joined texts of a list of parts, of a chat or of the Responses API; null is empty.
 
     Raises:
-        InvalidRequest: a part is no text.
+        InvalidRequest: a part is not text.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -103,14 +103,14 @@ def text_of(content: Any, where: str) -> str:
 
 
 def _call(call: Any, where: str, chat_format: ChatFormat) -> ToolCall | str:
-    """A call of the history; one whose arguments are no JSON object is the text that the model wrote, as in answers."""
+    """Return a call of the history; if its arguments are not a JSON object, the text that the model wrote."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where} has no function with a name; send calls as they were answered", param=where)
     arguments, name = function.get("arguments"), function["name"]
     if arguments is None or isinstance(arguments, str):
         written = (arguments or "").strip()
-        if written in ("", "null"):  # clients' ways of having none
+        if written in ("", "null"):  # how clients send no arguments
             written = "{}"
         try:
             arguments = parse_arguments(written)
@@ -151,16 +151,16 @@ def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Out
+# Output
 
 
 def message_of(text: str, chat_format: ChatFormat, *, tools: bool, form: bool = False) -> dict[str, Any]:
-    """A whole turn as the message of an answer.
+    """Return a whole turn as the message of an answer.
 
     Args:
-        chat_format: of the model that said it.
-        tools: whether tools were offered; without, nothing is a call.
-        form: whether it is JSON, or calls; what looks like a tag in a string of JSON is none then.
+        chat_format: format of the model that wrote it.
+        tools: whether tools were offered; without them nothing is a call.
+        form: whether the turn is JSON, or calls. Tags in a string of JSON are then text.
     """
     turn = _parse(text, chat_format, tools=tools, form=form)
     content = turn.content or (None if turn.calls else "")
@@ -182,12 +182,12 @@ def _parse(text: str, chat_format: ChatFormat, *, tools: bool, form: bool) -> As
 
 
 def thought_length(text: str, chat_format: ChatFormat, *, form: bool = False) -> int:
-    """Characters of a turn's thought, its tags included; `form`: see `message_of`."""
+    """Return the characters of a turn's thought, its tags included; for `form` see `message_of`."""
     return 0 if _is_json(text, chat_format, form=form) else len(text) - len(chat_format.split_reasoning(text)[1])
 
 
 def _is_json(text: str, chat_format: ChatFormat, *, form: bool) -> bool:
-    """Whether a turn of a form is the JSON that was asked for, and not calls."""
+    """Return whether a turn with a form is the requested JSON, and not calls."""
     return form and bool(chat_format.call_frame.opens) and text.startswith("{")
 
 
@@ -200,25 +200,25 @@ def _calls(turn: AssistantTurn, since: int = 0) -> list[ToolCall]:
 
 
 def _openai_call(call: ToolCall) -> dict[str, Any]:
-    # The parser counts calls within a turn; clients tell all calls of a conversation apart by their id.
+    # The parser numbers calls within a turn; clients need ids that are unique in a conversation.
     function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 @dataclass
 class _WholeCalls:
-    """The calls of a growing text, each read once: when it is whole, or when no more text can make it one."""
+    """Calls of a growing text, each parsed once: when it is complete, or can no longer become one."""
 
     chat_format: ChatFormat
-    _end: int = 0  # of the last
+    _end: int = 0  # end of the last one
     _tried: int = 0
 
     def of(self, text: str, after: int) -> tuple[list[Whole], int]:
-        """Those that are new, and where an open one begins; the text's length where none is open.
+        """Return the new calls, and the start of an open one, or the text's length if none is open.
 
         Args:
-            text: all so far.
-            after: where its reasoning ends.
+            text: the whole text so far.
+            after: end of its reasoning.
         """
         whole, opened = self.chat_format.whole_calls(text, max(self._end, after), self._tried, _problem)
         self._tried = len(text)
@@ -228,14 +228,14 @@ class _WholeCalls:
 
 
 class FirstCall:
-    """Watches the growing text of a turn for the end of its first call."""
+    """Detector of the end of a turn's first call in its growing text."""
 
     def __init__(self, chat_format: ChatFormat) -> None:
         self._format, self._calls = chat_format, _WholeCalls(chat_format)
         self._text = ""
 
     def push(self, text: str) -> bool:
-        """Whether that call is whole, after more text. What cannot be executed as a call is none, as in the answer."""
+        """Return whether the first call is complete after more text. A call that cannot be executed is text."""
         self._text += text
         if not text or self._format.is_thinking(self._text) is not False:
             return False
@@ -244,11 +244,11 @@ class FirstCall:
 
 
 class TurnDeltas:
-    """Turns the growing text of a turn into deltas, which add up to `message_of` the whole.
+    """Converter of a turn's growing text into deltas, which add up to `message_of` the whole.
 
-    A delta is made of what no further text can change: the text so far without an open call, without what may be the
-    beginning of a tag, and without newlines that a tag would take with it. Only a `</think>` that was never opened
-    comes too late: what was sent as content before it stays content.
+    A delta has only text that no further text can change. So it excludes an open call, a possible start of a tag, and
+    newlines that a tag would remove. One exception is a `</think>` that was never opened: content sent before it stays
+    content.
     """
 
     def __init__(self, chat_format: ChatFormat, tools: bool, form: bool = False) -> None:
@@ -260,18 +260,18 @@ class TurnDeltas:
         self._whole = _WholeCalls(chat_format)
         self._text = ""
         self._before = ""  # content before the last whole call
-        self._behind = 0  # where that ends
+        self._behind = 0  # end of that call
         self._calls: list[ToolCall] = []
-        self._reasoning = self._content = ""  # that were sent
+        self._reasoning = self._content = ""  # sent so far
         self._sent = 0  # calls
 
     @property
     def called(self) -> bool:
-        """Whether there was a call."""
+        """True if there was a call."""
         return self._sent > 0
 
     def push(self, text: str) -> Iterator[dict[str, Any]]:
-        """Deltas after more text."""
+        """Yield deltas after more text."""
         self._text += text
         thinking = self._format.is_thinking(self._text)
         if not text or thinking is None:
@@ -289,14 +289,14 @@ class TurnDeltas:
         yield from self._growth(AssistantTurn(turn.reasoning, turn.content.rstrip("\n"), turn.calls))
 
     def finish(self) -> Iterator[dict[str, Any]]:
-        """Deltas of what waited."""
+        """Yield deltas of the text that was held back."""
         yield from self._growth(_parse(self._text, self._format, tools=self._tools, form=self._form))
 
     def _settled(self, after: int) -> str:
-        """The content so far, as `parse_assistant` makes it of what stands before, between and behind calls.
+        """Return the content so far, as `parse_assistant` makes it from the text before, between and after calls.
 
         Args:
-            after: where the reasoning ends.
+            after: end of the reasoning.
         """
         self._behind = max(self._behind, after)
         whole, opened = self._whole.of(self._text, after)
@@ -305,7 +305,7 @@ class TurnDeltas:
                 self._before = self._joined(self._text[self._behind : one.begin].removesuffix("\n"))
                 self._calls.append(one.call)
                 self._behind = one.end
-        # What may begin a tag is at the end of all that has come; where a call is open, the tag is there.
+        # A possible start of a tag is at the end of the text; if a call is open, its tag is there.
         held = self._format.opening(self._text) if opened == len(self._text) else 0
         return self._joined(self._text[self._behind : max(self._behind, opened - held)])
 

@@ -1,4 +1,4 @@
-"""What `/metrics` shows of one service, in a registry of its own."""
+"""Metrics of one service for `/metrics`, in their own registry."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Metrics:
         return Histogram(f"astra_serving_{name}_seconds", text, buckets=buckets, registry=self.registry)
 
     def observe(self, prompt: int, tokens: int, started: float, first: float, ended: float) -> None:
-        """A finished choice.
+        """Record a finished choice.
 
         Args:
-            prompt, tokens: how many the prompt has, and how many were drawn.
+            prompt, tokens: number of the prompt's tokens, and of sampled tokens.
             started, first, ended: `time.perf_counter` of the request, of the first tokens, of the last.
         """
         self.tokens.labels("prompt").inc(prompt)
@@ -52,5 +52,5 @@ class Metrics:
         self._finished += 1
 
     def mean_seconds(self) -> float:
-        """Of the choices so far; one second before the first."""
+        """Mean duration of the choices so far; one second before the first."""
         return self._seconds / self._finished if self._finished else 1.0

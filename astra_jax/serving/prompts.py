@@ -1,7 +1,7 @@
-"""A request's prompts as token ids that fit the policy, or a refusal as early as it can be known.
+"""Prompts of a request as token ids that fit the policy. Requests that do not fit are refused as early as possible.
 
-Texts may be as long as a body, 16 MiB: too many characters for the context are refused before anything is done with
-them, too many tokens before all of them are there. What is left is done in a thread beside the event loop.
+Texts may be as long as a body, 16 MiB. Too many characters for the context are refused before any work, too many tokens
+before all are computed. The rest runs in a thread beside the event loop.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from synthesis.core.records import Message
 def prompts_of(
     asked: CompletionRequest | ChatRequest, tokenizer: ChatTokenizer, limits: PolicyLimits
 ) -> list[list[int]]:
-    """Token ids of each prompt; a conversation is one, with the assistant's turn opened, or its last one left open.
+    """Return token ids of each prompt. A conversation is one prompt, whose last turn is the assistant's, and open.
 
     Raises:
-        InvalidRequest: there is no room for an answer, nothing to answer, an id that the model has no row for; a
-            message or a tool that is not in OpenAI's form, or has something else than text.
+        InvalidRequest: there is no room for an answer, nothing to answer, or an id without a row in the model; or a
+            message or a tool is not in OpenAI's form, or has something other than text.
     """
     if isinstance(asked, CompletionRequest):
         prompts = []
@@ -37,7 +37,7 @@ def prompts_of(
     messages, tools = conversation_of(asked, tokenizer.format)
     if asked.continue_final_message:
         _check_continued(messages[-1], tokenizer.format)
-    # Of what the assistant said, thoughts of earlier turns are not shown again; all that others said is shown whole.
+    # The assistant's thoughts of earlier turns are not shown again; all other messages are shown whole.
     others = [message.content for message in messages if message.role != "assistant"]
     _check_characters(others, tokenizer, limits, "messages")
     opens = not asked.continue_final_message
@@ -54,7 +54,7 @@ def prompts_of(
 
 
 def _check_continued(last: Message, chat_format: ChatFormat) -> None:
-    """Raises `InvalidRequest`: the last message cannot be continued exactly as it is."""
+    """Check that the last message can be continued exactly as it is. Raises `InvalidRequest`."""
     where = "continue_final_message is true, but the last message"
     if last.role != "assistant":
         raise InvalidRequest(f"{where} has the role {last.role}; end messages with the assistant's", param="messages")
@@ -68,7 +68,7 @@ def _check_continued(last: Message, chat_format: ChatFormat) -> None:
 
 
 def _left_open(segments: list[Segment], chat_format: ChatFormat) -> list[Segment]:
-    """A rendered conversation without the end of its last turn, which is the assistant's."""
+    """Return a rendered conversation without the end of its last turn, which is the assistant's."""
     last = max(i for i, segment in enumerate(segments) if segment.trainable)
     return [*segments[:last], Segment(segments[last].text.removesuffix(chat_format.turn_end), trainable=True)]
 

@@ -1,9 +1,9 @@
-"""Fields of a request: OpenAI's, and those of vLLM's that our clients use, each of its type.
+"""Fields of a request: OpenAI's, and vLLM's fields that our clients use, each with its type.
 
-A field that would change the answer and is not supported is refused by name, unless its value asks for nothing
+A field that would change the answer and is not supported is refused by name, unless its value has no effect
 (`min_tokens: 0`). A field that cannot change the answer (`user`, `verbosity`) is accepted and ignored, and the response
 header `IGNORED_HEADER` names it. A null is an absent field. Every number and every list has bounds: the policy can
-carry out each request that is accepted here.
+execute each request that is accepted here.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ IGNORED_HEADER = "Astra-Ignored-Fields"
 
 
 class InvalidRequest(http_service.HttpRefusal):
-    """A request is not taken; the text names the field, the value and the remedy.
+    """Error that refuses a request; the text names the field, the value and the fix.
 
     Attributes:
         param: the field.
-        code: OpenAI's, for the few errors that clients tell apart.
+        code: OpenAI's code, for the few errors that clients distinguish.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class InvalidRequest(http_service.HttpRefusal):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """In OpenAI's form."""
+        """Return the error in OpenAI's form."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.text, "type": kind, "param": self.param, "code": self.code}}
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`stream_options`.
+    """`stream_options` of a request.
 
     Attributes:
         include_usage: end the stream with a chunk of the usage.
@@ -107,7 +107,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignored: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises `InvalidRequest` for a value out of range."""
+        """Check the values. Raises `InvalidRequest` for a value out of range."""
         if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
             raise InvalidRequest(
                 f"temperature is {self.temperature}; use 0 (greedy), or a number from {MIN_TEMPERATURE:g} to "
@@ -159,12 +159,12 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def choices(self) -> int:
-        """Completions that are asked for."""
+        """Number of requested completions."""
         raise NotImplementedError
 
     @property
     def token_limit(self) -> int | None:
-        """The most new tokens; None is as many as fit."""
+        """Most new tokens; None is as many as fit."""
         raise NotImplementedError
 
     @property
@@ -173,17 +173,17 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def alternatives(self) -> int:
-        """How many of the likeliest tokens are shown at each place."""
+        """Number of the likeliest tokens to return at each position."""
         raise NotImplementedError
 
     @property
     def one_call(self) -> bool:
-        """Whether a choice ends behind its first call."""
+        """True if a choice ends after its first call."""
         return False
 
 
 class CompletionRequest(_Request, kw_only=True):
-    """`/v1/completions`. A prompt is text or token ids; several give `n` choices each, prompt by prompt.
+    """Request to `/v1/completions`. A prompt is text or token ids; several give `n` choices each, in order.
 
     Attributes:
         echo: put the prompt before the text, and the logprobs of the prompt's tokens before those of the text.
@@ -238,7 +238,7 @@ class CompletionRequest(_Request, kw_only=True):
 
 
 class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`chat_template_kwargs`, of vLLM."""
+    """`chat_template_kwargs`, as in vLLM."""
 
     enable_thinking: bool | None = None
 
@@ -248,8 +248,11 @@ UNTHINKING_EFFORTS = ("none", "minimal")
 
 
 class ChatRequest(_Request, kw_only=True):
-    """`/v1/chat/completions`. `messages` and `tools` are read by `messages`, `response_format` and `tool_choice` by
-    `grammars`."""
+    """Request to `/v1/chat/completions`.
+
+    The module `messages` reads the fields `messages` and `tools`, and `grammars` reads `response_format` and
+    `tool_choice`.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = []
@@ -308,7 +311,7 @@ class ChatRequest(_Request, kw_only=True):
 
     @property
     def thinking(self) -> bool:
-        """Whether the model may think before it answers."""
+        """True if the model may think before it answers."""
         if self.reasoning_effort is not None:
             return self.reasoning_effort not in UNTHINKING_EFFORTS
         return self.chat_template_kwargs.enable_thinking is not False
@@ -359,7 +362,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Fields that are not supported, and the values with which they ask for nothing."""
+"""Unsupported fields, and their values that have no effect."""
 
 _INSTEAD = {
     "function_call": "send tool_choice instead",
@@ -367,7 +370,7 @@ _INSTEAD = {
     "prompt_logprobs": "send echo and logprobs to /v1/completions instead",
     **dict.fromkeys(("guided_choice", "guided_json", "structured_outputs"), "send response_format instead"),
 }
-"""Remedies, where there is a better one than to leave the field out."""
+"""Fixes for fields for which there is a better one than to leave the field out."""
 
 _IGNORED = {
     "add_special_tokens",  # Qwen3 has none to add
@@ -384,13 +387,13 @@ _IGNORED = {
     "user",
     "verbosity",
 }
-"""Fields that cannot change the answer: who asks, how it is billed, kept or cached, and hints to other models."""
+"""Fields that cannot change the answer: user, billing, storage, caching, and hints to other models."""
 
 Request = TypeVar("Request", CompletionRequest, ChatRequest)
 
 
 def parse(fields: dict[str, Any], kind: type[Request]) -> Request:
-    """The request that a body's fields make, checked.
+    """Return the request for a body's fields, checked.
 
     Raises:
         InvalidRequest: a field is unknown, of another type, out of range or not supported.
@@ -427,5 +430,5 @@ def parse(fields: dict[str, Any], kind: type[Request]) -> Request:
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value, for a refusal."""
+    """Return the start of a value, for a refusal."""
     return json.dumps(value)[:80]

@@ -1,4 +1,4 @@
-"""The answers' JSON: a class an endpoint, which turns the parts of choices into a whole body or into stream chunks."""
+"""JSON of answers: one class per endpoint, which turns the parts of choices into a whole body or stream chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Request = TypeVar("Request", bound=CompletionRequest | ChatRequest)
 
 @dataclass
 class Choice:
-    """A choice as it grows."""
+    """Choice that grows by parts."""
 
     index: int
     prompt: Sequence[int]
@@ -37,26 +37,26 @@ class Choice:
         return sum(len(part.token_ids) for part in self.parts)
 
     def thought_tokens(self, chat_format: ChatFormat, *, form: bool) -> int:
-        """Tokens of its thought, the tags' included; `form`: see `message_of`."""
+        """Return the number of tokens of its thought, tags included; for `form` see `message_of`."""
         end = thought_length(self.text, chat_format, form=form)
         return sum(offset < end for part in self.parts for offset in part.offsets)
 
     @property
     def cached(self) -> int:
-        """Tokens of the prompt that were taken over from an earlier sequence."""
+        """Tokens of the prompt that were reused from an earlier sequence."""
         return self.parts[0].cached if self.parts else 0
 
 
 class Response(Generic[Request]):
-    """What both endpoints' answers share."""
+    """Base of both endpoints' answers."""
 
     prefix: str
     kind: str
     chunk_kind: str
     end = b"data: [DONE]\n\n"
-    """Of a stream."""
+    """End of a stream."""
     bytes_prefix = ""
-    """Of tokens that are shown as bytes."""
+    """Prefix of tokens that are shown as bytes."""
 
     def __init__(self, request: Request, model: str, tokenizer: ChatTokenizer, prompts: Sequence[list[int]]) -> None:
         """
@@ -76,36 +76,36 @@ class Response(Generic[Request]):
         return self.request.ignored if thinks else (*self.request.ignored, *self.request.thinking_fields)
 
     def whole(self) -> dict[str, Any]:
-        """The body, once all choices have finished."""
+        """Return the body, once all choices have finished."""
         choices = [self.choice(choice) for choice in self.choices]
         return {**self._head, "object": self.kind, **self.prompt_ids(), "choices": choices, "usage": self.usage()}
 
     def framed(self, chunk: dict[str, Any]) -> bytes:
-        """A chunk as an event of the stream."""
+        """Return a chunk as an event of the stream."""
         return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
     def frames(self, choice: Choice, part: Part) -> bytes:
-        """The events of `chunks`."""
+        """Return the events of `chunks`."""
         return b"".join(map(self.framed, self.chunks(choice, part)))
 
     def failure(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The chunk that says of a stream that it ends in an error, whose body is given."""
+        """Return the chunk that ends a stream with an error, given the error's body."""
         return body
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """Chunks before the first token."""
+        """Yield chunks before the first token."""
         return iter(())
 
     def chunks(self, choice: Choice, part: Part) -> Iterator[dict[str, Any]]:
-        """Chunks of a stream for a part that was just added to its choice."""
+        """Yield chunks of a stream for a part that was just added to its choice."""
         raise NotImplementedError
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        """A finished choice."""
+        """Return a finished choice."""
         raise NotImplementedError
 
     def closing(self) -> Iterator[dict[str, Any]]:
-        """Chunks after the last token."""
+        """Yield chunks after the last token."""
         if self._includes_usage:
             yield {**self._head, "object": self.chunk_kind, "choices": [], "usage": self.usage()}
 
@@ -113,8 +113,8 @@ class Response(Generic[Request]):
         return {}
 
     def usage(self) -> dict[str, Any]:
-        """A prompt counts once, however many choices it has."""
-        # Of a prompt's choices all but the first take over what that one has computed.
+        """Return the usage; a prompt counts once, however many choices it has."""
+        # All but the first of a prompt's choices reuse its computation.
         n = self.request.n
         cached = sum(min(one.cached for one in self.choices[i : i + n]) for i in range(0, len(self.choices), n))
         return {**self._counts(), "prompt_tokens_details": {"cached_tokens": cached}}
@@ -135,8 +135,7 @@ class Response(Generic[Request]):
         return chunk
 
     def _token(self, token_id: int) -> str:
-        """A token's text; of one that is a part of a character, its bytes, which tell it from others, as OpenAI has
-        them."""
+        """Return a token's text. A token that is a part of a character is shown as its bytes, as OpenAI does."""
         if self.request.return_tokens_as_token_ids:
             return f"token_id:{token_id}"
         data = self._tokenizer.token_bytes(token_id)
@@ -146,7 +145,7 @@ class Response(Generic[Request]):
             return self.bytes_prefix + "".join(f"\\x{byte:02x}" for byte in data)
 
     def logprobs_of(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        """As chats have them: each token with its logprob, its bytes and the likeliest tokens at its place."""
+        """Return logprobs in the form of chats: each token with its logprob, bytes and the likeliest tokens there."""
         content = []
         for part in parts:
             shown = part.alternatives or [()] * len(part.token_ids)
@@ -164,11 +163,11 @@ class Response(Generic[Request]):
 
 
 class Echo:
-    """A prompt as text.
+    """Prompt as text.
 
     Attributes:
-        text: special tokens included.
-        offsets: where each token's text begins in it.
+        text: the prompt, special tokens included.
+        offsets: start of each token's text.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, prompt: Sequence[int]) -> None:
@@ -181,7 +180,7 @@ class Echo:
 
 
 class CompletionResponse(Response[CompletionRequest]):
-    """Of `/v1/completions`."""
+    """Response of `/v1/completions`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
     bytes_prefix = "bytes:"
@@ -228,7 +227,7 @@ class CompletionResponse(Response[CompletionRequest]):
     def _likeliest(
         self, ids: Sequence[int], logprobs: Sequence[float | None], best: Sequence[Alternatives | None]
     ) -> list[dict[str, float] | None]:
-        """The likeliest tokens at each place, and the one that is there, likely or not."""
+        """Return the likeliest tokens at each position, plus the actual one."""
         return [
             None
             if likely is None or logprob is None
@@ -238,7 +237,7 @@ class CompletionResponse(Response[CompletionRequest]):
 
 
 class ChatResponse(Response[ChatRequest]):
-    """Of `/v1/chat/completions`."""
+    """Response of `/v1/chat/completions`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -267,7 +266,7 @@ class ChatResponse(Response[ChatRequest]):
         made = list(deltas.push(part.text))
         if part.finish is not None:
             made += deltas.finish()
-        # Logprobs and ids go with the tokens, which need not have become text yet.
+        # Logprobs and ids are sent with the tokens, whose text may follow later.
         extra = {"logprobs": self._logprobs([part]), **self._ids([part])}
         if not made and (self.request.logprobs or self.request.return_token_ids):
             made = [{}]

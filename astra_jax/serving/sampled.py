@@ -1,4 +1,4 @@
-"""One choice of an answer: drawn tokens become text, until a stop token, a stop string or the length ends it."""
+"""One choice of an answer: sampled tokens become text, until a stop token, a stop string or the length ends it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from synthesis.core.chat_format import beginning
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _MOST_BYTES = 4
-"""Of a character in UTF-8; a token has one byte at least."""
+"""Most bytes of a character in UTF-8; a token has one byte at least."""
 _MOST_PENDING = 8
-"""More tokens than that are no beginning of a character."""
+"""Most pending tokens that can be the start of a character."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a choice grew by.
+    """New part of a choice.
 
     Attributes:
-        text: whole characters; never the beginning of a stop string.
-        offsets: where each token's text begins in the choice's.
-        finish: with the last part.
+        text: whole characters; never the start of a stop string.
+        offsets: start of each token's text in the choice's text.
+        finish: finish reason, with the last part.
         stop_reason: the stop string or the requested stop id that ended it; None for the end of a turn.
-        alternatives, cached, prompt_logprobs, prompt_alternatives: as in `Drawn`.
+        alternatives, cached, prompt_logprobs, prompt_alternatives: see `Drawn`.
     """
 
     text: str
@@ -46,7 +46,7 @@ class Part:
 
 
 class Detokenizer:
-    """Token ids to text, one at a time. What it says is never taken back, and adds up to the text of all the ids."""
+    """Converter of token ids to text, one at a time. Its outputs are final, and add up to the text of all the ids."""
 
     def __init__(self, tokenizer: ChatTokenizer, *, stops: Sequence[str] = (), skip_special: bool = True) -> None:
         """
@@ -57,18 +57,18 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stops = stops
         self._hidden = tokenizer.frame_ids if skip_special else frozenset()
-        self._pending: list[int] = []  # their text may end within a character
-        self._held = ""  # may be the beginning of a stop string
+        self._pending: list[int] = []  # tokens whose text may end within a character
+        self._held = ""  # text that may be the start of a stop string
         self._length = 0
         self.stop: str | None = None
 
     @property
     def length(self) -> int:
-        """Characters so far, held ones included."""
+        """Number of characters so far, including text that is held back."""
         return self._length + len(self._held)
 
     def push(self, token_id: int) -> str:
-        """New text; sets `stop` when a stop string is complete, after which there is nothing more to push."""
+        """Return new text. Sets `stop` when a stop string is complete; do not call it afterwards."""
         if token_id not in self._hidden:
             self._pending.append(token_id)
         text = self._tokenizer.decode(self._pending) if self._pending else ""
@@ -79,18 +79,20 @@ class Detokenizer:
         return self._advance(text, last=False) if text else ""
 
     def _settled(self, text: str) -> tuple[str, list[int]]:
-        """Of pending tokens whose text ends within a character: what no further byte changes, and the tokens behind it.
-        A model may say bytes that are no text for as long as it likes."""
+        """Return the final part of the pending tokens' text, which ends within a character, and the remaining tokens.
+
+        A model may produce invalid bytes for any length of time.
+        """
         if len(self._pending) > _MOST_PENDING:
             for last in range(_MOST_BYTES - 1, 0, -1):
                 before, behind = self._pending[:-last], self._pending[-last:]
                 whole = self._tokenizer.decode(before)
-                if whole + self._tokenizer.decode(behind) == text:  # no character begins before and ends behind
+                if whole + self._tokenizer.decode(behind) == text:  # no character spans the split
                     return whole, behind
         return "", self._pending
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         text = self._tokenizer.decode(self._pending) if self._pending else ""
         self._pending.clear()
         return self._advance(text, last=True)
@@ -112,14 +114,14 @@ class Detokenizer:
 def samplings_of(
     asked: CompletionRequest | ChatRequest, choices: int, limits: PolicyLimits, turn_ends: Sequence[int]
 ) -> list[Sampling]:
-    """How each choice is drawn. Those of one prompt have seeds one after the other, whatever is asked beside them.
+    """Return the sampling settings of each choice. Choices of one prompt have consecutive seeds in any batch.
 
     Args:
-        choices: how many, `asked.n` of each prompt.
+        choices: number of choices, `asked.n` of each prompt.
         turn_ends: token ids that end a turn, unless `asked.ignore_eos`.
 
     Raises:
-        InvalidRequest: the stop ids are more than the policy takes, or none of its.
+        InvalidRequest: there are more stop ids than the policy supports, or one is not in its vocabulary.
     """
     ends = () if asked.ignore_eos else turn_ends
     stop_ids = tuple(dict.fromkeys([*ends, *asked.stop_token_ids]))
@@ -134,7 +136,7 @@ def samplings_of(
             raise InvalidRequest(
                 f"stop_token_ids has {wrong}; ids are from 0 to {limits.vocab_size - 1}", param="stop_token_ids"
             )
-    # Where no token is to be drawn, scoring the prompt is what the policy does.
+    # If no token is sampled, the policy only scores the prompt.
     scores = isinstance(asked, CompletionRequest) and asked.echo and (asked.wants_logprobs or not asked.max_tokens)
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
     most = limits.max_length if asked.token_limit is None else asked.token_limit
@@ -168,12 +170,12 @@ async def sample(
     skip_special: bool,
     first_call: FirstCall | None = None,
 ) -> AsyncGenerator[Part, None]:
-    """The parts of one choice. Closing the iterator frees its slot; so does a stop string.
+    """Yield the parts of one choice. Closing the iterator frees its slot; so does a stop string.
 
     Args:
-        stops: strings that end it, and are not part of its text. (Nor is the text of a stop token.)
-        turn_ends: those of `sampling.stop_ids` that need no `stop_reason`.
-        first_call: ends it behind its first call.
+        stops: strings that end it. Their text, and that of a stop token, is not returned.
+        turn_ends: the ids of `sampling.stop_ids` that need no `stop_reason`.
+        first_call: detector with which the choice ends after its first call.
     """
     text = Detokenizer(tokenizer, stops=stops, skip_special=skip_special)
     async with contextlib.aclosing(policy.stream(prompt, sampling)) as stream:
@@ -204,7 +206,7 @@ async def sample(
             new += text.finish()
             reason: str | int | None = None if stopped_by in turn_ends else stopped_by
             finish: Literal["stop", "length"] = drawn.finish
-            if text.stop is not None:  # it was complete only with a character that never ended
+            if text.stop is not None:  # it became complete with a character that never ended
                 finish, reason = "stop", text.stop
             so_far = drawn.token_ids, drawn.logprobs, offsets
             yield Part(new, *so_far, finish, reason, drawn.alternatives, **of_prompt)

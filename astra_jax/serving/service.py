@@ -1,19 +1,18 @@
-"""A policy behind OpenAI's API, for the `openai` client, evaluation harnesses and synthesis.
+"""OpenAI's API for a policy, for the `openai` client, evaluation harnesses and synthesis.
 
-    POST /v1/completions        prompt as text or token ids
-    POST /v1/chat/completions   messages and tools
-    POST /v1/responses          the same as items
-    GET  /v1/models             the served name and its context length; one of them at /v1/models/NAME
-    GET  /health                {"status", "running", "waiting"}; 503 while it warms up or drains, and once the policy
-                                has failed
-    GET  /metrics               Prometheus' text format
+- POST /v1/completions: prompt as text or token ids
+- POST /v1/chat/completions: messages and tools
+- POST /v1/responses: the same as items
+- GET /v1/models: the served name and its context length; one model at /v1/models/NAME
+- GET /health: {"status", "running", "waiting"}; 503 while it warms up or drains, and once the policy has failed
+- GET /metrics: Prometheus' text format
 
-With a token, all but `/health` want `Authorization: Bearer TOKEN`. What cannot be taken is refused at once and by name:
+With a token, all paths but `/health` need `Authorization: Bearer TOKEN`. A refused request is answered at once:
 400, 401, 404 (another model), 413, 429 with Retry-After, 503. An error is `{"error": {"message", "type", "param",
-"code"}}`. A request that the server fails on is answered 500, counted, and ends no other.
+"code"}}`. A failure of the server on one request is answered with 500 and counted, and affects no other request.
 
-What may take long of a body is done in threads, beside the event loop: long ones wait for each other, short ones do not
-wait for long ones.
+Slow work on a body runs in threads beside the event loop. Long bodies wait for each other; short ones do not wait for
+long ones.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ from sandbox.http_service import HttpService
 from sandbox.settings import CountOrZero, Port
 
 _LONG = 1 << 18
-"""Bytes of a body that is tokenised for a quarter of a second or longer."""
+"""Bytes of a body whose tokenisation takes a quarter of a second or longer."""
 _SHORT_AT_ONCE = 2
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ServingConfig(ReachConfig):
-    """How the service is reached.
+    """Settings of the service.
 
     Attributes:
-        model: the name that it serves under.
-        max_waiting: choices that may wait for a slot; a request that would make more is answered 429.
-        max_body_bytes: of a request; a larger one is answered 413.
+        model: name of the served model.
+        max_waiting: choices that may wait for a slot; a request above this is answered with 429.
+        max_body_bytes: bytes of a request; a larger one is answered with 413.
     """
 
     RISK = "use the model"
@@ -77,13 +76,13 @@ class ServingConfig(ReachConfig):
 
 
 class OpenAIService(HttpService):
-    """Serves a policy until it is stopped.
+    """HTTP server of a policy.
 
     Args:
-        policy: owned by the caller.
+        policy: the policy, which the caller closes.
 
     Attributes:
-        warming: nothing is answered yet, since programs are still compiled; set by whoever does so.
+        warming: True while programs are still compiled and nothing is answered; set by the caller.
     """
 
     config: ServingConfig
@@ -111,7 +110,7 @@ class OpenAIService(HttpService):
         super().__init__(config, routes, most_bytes=config.max_body_bytes)
 
     async def warm_up(self) -> None:
-        """Prepare what the first answer of a given form waits for: the tokenizer's vocabulary."""
+        """Prepare data for the first answer with a form: the tokenizer's vocabulary."""
         await _aside(self._long, self._grammars.warm_up)
 
     async def stop(self) -> int:
@@ -124,19 +123,19 @@ class OpenAIService(HttpService):
     # ------------------------------------------------------------------------------------------------------- handlers
 
     def refusal(self, request: web.Request, refused: http_service.HttpRefusal) -> web.Response:
-        """In OpenAI's form."""
+        """Return the refusal in OpenAI's form."""
         if not isinstance(refused, InvalidRequest):
             refused = InvalidRequest(refused.text, status=refused.status, headers=refused.headers)
         return web.json_response(refused.body(), status=refused.status, headers=refused.headers)
 
     def finish(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """Counted."""
+        """Count the response."""
         self._metrics.requests.labels(self._endpoint(request), str(response.status)).inc()
         return response
 
     @staticmethod
     def _endpoint(request: web.Request) -> str:
-        """The route's path; what has none shares one label, or a scanner would fill the registry."""
+        """Return the route's path. Unknown paths share one label, or a scanner would fill the registry."""
         resource = request.match_info.route.resource
         return resource.canonical if resource is not None else "other"
 
@@ -210,8 +209,10 @@ class OpenAIService(HttpService):
         return answer, self._grammars.of(asked) if isinstance(asked, ChatRequest) else None
 
     def _failed(self, error: Exception) -> InvalidRequest:
-        """What is said of something that is not the client's fault, or shows only while tokens are drawn that it is.
-        The policy says it to whoever waits for it."""
+        """Return the error for a failure by the server, or for a fault of the request that only sampling shows.
+
+        The policy raises it in every request that waits for it.
+        """
         if isinstance(error, RequestFailed) and isinstance(error.__cause__, ConstraintError):
             return InvalidRequest(str(error.__cause__))
         logging.error("a request failed", exc_info=error)
@@ -254,7 +255,7 @@ class OpenAIService(HttpService):
                 await send(chunk)
             async for choice, part in parts:
                 choice.parts.append(part)
-                if part.prompt_logprobs:  # of a long prompt they take seconds to write out
+                if part.prompt_logprobs:  # for a long prompt they take seconds to write
                     await response.write(await _aside(self._short, partial(answer.frames, choice, part)))
                     continue
                 for chunk in answer.chunks(choice, part):
@@ -264,7 +265,7 @@ class OpenAIService(HttpService):
             await response.write(answer.end)
         except ConnectionError:
             pass  # the client went away; closing `parts` frees its slots
-        except Exception as error:  # the status line is out: all that is left is an event
+        except Exception as error:  # the status line is sent already: only an event can report it
             await send(answer.failure(self._failed(error).body()))
         return response
 
@@ -284,7 +285,7 @@ class OpenAIService(HttpService):
             raise InvalidRequest(text, param="n")
         if self._choices + choices > most:
             waiting = max(0, self._choices - slots)
-            # When about half of those that wait will be gone.
+            # About half of the waiting choices have finished by then.
             wait = max(1, math.ceil(waiting / 2 * self._metrics.mean_seconds() / slots))
             text = f"{waiting} completions are waiting already, {choices} more are too many; try again later"
             raise InvalidRequest(text, status=429, headers={"Retry-After": str(wait)})
@@ -297,7 +298,7 @@ class OpenAIService(HttpService):
     async def _sampled(
         self, answer: Response[Any], samplings: Sequence[Sampling]
     ) -> AsyncGenerator[tuple[Choice, Part], None]:
-        """The parts of all choices, as they come."""
+        """Yield the parts of all choices, in order of arrival."""
         asked, started = answer.request, time.perf_counter()
         ready: asyncio.Queue[tuple[Choice, Part] | BaseException] = asyncio.Queue()
 
@@ -348,5 +349,5 @@ def _ignored(answer: Response[Any]) -> dict[str, str]:
 
 
 async def _aside(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    """The result of work on a request, beside the event loop."""
+    """Return the result of work on a request that runs beside the event loop."""
     return await asyncio.get_running_loop().run_in_executor(threads, work)

@@ -1,9 +1,9 @@
-"""`strict` schemas, of functions and of answers: closed ones, as OpenAI wants them, all of which is kept while drawing.
+"""`strict` schemas of functions and answers: closed schemas, as OpenAI requires, which sampling enforces completely.
 
-Whoever says strict is promised that what comes fits, so nothing of a schema may be passed over. What can be enforced is
-OpenAI's vocabulary (https://platform.openai.com/docs/guides/structured-outputs#supported-schemas): types, properties,
-items, enum, const, anyOf, bounds of numbers and lengths, pattern, format, references and recursion. Anything else is
-refused by name, and so is an object that lets names be added or left out.
+A strict schema guarantees the output, so no part of it may be ignored. OpenAI's vocabulary can be enforced
+(https://platform.openai.com/docs/guides/structured-outputs#supported-schemas): types, properties, items, enum, const,
+anyOf, bounds of numbers and lengths, pattern, format, references and recursion. Anything else is refused by name, and
+so is an object in which names may be added or missing.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 from astra_jax.serving.protocol import InvalidRequest, shown
 
 MOST_SCHEMAS, MOST_LEVELS = 1_000, 32
-"""Beside each other and inside each other, in one function."""
+"""Most schemas, and most levels of nesting, in one function."""
 MOST_CHARACTERS = 1 << 15
-"""Of a schema as JSON, what only describes it left out."""
+"""Most characters of a schema as JSON, without its descriptions."""
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _TOLD = {"title", "description", "default", "examples", "deprecated", "$schema", "$comment", "discriminator"}
-"""Say nothing about what fits."""
+"""Keywords that do not constrain values."""
 _DEFINITIONS = ("$defs", "definitions")
 
 
 def check_schema(schema: Any, where: str) -> None:
-    """That all of a strict schema can be enforced.
+    """Check that all of a strict schema can be enforced.
 
     Raises:
-        InvalidRequest: it cannot, or leaves open which names there are.
+        InvalidRequest: it cannot, or it allows other names.
     """
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise _refused(where, "is no schema of type object, which a strict one has to be")
@@ -46,7 +46,7 @@ def check_schema(schema: Any, where: str) -> None:
 
 
 class _Checked:
-    """Reads the parts of one schema, each once: references are not followed."""
+    """Reader of the parts of one schema, each once: references are not followed."""
 
     def __init__(self, root: Mapping[str, Any], where: str) -> None:
         self._count = 0
@@ -56,7 +56,7 @@ class _Checked:
         }
 
     def read(self, schema: Any, where: str, level: int = 0) -> dict[str, Any]:
-        """What it says beside its descriptions."""
+        """Return the schema without its descriptions."""
         self._count += 1
         if self._count > MOST_SCHEMAS or level > MOST_LEVELS:
             raise _refused(self._where, f"has more than {MOST_SCHEMAS} schemas or {MOST_LEVELS} levels")
@@ -134,7 +134,7 @@ _SOUND: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), _is_count),
     **dict.fromkeys(("pattern", "format"), lambda value: isinstance(value, str)),
 }
-"""What can be enforced, and whether it is said as JSON Schema wants it; of patterns and formats, the grammar knows."""
+"""Enforceable keywords, and checks of their values by JSON Schema; the grammar checks patterns and formats."""
 
 
 def _values(value: Any) -> int:

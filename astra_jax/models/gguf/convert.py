@@ -1,4 +1,4 @@
-"""From a GGUF file to a Hugging Face folder, which is there whole or not at all."""
+"""Conversion of a GGUF file to a Hugging Face folder, which is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from astra_jax.models.hf_checkpoint import save_tensors
 from synthesis.core.files import location, write_text
 
 FILE_BYTES = 10**9
-"""Of a safetensors file, which is what is held in memory, with one tensor more."""
+"""Bytes of a safetensors file; this much is in memory, plus one tensor."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: how many parameters, in which dtype, and how many files of the tokenizer."""
+    """Result of a conversion: the number of parameters, their dtype, and the number of tokenizer files."""
 
     parameters: int
     dtype: str
@@ -29,19 +29,19 @@ class Converted:
 
 
 def convert(source: Path, target: Path, *, dtype: str | None = None, file_bytes: int = FILE_BYTES) -> Converted:
-    """Write the weights, `config.json`, tokenizer and chat template of a GGUF file as a folder of Hugging Face's.
+    """Write the weights, `config.json`, tokenizer and chat template of a GGUF file as a Hugging Face folder.
 
-    All that the header says is checked before the first tensor is read. Quantised weights become what their blocks
-    stand for; they are not what the model was before.
+    The whole header is checked before the first tensor is read. Quantised weights become the values of their blocks;
+    they are not the model's original weights.
 
     Args:
         source: the file.
-        target: the folder, which is not there or empty; the caller holds its place (`workdir.locked_target`).
-        dtype: `float32` or `bfloat16`; by default bfloat16 where all matrices are, else float32.
+        target: a folder that is missing or empty; the caller has locked it (`workdir.locked_target`).
+        dtype: `float32` or `bfloat16`; by default bfloat16 if all matrices are, else float32.
 
     Raises:
-        GGUFError: the file is damaged, or of a kind that is not read.
-        WeightsError: there is no room on the disk.
+        GGUFError: the file is damaged, or of a kind that is not supported.
+        WeightsError: the disk has no room.
     """
     file = GGUFFile(source)
     model = HFModel(file)
@@ -49,10 +49,10 @@ def convert(source: Path, target: Path, *, dtype: str | None = None, file_bytes:
     dtype = dtype or ("bfloat16" if model.is_bfloat16 else "float32")
     prefix = f".{target.name}.partial-"
     for left in target.parent.iterdir():
-        if left.name.startswith(prefix):  # of a conversion that was killed
+        if left.name.startswith(prefix):  # from a conversion that was killed
             shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as made:
-        folder = Path(made) / "hf"  # unlike the temporary one, for whom the umask says
+        folder = Path(made) / "hf"  # the umask sets its mode, unlike that of the temporary folder
         save_tensors(model.tensors(dtype), folder, max_bytes=file_bytes)
         files = tokenizer.save(folder)
         content = {**model.config, **token_ids(location(folder)), "dtype": dtype}

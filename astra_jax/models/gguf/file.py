@@ -1,8 +1,8 @@
-"""A GGUF file: what it says of a model, and its tensors one at a time.
+"""GGUF file: its metadata of a model, and its tensors one at a time.
 
 The format, ggml's, in version 3: a magic, counts, key-value pairs, a table of tensors, and their data, each at an
-offset. The header is read here, because strangers write such files: whatever does not fit is refused by the name of
-its key or tensor. What blocks of quantised weights mean, the package `gguf` knows.
+offset. The header is parsed here, because files may be untrusted: an error names the bad key or tensor. The package
+`gguf` decodes the blocks of quantised weights.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from synthesis.core.refusals import Refusal
 
 VERSIONS = (2, 3)
 READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-"""Types of tensors, as ggml calls them: what becomes float32."""
+"""Types of tensors, by ggml's names, that are converted to float32."""
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_ENTRIES = 1 << 16
-"""Of keys, and of tensors; a model of a hundred layers has some thousands."""
+"""Most keys, and most tensors; a model of a hundred layers has some thousands."""
 _MOST_ITEMS = 1 << 22
-"""Of an array; the largest vocabularies have a few hundred thousand tokens and merges."""
+"""Most items of an array; the largest vocabularies have a few hundred thousand tokens and merges."""
 _LONGEST_TEXT = 1 << 24
-"""Bytes; the longest are chat templates."""
+"""Most bytes of a text; the longest are chat templates."""
 _ALIGNMENT = 32
 
 
 class GGUFError(Refusal):
-    """A file is no GGUF file, is damaged, or holds what is not read here; the message names the key or the tensor."""
+    """Error: a file is not GGUF, is damaged, or has something unsupported. The message names the key or the tensor."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies.
+    """Position and type of a tensor in the file.
 
     Attributes:
-        shape: the slowest axis first, as in a Hugging Face checkpoint; ggml counts the other way.
+        shape: the slowest axis first, as in a Hugging Face checkpoint; ggml has the opposite order.
         kind: ggml's type, one of `READ`.
-        start: of its data, in bytes from the beginning of the file.
-        size: in bytes.
+        start: offset of its data, in bytes from the start of the file.
+        size: size in bytes.
     """
 
     name: str
@@ -57,15 +57,15 @@ class StoredTensor:
 
 
 class GGUFFile:
-    """The header of a file, checked whole; tensors are read when they are asked for.
+    """Header of a file, checked completely; tensors are read on request.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         metadata: the key-value pairs; arrays are lists.
         tensors: by name, in the file's order.
 
     Raises:
-        GGUFError: it is no such file, or a key or tensor does not fit into it.
+        GGUFError: it is not a GGUF file, or a key or tensor does not fit into it.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -106,10 +106,10 @@ class GGUFFile:
         return StoredTensor(name, shape, stored, start, math.prod(shape) // block * block_bytes)
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor in float32.
+        """Read one tensor in float32.
 
         Raises:
-            GGUFError: it is not there, or has a number that is not finite.
+            GGUFError: it is missing, or has a number that is not finite.
         """
         gguf = _gguf()
         tensor = self.tensors.get(name)
@@ -126,10 +126,10 @@ class GGUFFile:
         return values
 
     def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The value of a key.
+        """Return the value of a key.
 
         Args:
-            default: where the key is missing; None is an error.
+            default: value if the key is missing; None is an error.
 
         Raises:
             GGUFError: the key is missing, or its value is of another type.
@@ -142,7 +142,7 @@ class GGUFFile:
         return found
 
     def error(self, name: str, problem: str, what: str = "tensor") -> GGUFError:
-        """About a tensor or a key."""
+        """Return an error about a tensor or a key."""
         return GGUFError(f"{self.path}: {what} {name[:200]} {problem}; copy the file again, or take another")
 
 
@@ -155,14 +155,14 @@ def _gguf() -> Any:
 
 
 class _Header:
-    """Reads a header from its beginning to its end; nothing that it says is believed beyond the file's own size."""
+    """Reader of a header from start to end; it accepts no size beyond the file's own."""
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
         self._file, self._path, self._size = file, path, size
         self._at = "its beginning"
 
     def opening(self) -> tuple[int, int]:
-        """How many tensors and how many keys there are."""
+        """Return the number of tensors and the number of keys."""
         if self._file.read(len(_MAGIC)) != _MAGIC:
             raise GGUFError(f"{self._path} is no GGUF file: it does not begin with {_MAGIC.decode()}")
         version = self._number("I")
@@ -189,7 +189,7 @@ class _Header:
             yield key, self._value(self._number("I"))
 
     def table(self, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
-        """Name, shape, number of the type and offset of each tensor."""
+        """Yield name, shape, number of the type and offset of each tensor."""
         for i in range(count):
             self._at = f"tensor number {i + 1} of {count}"
             name = self._text()

@@ -1,8 +1,8 @@
-"""A GGUF file's tokenizer as a Hugging Face folder's: byte-level BPE, its special tokens, and the chat template.
+"""Conversion of a GGUF file's tokenizer to Hugging Face's form: byte-level BPE, special tokens, and the chat template.
 
-A file names the way in which its tokenizer cuts text before BPE, and does not say what that is: llama.cpp knows
-(`src/llama-vocab.cpp`), and so does this table. A name that is not in it is refused, because with another way the same
-text has other tokens than the model was trained on.
+A file names the way in which its tokenizer splits text before BPE, without its definition. llama.cpp has the
+definitions (`src/llama-vocab.cpp`), and so does this table. Unknown names are refused: with another split the model
+would get other tokens than in its training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from synthesis.core.files import write_text
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 """Kinds of tokens, as llama.cpp numbers them; 1 is an ordinary one."""
 
-# The expressions that the models' own tokenizers have; they differ in how many digits are a piece.
+# The expressions of the models' own tokenizers; they differ in how many digits form a piece.
 _QWEN2, _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     + digits
@@ -54,37 +54,44 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "llama-v3": lambda: _split(_LLAMA3),
     "llama-bpe": lambda: _split(_LLAMA3),
 }
-"""By `tokenizer.ggml.pre`. Not `default`, which says that whoever converted did not know: llama.cpp then cuts by four
-expressions one after the other, and warns; transformers as GPT-2; neither knows what the model was trained on."""
+"""Pre-tokenizers by `tokenizer.ggml.pre`.
+
+`default` is missing, since it means that the converter did not know: llama.cpp then splits by four expressions in a
+row, and warns; transformers splits as GPT-2. Neither knows how the model was trained.
+"""
 _COMPOSED = ("qwen2",)
-"""Text is brought into Unicode's form NFC first, as the models' own tokenizers do; the file does not say it."""
+"""Pre-tokenizers with Unicode normalisation NFC first, as in the models' own tokenizers; the file does not state it."""
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe")
-"""A piece that is a token is that token, whatever the merges would make of it; and a text begins with a token of its
-own where the file does not say otherwise."""
+"""Pre-tokenizers for which a piece that is a token is that token, whatever the merges would give.
+
+A text also starts with a special token, unless the file states otherwise.
+"""
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>")
 _NEEDED_BYTES = (*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1))
-"""Of a byte without a token nothing is left in a text. SmolLM2 has none for six control characters, nor for planes of
-Unicode that are empty."""
+"""Bytes that must have a token; a byte without one disappears from texts.
+
+SmolLM2 has none for six control characters, nor for unused planes of Unicode.
+"""
 
 
 def _letter(byte: int) -> str:
-    """How byte-level BPE spells a byte: those that can be seen as themselves, the others from U+0100 on."""
+    """Return the character of a byte in byte-level BPE: printable bytes are themselves, others start at U+0100."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return chr(byte) if byte in seen else chr(0x100 + sum(one not in seen for one in range(byte)))
 
 
 class HFTokenizer:
-    """What a file's tokenizer is at Hugging Face.
+    """A file's tokenizer in Hugging Face's form.
 
     Attributes:
-        tokenizer: as `tokenizer.json` has it.
-        config: the content of `tokenizer_config.json`.
-        template: the chat template; "" where there is none.
+        tokenizer: content of `tokenizer.json`.
+        config: content of `tokenizer_config.json`.
+        template: the chat template; "" if there is none.
         ends: ids of the tokens that end a text or a turn.
 
     Raises:
-        GGUFError: a kind of tokenizer, or a way to cut text, that is not read; a key that is missing or does not fit.
+        GGUFError: the kind of tokenizer or split is not supported; a key is missing or does not fit.
     """
 
     def __init__(self, file: GGUFFile, rows: int) -> None:
@@ -124,7 +131,7 @@ class HFTokenizer:
         self.ends = self._ends(tokens, kinds)
 
     def save(self, folder: Path) -> list[str]:
-        """Write the files into a folder; returns their names."""
+        """Write the files into a folder; return their names."""
         files = {
             "tokenizer.json": self.tokenizer.to_str(pretty=True),
             "tokenizer_config.json": json.dumps(self.config, indent=2, ensure_ascii=False) + "\n",
@@ -155,7 +162,7 @@ class HFTokenizer:
         return found
 
     def _model(self, tokens: list[str], kinds: list[int], *, whole_words: bool) -> models.BPE:
-        # What no text can become is no token: it only fills the embedding up.
+        # An entry that no text can become is not a token: it only pads the embedding.
         vocabulary = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
         merges: list[tuple[str, str]] = []
         for i, merge in enumerate(self._texts("merges")):
@@ -199,7 +206,7 @@ class HFTokenizer:
         return config
 
     def _ends(self, tokens: list[str], kinds: list[int]) -> list[int]:
-        """Those that the file names; without an end of turn, control tokens that llama.cpp knows as one, as it does."""
+        """Return the end tokens that the file names; without an end of turn, the control tokens that llama.cpp uses."""
         found, eot = [], "tokenizer.ggml.eot_token_id"
         for key in ("tokenizer.ggml.eos_token_id", eot, "tokenizer.ggml.eom_token_id"):
             if key in self._file.metadata:

@@ -1,7 +1,7 @@
-"""A GGUF file's sizes and tensors as Hugging Face's: `config.json`, and each tensor under its name there.
+"""Conversion of a GGUF file's sizes and tensors to Hugging Face's: `config.json`, and the tensors by their names there.
 
-llama.cpp turns the halves of each query and key head of a Llama into pairs, because its rotary embedding turns
-neighbours; the rows are put back here. Those of Qwen are stored as they were.
+llama.cpp interleaves the halves of each query and key head of a Llama, because its rotary embedding turns neighbours.
+The rows are put back in order here. Qwen's rows are not interleaved.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from astra_jax.models.gguf.file import GGUFError, GGUFFile
 
 @dataclass(frozen=True)
 class _Architecture:
-    """What differs between the architectures that are read.
+    """Differences between the supported architectures.
 
     Attributes:
-        hf_class: of transformers.
-        permuted: the rows of query and key heads are stored in pairs.
+        hf_class: class of transformers.
+        permuted: the rows of query and key heads are interleaved.
         head_norms: queries and keys have a norm each.
-        biases: queries, keys and values have biases, always; of a Llama the file says it.
+        biases: queries, keys and values always have biases; for a Llama the file states it.
     """
 
     hf_class: str
@@ -39,7 +39,7 @@ ARCHITECTURES = {
     "qwen2": _Architecture("Qwen2ForCausalLM", biases=True),
     "qwen3": _Architecture("Qwen3ForCausalLM", head_norms=True),
 }
-"""By what the file calls itself, which is Hugging Face's `model_type` too."""
+"""Architectures by the file's own name, which is also Hugging Face's `model_type`."""
 
 _KEYS = {
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "rope.freq_base",
@@ -47,22 +47,22 @@ _KEYS = {
     "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count",
 }  # fmt: skip
-"""What is understood below an architecture's name; another key may change what the model computes."""
+"""Supported keys below an architecture's name; an unknown key may change what the model computes."""
 _FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of every Llama 3.1, 3.2 and 3.3; a GGUF file has the divisors that come of them, and not themselves."""
+"""Scaling of every Llama 3.1, 3.2 and 3.3. A GGUF file stores only the resulting divisors of frequencies."""
 
 
 class HFModel:
-    """What a file's model is at Hugging Face; all of it is looked at before a tensor is read.
+    """A file's model in Hugging Face's form, checked completely before a tensor is read.
 
     Attributes:
-        config: the content of `config.json`, without a dtype.
-        is_bfloat16: all matrices are stored so.
-        parameters: how many there are.
+        config: content of `config.json`, without a dtype.
+        is_bfloat16: True if all matrices are stored so.
+        parameters: number of parameters.
 
     Raises:
-        GGUFError: an architecture that is not read; a key or tensor that is missing, left over, or of another shape.
+        GGUFError: an unsupported architecture; a key or tensor that is missing, unknown, or of another shape.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -89,7 +89,7 @@ class HFModel:
         self.parameters = sum(math.prod(file.tensors[name].shape) for name in self._names)
 
     def tensors(self, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
-        """Each tensor under Hugging Face's name, one at a time, in `dtype` (float32 or bfloat16)."""
+        """Yield each tensor under Hugging Face's name, one at a time, in `dtype` (float32 or bfloat16)."""
         for name, hf_name in self._names.items():
             values = self._file.read(name)
             if self._architecture.permuted and (heads := self._heads(name)):
@@ -100,7 +100,7 @@ class HFModel:
 
     def _sizes(self) -> dict[str, Any]:
         heads, layers = self._count("attention.head_count"), self._count("block_count")
-        if layers > len(self._file.tensors):  # a table of names is made of it
+        if layers > len(self._file.tensors):  # a table of names is made with this length
             problem = f"is {layers}, and there are {len(self._file.tensors)} tensors"
             raise self._file.error(f"{self._name}.block_count", problem, "key")
         width = self._count("embedding_length")
@@ -154,8 +154,7 @@ class HFModel:
         return scaling
 
     def _llama3(self, head_dim: int, theta: float) -> dict[str, Any]:
-        """The scaling of which the stored divisors of the frequencies come; transformers' `_compute_llama3_parameters`
-        says how."""
+        """Return the scaling behind the stored divisors of frequencies (transformers' `_compute_llama3_parameters`)."""
         found = self._file.read(_FREQUENCIES)
         factor = max(1.0, float(f"{found.max():.6g}"))
         wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
@@ -189,7 +188,7 @@ class HFModel:
     # ---------------------------------------------------------------------------------------------------------- tensors
 
     def _table(self) -> dict[str, str]:
-        """Hugging Face's names by the file's."""
+        """Return Hugging Face's names by the file's names."""
         layer = {
             "attn_norm.weight": "input_layernorm.weight",
             "attn_q.weight": "self_attn.q_proj.weight",
@@ -248,12 +247,12 @@ class HFModel:
             raise self._file.error(min(left), f"is none of a {self._name}'s")
 
     def _heads(self, name: str) -> int:
-        """How many heads the rows of a query or key projection are; 0 for every other tensor."""
+        """Return the number of heads in the rows of a query or key projection; 0 for every other tensor."""
         last = name.rpartition(".")[0].rpartition(".")[2]
         return {"attn_q": self.config["num_attention_heads"], "attn_k": self.config["num_key_value_heads"]}.get(last, 0)
 
 
 def _unpaired(values: np.ndarray, heads: int) -> np.ndarray:
-    """Rows in llama.cpp's order, the two halves of a head in turn, as the first half and then the second."""
+    """Return interleaved rows of llama.cpp's heads as the first half and then the second."""
     half = values.shape[0] // heads // 2
     return values.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(values.shape)

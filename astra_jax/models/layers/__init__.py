@@ -1,1 +1,1 @@
-"""The layers of decoders: attention with a rotary embedding, gated feed-forwards, experts. They know no family."""
+"""Layers of decoders, for all families: attention with a rotary embedding, gated feed-forwards, experts."""

@@ -1,4 +1,4 @@
-"""Matrices with a low-rank adapter (arXiv 2106.09685): W + scale · A B, of which only A and B are trained."""
+"""Matrices with a low-rank adapter (arXiv 2106.09685): W + scale · A B, in which only A and B are trained."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Array = jax.Array
 @partial(jax.tree_util.register_dataclass, data_fields=("w", "a", "b"), meta_fields=("scale",))
 @dataclass(frozen=True)
 class Adapted:
-    """A linear layer's matrix and its adapter, of one layer or, with a leading axis, stacked over layers.
+    """Linear layer's matrix and its adapter, of one layer or, with a leading axis, stacked over layers.
 
     Attributes:
-        w: [in ..., out ...], as it was before, or `quantized.stored`.
+        w: [in ..., out ...], the frozen weights, or `quantized.stored`.
         a: [in ..., rank], float32.
         b: [rank, out ...], float32.
-        scale: of the product.
+        scale: factor of the product.
     """
 
     w: Any
@@ -33,30 +33,32 @@ class Adapted:
     scale: float
 
     def __getitem__(self, index: EllipsisType) -> Adapted:
-        """Itself: layers read what is in an NNX variable with `[...]`."""
+        """Return the object itself, since layers read an NNX variable with `[...]`."""
         return self
 
 
 def is_adapted(w: Any) -> bool:
-    """Whether a matrix has an adapter."""
+    """Return whether a matrix has an adapter."""
     return isinstance(w, Adapted)
 
 
 def is_more(w: Any) -> bool:
-    """Whether a matrix is more than an array: adapted, or stored in 8 bits."""
+    """Return whether a matrix is adapted or stored in 8 bits, and so not a plain array."""
     return is_adapted(w) or quantized.is_stored(w)
 
 
 def plain(w: Any, dtype: Any = None) -> Array:
-    """A matrix as one array that computes the same; an array as it is."""
+    """Return a matrix as one plain array that computes the same; arrays are returned unchanged."""
     if quantized.is_stored(w):
         return quantized.restored(w)
     return merged(w, dtype) if is_adapted(w) else w
 
 
 def merged(w: Adapted, dtype: Any = None) -> Array:
-    """One matrix that computes the same, stacked as `w` is: summed in float32, then in `dtype`, or w's own; of a
-    stored one float32."""
+    """Return one matrix that computes the same, stacked as `w` is.
+
+    It is summed in float32, then cast to `dtype`, or by default to w's own; for a stored `w` to float32.
+    """
     stacked = (0,) if w.a.ndim + w.b.ndim - 2 > w.w.ndim else ()
     over = ((w.a.ndim - 1,), (len(stacked),))
     product = jax.lax.dot_general(w.a, w.b, (over, (stacked, stacked)), precision=jax.lax.Precision.HIGHEST)

@@ -1,4 +1,4 @@
-"""The attention layer around `astra_jax.attention`: projections, norms, rotation."""
+"""Attention layer around `astra_jax.attention`: projections, norms, rotation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = jax.Array
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention's projections; with the family's RMS norm on each head's queries and keys."""
+    """Projections of grouped-query attention, with the family's RMS norm on each head's queries and keys."""
 
     def __init__(self, model: Sizes, *, rngs: nnx.Rngs) -> None:
         d, n, k, h = model.d_model, model.n_heads, model.n_kv_heads, model.head_dim
@@ -39,7 +39,7 @@ class Attention(nnx.Module):
     def project(
         self, x_btd: Array, angles_bth: tuple[Array, Array], mesh: AnyMesh | None, matmul: str = "none"
     ) -> tuple[Array, Array, Array]:
-        """Queries, keys (both rotated, and normed before that) and values; `matmul` as of `linear`."""
+        """Return queries, keys (both normed, then rotated) and values; for `matmul` see `linear`."""
         model = self.model
         q_btnh = linear(x_btd, self.q_dnh[...], 1, mesh, False, matmul)
         k_btkh = linear(x_btd, self.k_dkh[...], 1, mesh, False, matmul)
@@ -56,7 +56,7 @@ class Attention(nnx.Module):
         return q_btnh, rotate(k_btkh, angles_bth), v_btkh
 
     def output(self, o_btnh: Array, mesh: AnyMesh | None, matmul: str = "none") -> Array:
-        """Back to the model's width; `matmul` as of `linear`."""
+        """Project back to the model's width; for `matmul` see `linear`."""
         y_btd = linear(o_btnh, self.o_nhd[...], 2, mesh, True, matmul)
         biased = self.model.attention_bias and self.model.output_bias
         return add_bias(y_btd, self.o_bias_d[...]) if biased else y_btd

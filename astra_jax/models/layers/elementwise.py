@@ -1,7 +1,7 @@
-"""RMS norm and SwiGLU's gate, with backward passes that are spelled out: they keep inputs, no intermediate arrays.
+"""RMS norm and SwiGLU's gate, with explicit backward passes that keep inputs and no intermediate arrays.
 
-What autodiff keeps instead the scan over layers writes into stacks and reads back, which takes longer than computing it
-again.
+Autodiff would keep intermediate arrays. The scan over layers would write them into stacks and read them back, which
+takes longer than recomputing them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = jax.Array
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """x / sqrt(mean(x²) + eps) * scale over the last axis, in float32; returns x's dtype."""
+    """Return x / sqrt(mean(x²) + eps) * scale over the last axis, computed in float32, in x's dtype."""
     return _rms_norm_forward(x, scale, eps)[0]
 
 
@@ -44,7 +44,7 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 @jax.custom_vjp
 def swiglu(gate: Array, up: Array) -> Array:
-    """silu(gate) * up, both [..., F]."""
+    """Return silu(gate) * up, both [..., F]."""
     return cpu.in_float32(_gated, gate, up)
 
 

@@ -1,4 +1,4 @@
-"""The token embedding: a table whose rows are looked up, and to whose rows the gradients are added."""
+"""Token embedding: a table from which rows are looked up, and to whose rows the gradients are added."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TABLE, _TOKENS = P("tensor", WIDTH), P(BATCH, "context")
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def embed(table_vd: Array, tokens_bt: Array, dtype: str, mesh: AnyMesh | None) -> Array:
-    """The tokens' rows, [B, T, D] in `dtype`.
+    """Return the tokens' rows, [B, T, D] in `dtype`.
 
-    On a mesh each device holds some columns of the table. It looks up in them the tokens of all devices that hold the
-    others, and one exchange turns "all tokens, some columns" into "its tokens, all columns"; the gradient goes the same
-    way back. So neither the table nor what was looked up is ever whole on a device.
+    On a mesh each device holds some columns of the table. It looks up in them the tokens of all devices with the other
+    columns. Then one exchange turns "all tokens, some columns" into "its tokens, all columns". The gradient is
+    exchanged the same way back. So no device ever has the whole table, or all looked-up rows.
     """
     if mesh is None:
         return table_vd[tokens_bt].astype(dtype)
@@ -47,17 +47,17 @@ embed.defvjp(_forward, _backward)
 
 
 def _added(table_vd: Array, tokens: Array, dy: Array) -> Array:
-    # In float32, whatever the weights are: a bfloat16 stops growing at 256 times what is added to it, and a word comes
-    # up thousands of times in a batch.
+    # In float32, whatever the weights are: a bfloat16 sum stops growing at 256 times its summand, and a token occurs
+    # thousands of times in a batch.
     return jnp.zeros(table_vd.shape, jnp.float32).at[tokens].add(dy.astype(jnp.float32), mode="drop")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One device's part. Its words are those from `first`; n devices share the columns.
+# One device's part. Its vocabulary entries are those from `first`; n devices share the columns.
 
 
 def _here(table_vd: Array, tokens_bt: Array) -> tuple[Array, Array]:
-    """Of all tokens, [n, B, T]: which row here, and whether it is one."""
+    """Return for all tokens, [n, B, T], the row on this device, and whether there is one."""
     rows_nbt = jax.lax.all_gather(tokens_bt, WIDTH) - jax.lax.axis_index("tensor") * table_vd.shape[0]
     return rows_nbt, (rows_nbt >= 0) & (rows_nbt < table_vd.shape[0])
 
@@ -65,7 +65,7 @@ def _here(table_vd: Array, tokens_bt: Array) -> tuple[Array, Array]:
 def _lookup(dtype: Any, table_vd: Array, tokens_bt: Array) -> Array:
     rows_nbt, here_nbt = _here(table_vd, tokens_bt)
     x_nbtd = table_vd[jnp.where(here_nbt, rows_nbt, 0)].astype(dtype)
-    if jax.lax.axis_size("tensor") > 1:  # each word is one device's, the others add nothing
+    if jax.lax.axis_size("tensor") > 1:  # each entry is on one device, the others add zeros
         x_nbtd = jax.lax.psum(jnp.where(here_nbt[..., None], x_nbtd, 0), "tensor")
     x_nbtd = jax.lax.all_to_all(x_nbtd, WIDTH, split_axis=0, concat_axis=0, tiled=True)
     return jnp.moveaxis(x_nbtd, 0, 2).reshape(*tokens_bt.shape, -1)

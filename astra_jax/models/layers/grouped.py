@@ -1,10 +1,10 @@
 """Matmuls of rows in groups, each group with its own matrix: the experts' linear layers, forward and backward.
 
-On TPUs they are Pallas kernels, megablox in JAX: XLA's `ragged_dot` has one for the product, but multiplies all rows
-with each expert's for the weights' gradient. Elsewhere they are `ragged_dot`.
+On TPUs they are Pallas kernels, megablox in JAX. XLA's `ragged_dot` has a kernel for the product, but for the weights'
+gradient it multiplies all rows with each expert's. Other platforms use `ragged_dot`.
 
-As in `linear`, matrices come as they are kept, are gathered in the activations' type, and their gradients are summed in
-float32, of which each device is sent its own part.
+As in `linear`, matrices are gathered in the activations' dtype. Their gradients are summed in float32, and each device
+receives its own part.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from astra_jax.mesh import WIDTH, AnyMesh, device_kind_of, free, platform_of
 Array = jax.Array
 
 ROWS = 128
-"""Of a tile of a product. A group's last tile is computed whole, and its rows are few; more rows keep matrix units no
-busier (docs/scale.md)."""
+"""Rows of a product's tile.
+
+A group's last tile is computed whole, though it has few rows; larger tiles make matrix units no busier (docs/scale.md).
+"""
 GRADIENT_ROWS = 256
-"""Of a tile of the weights' gradient, whose sum so far is read and written for each."""
+"""Rows of a tile of the weights' gradient; each tile reads and writes the running sum."""
 _INPUTS, _OUTPUTS = 2_048, 768
-"""Of a tile of a product, at most: with all of an expert's inputs its matrix is read once."""
+"""Largest inputs and outputs of a product's tile. With all inputs of an expert its matrix is read once."""
 _GRADIENT = (1_024, 768)
-"""Inputs and outputs of a tile of the weights' gradient, at most; it is added up in float32."""
+"""Largest inputs and outputs of a tile of the weights' gradient; it is summed in float32."""
 
 
 _TWO_CORES = ("TPU v4", "TPU v5", "TPU v5p")
-"""Kinds of devices that are two cores."""
+"""Kinds of devices with two cores."""
 
 
 @dataclass(frozen=True)
 class How:
-    """Static: what computes, and where the matrices are.
+    """Static settings: the kernel, and the sharding of the matrices.
 
     Attributes:
         kernel: `megablox`, `megablox_interpret` (on any machine, slowly) or `ragged`.
-        cores: of a chip that is one device, which share the outputs.
+        cores: cores of a chip that is one device; they share the outputs.
         spread: mesh axes over which a matrix's width is spread.
         copies: mesh axes over which rows are spread and matrices are not.
     """
@@ -54,7 +56,7 @@ class How:
 
     @classmethod
     def on(cls, mesh: AnyMesh | None) -> How:
-        """What suits a mesh's devices; None is one device."""
+        """Return the settings for a mesh's devices; None is one device."""
         kernel = "megablox" if platform_of(mesh) == "tpu" else "ragged"
         cores = 2 if device_kind_of(mesh) in _TWO_CORES else 1
         if mesh is None:
@@ -65,11 +67,11 @@ class How:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def grouped_matmul(x_ri: Array, w_eio: Array, sizes_e: Array, how: How, wide: int = 1) -> Array:
-    """x [R, in] times w [E, in, out] of each row's group → [R, out], in x's dtype.
+    """Multiply x [R, in] with w [E, in, out] of each row's group → [R, out], in x's dtype.
 
     Args:
         w_eio: this device's part; it is cast to x's dtype.
-        sizes_e: int32, rows of each group, one group after the other; rows behind the last one come out undefined.
+        sizes_e: int32, rows of each group, which are contiguous; rows after the last group have undefined output.
         wide: the axis of `w_eio` that is spread, 1 or 2.
     """
     return _product(x_ri, _gathered(x_ri, w_eio, how, wide), sizes_e, how)
@@ -101,7 +103,7 @@ def _gathered(x: Array, w_eio: Array, how: How, wide: int) -> Array:
 
 
 def _product(x: Array, w_eio: Array, sizes_e: Array, how: How, *, turned: bool = False) -> Array:
-    """By each group's matrix, or that matrix turned around."""
+    """Multiply by each group's matrix, or by its transpose."""
     if how.kernel == "ragged":
         return jax.lax.ragged_dot(x, w_eio.swapaxes(1, 2) if turned else w_eio, sizes_e)
     outputs = w_eio.shape[1] if turned else w_eio.shape[2]
@@ -118,13 +120,13 @@ def _product(x: Array, w_eio: Array, sizes_e: Array, how: How, *, turned: bool =
 
 
 def _gradient(x_ri: Array, dy_ro: Array, sizes_e: Array, how: How) -> Array:
-    """[E, in, out], float32."""
+    """Return the matrices' gradient, [E, in, out], float32."""
     if how.kernel == "ragged":
         dimensions = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
         return jax.lax.ragged_dot_general(x_ri, dy_ro, sizes_e, dimensions, preferred_element_type=jnp.float32)
     inputs, outputs = _GRADIENT
     gradient: Array = tgmm(
-        _whole_tiles(x_ri, GRADIENT_ROWS).T,  # turned around again in there
+        _whole_tiles(x_ri, GRADIENT_ROWS).T,  # the kernel transposes it again
         _whole_tiles(dy_ro, GRADIENT_ROWS),
         sizes_e,
         preferred_element_type=jnp.float32,
@@ -139,7 +141,7 @@ def _whole_tiles(x: Array, rows: int) -> Array:
 
 
 def _side(length: int, most: int, cores: int = 1) -> int:
-    """Of a tile: the least number of equal tiles that are small enough, one or more for each core."""
+    """Return a tile's side, for the smallest number of equal tiles that are small enough, one or more per core."""
     tiles: Any = cores * -(-length // (most * cores))
     while length % tiles or length // tiles % 128:
         tiles += cores

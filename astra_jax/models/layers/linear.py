@@ -1,7 +1,7 @@
-"""The linear layer, with a backward pass that is spelled out.
+"""Linear layer, with an explicit backward pass.
 
-Autodiff of an einsum gives the weight's gradient as a matmul and a transposition; spelled out it is one product over
-rows, which has a form of its own on CPUs, whose sums are float32, and of which each device is sent its own part.
+Autodiff of an einsum computes the weight's gradient as a matmul and a transposition. The explicit form is one product
+over rows, with a special form on CPUs. Its sums are float32, and each device receives its own part of them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Array = jax.Array
 def linear(
     x: Array, w: Any, contracted: int = 1, mesh: AnyMesh | None = None, writes: bool = False, matmul: str = "none"
 ) -> Array:
-    """x [..., in ...] times w [in ..., out ...] → [..., out ...], in x's dtype.
+    """Multiply x [..., in ...] with w [in ..., out ...] → [..., out ...], in x's dtype.
 
     Args:
         x: activations; `w` is cast to their dtype.
         w: an array; or a `quantized.stored` one, which has no gradient; or an `adapted.Adapted` one of either.
-        contracted: how many axes the input has: the last ones of `x` and the first ones of `w`.
-        mesh: where both are, x as [B, T, in ...]; None is one device.
+        contracted: number of input axes: the last ones of `x` and the first ones of `w`.
+        mesh: mesh of both, x as [B, T, in ...]; None is one device.
         writes: on a mesh: whether the model's width is the output, and not the input; see `axes`.
         matmul: a name of `matmuls.MATMULS`.
     """
@@ -39,7 +39,7 @@ def linear(
         return quantized.with_stored(x, w, contracted, mesh, writes)
     if is_adapted(w):
         y = linear(x, w.w, contracted, mesh, writes, matmul)
-        # Thin matrices, as a router is: their gradients are summed whole, and in `x`'s dtype they are multiplied fast.
+        # Thin matrices, such as a router: their gradients are summed whole, and matmuls in `x`'s dtype are fast.
         through = _linear(_linear(x, w.a, contracted, None, False, "none"), w.b, 1, None, False, "none")
         return y + (w.scale * through).astype(y.dtype)
     return _linear(x, w, contracted, mesh, writes, matmul)
@@ -55,7 +55,7 @@ def _forward(
 ) -> tuple[Array, tuple[Array, Array]]:
     if matmul != "none":
         return quantized.forward(x, w, contracted, mesh, writes, matmul), (x, w)
-    # No call of `_linear`: `jax.checkpoint`'s policies would not see the matmul in it.
+    # Not a call of `_linear`: `jax.checkpoint`'s policies would not see the matmul in it.
     over = range(x.ndim - contracted, x.ndim), range(contracted)
     return cpu.product(x, w.astype(x.dtype), over, mesh), (x, w)
 
@@ -84,7 +84,7 @@ def _backward(
 
 @jax.custom_vjp
 def add_bias(x: Array, bias: Array) -> Array:
-    """x [B, T, …] plus a bias [...] of its last axes, in x's dtype; the bias's gradient is summed in float32."""
+    """Add a bias [...] to the last axes of x [B, T, …], in x's dtype; the bias's gradient is summed in float32."""
     return x + bias.astype(x.dtype)
 
 
@@ -105,10 +105,10 @@ def _own_part(gradient: Any, axis: int, copies: tuple[str, ...], x: Array, dy: A
 
 
 def weight_gradient(x: Array, dy: Array, rows: int = 1) -> Array:
-    """x [rows ..., in ...], dy [rows ..., out ...] → [in ..., out ...]: the product, summed over rows, in float32.
+    """Return the weight's gradient in float32: x [rows ..., in ...], dy [rows ..., out ...] → [in ..., out ...].
 
     Args:
-        rows: how many axes the rows have.
+        rows: number of axes of the rows, over which the product is summed.
     """
     return cpu.product_over_rows(functools.partial(_row_product, rows), rows, jnp.float32, x, dy)
 

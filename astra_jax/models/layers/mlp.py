@@ -1,4 +1,4 @@
-"""The gated feed-forward layer."""
+"""Gated feed-forward layer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Array = jax.Array
 
 
 _FEW = 128
-"""Tokens at once, as in decoding, where reading the weights is all the work."""
+"""Tokens up to which reading the weights is all the work, as in decoding."""
 
 
 class MLP(nnx.Module):
-    """SwiGLU."""
+    """SwiGLU feed-forward."""
 
     def __init__(self, model: Sizes, *, rngs: nnx.Rngs) -> None:
         d, f = model.d_model, model.d_ff
@@ -28,11 +28,11 @@ class MLP(nnx.Module):
         self.down_fd = normal(rngs, (f, d), (2 * model.n_layers * f) ** -0.5, model)
 
     def __call__(self, x_btd: Array, mesh: AnyMesh | None, matmul: str = "none") -> Array:
-        """In x's dtype; `matmul` as of `linear`."""
+        """Compute the layer in x's dtype; for `matmul` see `linear`."""
         gate_btf = linear(x_btd, self.gate_df[...], 1, mesh, False, matmul)
         up_btf = linear(x_btd, self.up_df[...], 1, mesh, False, matmul)
         hidden_btf = swiglu(gate_btf, up_btf)
         if x_btd.shape[0] * x_btd.shape[1] <= _FEW:
-            # Or XLA fuses it into the next matmul on TPUs, and multiplies by `up` once for each of that one's tiles.
+            # Otherwise XLA on TPUs fuses it into the next matmul, and multiplies by `up` once per tile of that matmul.
             hidden_btf = jax.lax.optimization_barrier(hidden_btf)
         return linear(hidden_btf, self.down_fd[...], 1, mesh, True, matmul)

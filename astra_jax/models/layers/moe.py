@@ -1,8 +1,8 @@
-"""Mixture of experts: each token goes to a few of many feed-forwards. No token is ever dropped.
+"""Mixture of experts: each token uses a few of many feed-forwards. No token is ever dropped.
 
 The assignments are sorted by expert, and one grouped matmul (`grouped`) runs all experts, however uneven their loads
-are. On a mesh the experts are spread over the `expert` axis: each of its devices gathers the tokens of all, runs its
-own experts on those that chose them, and the partial results are summed back to where the tokens live.
+are. On a mesh the experts are spread over the `expert` axis. Each of its devices gathers the tokens of all, and runs
+its own experts on the tokens that chose them. The partial results are summed back to the tokens' devices.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Array = jax.Array
 
 @struct.dataclass
 class RouterSums:
-    """Of one layer, or stacked over layers: sums over real tokens; divide by `tokens`.
+    """Router statistics of one layer, or stacked over layers: sums over real tokens; divide by `tokens`.
 
     Attributes:
-        assigned_e: how often each expert was chosen; adds up to tokens * experts_per_token.
-        entropy: of the router's distribution, nats.
-        tokens: how many tokens.
+        assigned_e: number of assignments per expert; adds up to tokens * experts_per_token.
+        entropy: entropy of the router's distribution, nats.
+        tokens: number of tokens.
     """
 
     assigned_e: Array
@@ -40,7 +40,7 @@ class RouterSums:
 
 
 def router_metrics(sums_l: RouterSums) -> dict[str, Array]:
-    """Scalars to log from sums that are stacked over layers.
+    """Return scalars to log from sums that are stacked over layers.
 
     Returns:
         `router_entropy` (nats, mean over layers), `router_max_load` (the busiest expert's tokens over the mean, of the
@@ -55,7 +55,7 @@ def router_metrics(sums_l: RouterSums) -> dict[str, Array]:
 
 
 class MoE(nnx.Module):
-    """SwiGLU experts behind a softmax router that keeps the `experts_per_token` most likely."""
+    """SwiGLU experts after a softmax router that keeps the `experts_per_token` most likely."""
 
     def __init__(self, model: Sizes, *, rngs: nnx.Rngs) -> None:
         d, f, e = model.d_model, model.d_ff, model.n_experts
@@ -66,10 +66,10 @@ class MoE(nnx.Module):
         self.down_efd = normal(rngs, (e, f, d), (2 * model.n_layers * f) ** -0.5, model)
 
     def __call__(self, x_btd: Array, real_bt: Array, mesh: AnyMesh | None) -> tuple[Array, RouterSums]:
-        """The experts' weighted sum for each token, in x's dtype.
+        """Return the experts' weighted sum for each token, in x's dtype, and the router's statistics.
 
         Args:
-            real_bt: False is padding: computed like the others, not counted.
+            real_bt: False is padding, which is computed but not counted.
             mesh: with axes as `astra_jax.mesh` names them; None is one device.
         """
         arrays = (self.gate_edf[...], self.up_edf[...], self.down_efd[...])
@@ -100,8 +100,10 @@ def _moe(
     how: How,
     counted: tuple[str, ...] = (),
 ) -> tuple[Array, RouterSums]:
-    """On one device, or inside `shard_map` with this device's tokens and experts; statistics are summed over the axes
-    `counted`."""
+    """Compute the layer on one device, or inside `shard_map` for this device's tokens and experts.
+
+    Statistics are summed over the axes `counted`.
+    """
     on_mesh = bool(counted)
     logits_me = logits_bte.reshape(-1, logits_bte.shape[-1])
     chosen_mk, weights_mk = route(logits_me, model)
@@ -121,7 +123,7 @@ def _moe(
 
 
 def route(logits_me: Array, model: Sizes) -> tuple[Array, Array]:
-    """(expert ids [M, experts_per_token], their weights, float32) from router logits [M, E], float32."""
+    """Return (expert ids [M, experts_per_token], their weights, float32) from router logits [M, E], float32."""
     weights_mk, chosen_mk = jax.lax.top_k(jax.nn.softmax(logits_me, axis=-1), model.experts_per_token)
     if model.norm_topk_prob:
         weights_mk = weights_mk / weights_mk.sum(-1, keepdims=True)
@@ -136,13 +138,13 @@ def _experts(
     *,
     others: bool,
 ) -> Array:
-    """Weighted sum over each token's experts among those given.
+    """Return the weighted sum over each token's experts among the given ones.
 
     Args:
         tokens: hidden states [M, D], each one's experts and their weights [M, experts_per_token].
-        first: the number of the first expert given; those of other numbers belong to other devices.
+        first: id of the first given expert; other devices have the experts outside this range.
         matrices: gate, up and down.
-        others: whether there are experts that are not given.
+        others: True if some experts are not given.
     """
     x_md, chosen_mk, weights_mk = tokens
     gate_edf, up_edf, down_efd = matrices
@@ -150,47 +152,47 @@ def _experts(
     m, k = chosen_mk.shape
     chosen = chosen_mk.T.reshape(-1) - first  # all tokens' first experts, then all their second ones
     if others:
-        chosen = jnp.where((chosen >= 0) & (chosen < e), chosen, e)  # they go last, and into no group
+        chosen = jnp.where((chosen >= 0) & (chosen < e), chosen, e)  # others are sorted to the end, and are in no group
     order = jnp.argsort(chosen)
     places_km = jnp.argsort(order).reshape(k, m)
     sizes_e = jnp.bincount(chosen, length=e + 1)[:e].astype(jnp.int32)
     mine = (jnp.arange(m * k) < sizes_e.sum())[:, None]
 
     def defined(x: Array) -> Array:
-        """Rows in no group come out undefined, forward and backward."""
+        """Replace the rows in no group, which are undefined, forward and backward."""
         return jnp.where(mine, x, 0) if others else x
 
     rows = defined(_sorted(x_md, order, places_km))
-    if how.spread:  # Matrices that are gathered anyway lie side by side, and their gradients of a row are one sum.
+    if how.spread:  # Matrices that are gathered anyway are concatenated, and a row's gradients are one sum.
         both = grouped_matmul(rows, jnp.concatenate([gate_edf, up_edf], 2), sizes_e, how)
         gate, up = jnp.split(both, 2, axis=1)
     else:
         gate, up = grouped_matmul(rows, gate_edf, sizes_e, how), grouped_matmul(rows, up_edf, sizes_e, how)
-    # A token's weights come as its hidden state does, and of them this row's own: numbers one by one would be slow.
+    # A token's weights are gathered like its hidden state, and this row's weight is selected: single numbers are slow.
     own_rk = order[:, None] // m == jnp.arange(k)
     weights_rk = defined(jnp.where(own_rk, _sorted(weights_mk, order, places_km), 0))
-    # Before the last product, which is linear: the backward pass then wants nothing that comes out of it, and weighs
-    # F numbers a row, not D.
+    # Before the last product, which is linear: so the backward pass does not need its output, and multiplies the
+    # weights with F numbers per row, not D.
     hidden = swiglu(gate, up).astype(jnp.float32) * weights_rk.sum(1, keepdims=True)
     out = grouped_matmul(defined(hidden.astype(x_md.dtype)), down_efd, sizes_e, how, 2)
     return _summed(defined(out), order, places_km)
 
 
-# Where rows go and come from is a permutation, known both ways, and each of the two is the other's gradient: autodiff
-# would add gradients up row by row, in the activations' type. A token's experts are the outer axis, and summed one by
-# one: arrays are added, in one pass. The compiler's own sum over an axis takes three times as long on a v5p, an outer
-# one five times.
+# Rows are moved by a permutation that is known in both directions, and each direction is the other's gradient. Autodiff
+# would add gradients row by row, in the activations' dtype. A token's experts are the outer axis, summed one by one:
+# arrays are added, in one pass. On a v5p the compiler's own sum over an axis takes three times as long, over an outer
+# axis five times.
 
 
 @jax.custom_vjp
 def _sorted(x_md: Array, order: Array, places_km: Array) -> Array:
-    """[R, D]: each token once for each of its experts, in the experts' order."""
+    """Return [R, D]: each token once for each of its experts, in the experts' order."""
     return x_md[order % places_km.shape[1]]
 
 
 @jax.custom_vjp
 def _summed(x_rd: Array, order: Array, places_km: Array) -> Array:
-    """[M, D]: of rows in the experts' order the sum of each token's, added up in float32."""
+    """Return [M, D]: the sum of each token's rows, from the experts' order, in float32."""
     return reduce(jnp.add, (x_md.astype(jnp.float32) for x_md in x_rd[places_km])).astype(x_rd.dtype)
 
 

@@ -1,10 +1,10 @@
-"""Linear layers in numbers of 8 bits, by the library qwix, which is imported when the first one is traced.
+"""Linear layers in 8-bit numbers, by the library qwix, which is imported when the first one is traced.
 
-Each row of activations and each output of a matrix has a scale of its own, the largest of its numbers. They are found
-anew in each step (dynamic quantisation), and nothing is kept between steps. Of the backward pass the activations'
-gradient is such a product too, the matrix quantised once more, by its inputs; the weights' gradient stays in the
-model's dtype: it sums over all tokens, and one with a large gradient would leave few steps of the scale for the others
-(SwitchBack, arXiv 2304.13013, found the same).
+Each row of activations and each output of a matrix has its own scale, from its largest number. Scales are computed in
+each step (dynamic quantisation), and nothing is kept between steps. In the backward pass the activations' gradient is
+an 8-bit product too, with the matrix quantised again by its inputs. The weights' gradient stays in the model's dtype:
+it sums over all tokens, and one large gradient would leave few steps of the scale for the others (SwitchBack, arXiv
+2304.13013, found the same).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from synthesis.core.refusals import Refusal
 Array = jax.Array
 
 _TYPES = {"int8": (jnp.int8, jnp.int8), "fp8": (jnp.float8_e4m3fn, jnp.float8_e5m2)}
-"""(of activations and weights, of gradients)."""
+"""Types (of activations and weights, of gradients)."""
 
 INSTALL = "pip install '.[quantized]'"
 
 
 @functools.cache
 def qwix() -> ModuleType:
-    """The library.
+    """Return the library qwix.
 
     Raises:
         Refusal: it is not installed.
@@ -47,9 +47,9 @@ def qwix() -> ModuleType:
 
 
 def forward(x: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes: bool, matmul: str) -> Array:
-    """x [..., in ...] times w [in ..., out ...] → [..., out ...], in x's dtype; see `linear.linear`.
+    """Multiply x [..., in ...] with w [in ..., out ...] → [..., out ...], in x's dtype; see `linear.linear`.
 
-    On a mesh the quantised matrix is what is gathered: half the bytes of a bfloat16 one.
+    On a mesh the quantised matrix is gathered: half the bytes of a bfloat16 one.
     """
     kind, _ = _TYPES[matmul]
     rows = x.ndim - contracted
@@ -60,7 +60,7 @@ def forward(x: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes: b
 
 
 def backward(dy: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes: bool, matmul: str) -> Array:
-    """dy [..., out ...] times the transposed w → [..., in ...], in dy's dtype."""
+    """Multiply dy [..., out ...] with the transposed w → [..., in ...], in dy's dtype."""
     kind, of_gradients = _TYPES[matmul]
     rows = dy.ndim - (w.ndim - contracted)
     dy_q = _scaled(dy, of_gradients, range(rows))
@@ -69,12 +69,12 @@ def backward(dy: Array, w: Array, contracted: int, mesh: AnyMesh | None, writes:
 
 
 def _scaled(x: Array, kind: Any, axes: Iterable[int]) -> Any:
-    """A `qwix.QArray` with a float32 scale for each place of `axes`."""
+    """Return a `qwix.QArray` with a float32 scale for each index of `axes`."""
     return qwix().quantize(x.astype(jnp.float32), kind, channelwise_axes=tuple(axes))
 
 
 def _gathered(w: Any, mesh: AnyMesh | None, writes: bool) -> Any:
-    """The quantised matrix, first where its weights are, then whole over the model's width."""
+    """Gather the quantised matrix from its weights' devices over the model's width."""
     if mesh is None:
         return w
 
@@ -91,34 +91,36 @@ def _dot(x: Any, y: Any, axes_x: range, axes_y: range) -> Array:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Matrices that are kept so: for decoding, and under adapters
+# Matrices stored in 8 bits: for decoding, and under adapters
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def stored(w: Array, outputs: tuple[int, ...]) -> Any:
-    """A matrix as a `qwix.QArray` of int8 with a float32 scale for each place of the axes `outputs`."""
+    """Return a matrix as a `qwix.QArray` of int8 with a float32 scale for each index of the axes `outputs`."""
     return _scaled(w, jnp.int8, outputs)
 
 
 def stored_outputs(path: Any) -> tuple[int, ...] | None:
-    """The `outputs` of the stacked leaf at a JAX key path, layers among them; None for what is no hidden layer's
-    matrix, and is not stored so."""
+    """Return `outputs`, with layers, of the stacked leaf at a JAX key path; None if it is not a hidden layer's matrix.
+
+    Leaves with None are not stored in 8 bits.
+    """
     sides = axes.stacked_matrices(path)
     return None if sides is None else (0, *sides[1])
 
 
 def is_stored(w: Any) -> bool:
-    """Whether a matrix is one of `stored`."""
+    """Return whether a matrix is a result of `stored`."""
     return not isinstance(w, jax.Array) and hasattr(w, "qvalue")
 
 
 def restored(w: Any) -> Array:
-    """A `stored` matrix as numbers again, float32."""
+    """Return a `stored` matrix as float32 numbers."""
     return w.qvalue.astype(jnp.float32) * w.scale
 
 
 def described(w: Any, sharding: Sharding) -> Any:
-    """Shapes and types of a `stored` matrix, whose numbers are where `sharding` says; scales are of outputs only."""
+    """Return shapes and dtypes of a `stored` matrix: its numbers have `sharding`; scales have outputs only."""
     of_scale = sharding
     if isinstance(sharding, NamedSharding):
         spec = [axis if size > 1 else None for axis, size in zip(sharding.spec, w.scale.shape, strict=False)]
@@ -132,10 +134,10 @@ def described(w: Any, sharding: Sharding) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def with_stored(x: Array, w: Any, contracted: int, mesh: AnyMesh | None, writes: bool) -> Array:
-    """As `forward` of a `stored` matrix, which has no gradient; x stays as it is, and so does its gradient.
+    """Multiply by a `stored` matrix, which has no gradient; x and its gradient are not quantised. See `forward`.
 
-    Decoding waits for the weights, and under adapters they fill the memory: they are read in 8 bits, and the chip makes
-    x's dtype of them where it multiplies.
+    Decoding waits for the weights, and under adapters they fill the memory. So they are read in 8 bits, and the chip
+    converts them to x's dtype for the matmul.
     """
     return _with_stored(x, w, contracted, mesh, writes)[0]
 

@@ -1,4 +1,4 @@
-"""The rotary embedding, and its scaling beyond the trained length."""
+"""Rotary embedding, and its scaling beyond the trained length."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ Array = jax.Array
 
 
 def rotary_angles(positions_bt: Array, model: Sizes) -> tuple[Array, Array]:
-    """(cos, sin), each [B, T, H / 2], float32; scaled as `model.yarn`, `model.llama3` or `model.linear`
-    says."""
+    """Return (cos, sin), each [B, T, H / 2], float32, scaled by `model.yarn`, `model.llama3` or `model.linear`."""
     exponent = jnp.arange(0, model.head_dim, 2, dtype=jnp.float32) / model.head_dim
     positions_bt1 = positions_bt[..., None].astype(jnp.float32)
     if model.yarn is not None:
@@ -32,24 +31,24 @@ def rotary_angles(positions_bt: Array, model: Sizes) -> tuple[Array, Array]:
 
 
 def _kept_by_yarn(yarn: Yarn, model: Sizes) -> Array:
-    """Of each pair's frequency, [H / 2]."""
+    """Return the share that YaRN keeps of each pair's frequency, [H / 2]."""
 
     def dimension(turns: float) -> float:
-        """Which pair of dimensions turns so often over the original length."""
+        """Return the pair of dimensions that makes this many turns over the original length."""
         ratio = math.log(yarn.original_max_positions / (turns * 2 * math.pi)) / math.log(model.rope_theta)
         return ratio * model.head_dim / 2
 
     low, high = dimension(yarn.beta_fast), dimension(yarn.beta_slow)
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
-    # HF bounds by head_dim - 1, not by the number of pairs; the weights were made with that.
+    # HF's bound is head_dim - 1, not the number of pairs; the weights were trained with that.
     low, high = max(low, 0), min(high, model.head_dim - 1)
     ramp = jnp.clip((jnp.arange(model.head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
     return 1 - ramp + ramp / yarn.factor
 
 
 def _kept_by_llama3(scaling: Llama3Scaling, frequencies: Array) -> Array:
-    """Of each pair's frequency, [H / 2]."""
+    """Return the share that Llama 3's scaling keeps of each pair's frequency, [H / 2]."""
     turns = scaling.original_max_positions * frequencies / (2 * math.pi)
     ramp = jnp.clip((turns - scaling.low_turns) / (scaling.high_turns - scaling.low_turns), 0.0, 1.0)
     return ramp + (1 - ramp) / scaling.factor
@@ -57,9 +56,9 @@ def _kept_by_llama3(scaling: Llama3Scaling, frequencies: Array) -> Array:
 
 @jax.custom_vjp
 def rotate(x_btnh: Array, angles_bth: tuple[Array, Array]) -> Array:
-    """Rotary embedding over pairs (i, i + H/2), as in Hugging Face's layout, in float32; returns x's dtype.
+    """Apply the rotary embedding to pairs (i, i + H/2), as in Hugging Face's layout, in float32. Returns x's dtype.
 
-    Its backward pass turns the other way. No gradient flows to the angles.
+    The backward pass rotates in the opposite direction. No gradient flows to the angles.
     """
     return jax.lax.platform_dependent(x_btnh, *angles_bth, tpu=_by_matmul, default=_by_halves)
 
@@ -84,8 +83,8 @@ def _by_halves(x_btnh: Array, cos_bth: Array, sin_bth: Array) -> Array:
 
 
 def _by_matmul(x_btnh: Array, cos_bth: Array, sin_bth: Array) -> Array:
-    # Halves of a head are half of a TPU's lanes, and putting them together moves every register. A matrix that brings
-    # each number to its partner's place is exact, also in bfloat16, and goes to the unit that multiplies.
+    # Halves of a head are half of a TPU's lanes, and concatenating them moves every register. A matrix that moves each
+    # number to its partner's place is exact, also in bfloat16, and runs on the matrix unit.
     cos, sin = (jnp.concatenate([x, x], axis=-1)[:, :, None] for x in (cos_bth, sin_bth))
     half = x_btnh.shape[-1] // 2
     partner_hg = np.zeros((2 * half, 2 * half), np.float32)

@@ -1,4 +1,4 @@
-"""How large a decoder is, and which variants of the layers it has."""
+"""Sizes of a decoder, and the variants of its layers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Yarn(Settings):
     """YaRN scaling of the rotary embedding (arXiv 2309.00071), which stretches a context beyond the trained length.
 
     Attributes:
-        factor: by which the context is stretched.
+        factor: factor by which the context is stretched.
         original_max_positions: the length that the weights were trained at.
-        beta_fast, beta_slow: dimensions that turn more often than `beta_fast` over the original length are left alone,
-            those that turn less often than `beta_slow` are interpolated, with a ramp between.
+        beta_fast, beta_slow: dimensions with more than `beta_fast` turns over the original length are unchanged.
+            Dimensions with fewer than `beta_slow` turns are interpolated, with a ramp in between.
         attention_factor: multiplies cos and sin; None is 0.1 ln(factor) + 1.
         truncate: whether the ramp's ends are rounded outwards to whole dimensions.
     """
@@ -33,7 +33,7 @@ class Yarn(Settings):
 
     @property
     def scale(self) -> float:
-        """What cos and sin are multiplied by."""
+        """Factor of cos and sin."""
         return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
 
 
@@ -42,10 +42,10 @@ class Llama3Scaling(Settings):
     """Scaling of the rotary embedding that transformers calls `llama3`: Llama 3.1 and later were trained with it.
 
     Attributes:
-        factor: by which dimensions are slowed down that turn at most `low_turns` times over the original length.
+        factor: factor by which dimensions with at most `low_turns` turns over the original length are slowed down.
         original_max_positions: the length before the scaling.
-        low_turns, high_turns: dimensions that turn at least `high_turns` times are left alone; between the two the
-            frequency goes over from one to the other (transformers: low_freq_factor, high_freq_factor).
+        low_turns, high_turns: dimensions with at least `high_turns` turns are unchanged. Between the two the frequency
+            is interpolated (transformers: low_freq_factor, high_freq_factor).
     """
 
     factor: Annotated[float, Bound(least=1, most=1e6, why="it stretches the context")]
@@ -64,31 +64,31 @@ class Llama3Scaling(Settings):
 
 @dataclass(frozen=True)
 class Sizes(Settings):
-    """A decoder's sizes, dense or with experts.
+    """Sizes of a decoder, dense or with experts.
 
     Attributes:
         vocab_size: rows of the embedding, padding included.
         d_model: width of the residual stream; need not be `n_heads * head_dim`.
         n_layers: blocks of attention and feed-forward.
-        n_heads: of the queries.
-        n_kv_heads: of keys and values; divides `n_heads`.
+        n_heads: heads of queries.
+        n_kv_heads: heads of keys and values; divides `n_heads`.
         head_dim: width of a head; even, for the rotary embedding.
-        d_ff: width of the gated feed-forward; of one expert, where there are any.
+        d_ff: width of the gated feed-forward, or of one expert.
         rope_theta: base of the rotary embedding.
         rms_eps: added to the mean square in every norm.
-        tie_embeddings: the head is the embedding transposed.
-        max_positions: the longest sequence that the weights were made for; with `yarn`, that it stretches them to.
-        attention_bias: biases on the q, k and v projections, and o's where the family has one.
+        tie_embeddings: True if the head is the embedding transposed.
+        max_positions: the longest sequence for the weights; with `yarn`, the stretched length.
+        attention_bias: biases on the q, k and v projections, and on o if the family has one.
         yarn: scaling of the rotary embedding by YaRN; None: without.
         llama3: scaling of the rotary embedding as in Llama 3.1; None: without.
-        linear: by which factor all of the rotary embedding is slowed down; None: not. With none of these it is plain.
-        n_experts: 0 is a dense model.
-        experts_per_token: how many experts each token goes to.
-        norm_topk_prob: whether the chosen experts' weights are made to add up to 1.
+        linear: factor by which the whole rotary embedding is slowed down; None: not. Without all three it is plain.
+        n_experts: number of experts; 0 is a dense model.
+        experts_per_token: number of experts for each token.
+        norm_topk_prob: whether the chosen experts' weights are normalised to a sum of 1.
         qk_norm: of the family: RMS norm on each head's queries and keys.
         output_bias: of the family: `attention_bias` is on the o projection too.
-        dtype: of activations and matmuls; norms, softmax, routing and rotary embedding are float32.
-        param_dtype: of the parameters.
+        dtype: dtype of activations and matmuls; norms, softmax, routing and rotary embedding are float32.
+        param_dtype: dtype of the parameters.
     """
 
     qk_norm: ClassVar[bool] = False

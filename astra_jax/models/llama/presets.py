@@ -1,5 +1,7 @@
-"""Sizes of Llama 2 (arXiv 2307.09288), Llama 3 (arXiv 2407.21783) and SmolLM2 (arXiv 2502.02737), which is a Llama, and
-their translation from and to Hugging Face's `config.json`."""
+"""Sizes of Llama 2, Llama 3 and SmolLM2, which is a Llama, and their conversion from and to `config.json`.
+
+Sources: arXiv 2307.09288, arXiv 2407.21783 and arXiv 2502.02737.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _ARCHITECTURE = "LlamaForCausalLM"
 
 @dataclass(frozen=True)
 class LlamaConfig(Decoder):
-    """A Llama: no norm on queries and keys, and no biases in any released size."""
+    """Llama: no norm on queries and keys, and no biases in any released size."""
 
     family: ClassVar[str] = "llama"
 
@@ -30,10 +32,10 @@ class LlamaConfig(Decoder):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
-        """From the content of a `config.json`. What it leaves out is what transformers takes it to be.
+        """Return the model of a `config.json`'s content; missing fields have transformers' defaults.
 
         Raises:
-            ValueError: it lacks a size, or uses something that this port does not compute.
+            ValueError: a size is missing, or a feature is not supported.
         """
         refused = (
             [
@@ -54,10 +56,10 @@ class LlamaConfig(Decoder):
         return names_table(self)
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of a `config.json` that transformers and vLLM read.
+        """Return the content of a `config.json` that transformers and vLLM read.
 
-        Which tokens begin and end a text the tokenizer says and `generation_config.json`: transformers takes Llama 2's
-        where nothing is said here.
+        The tokenizer and `generation_config.json` name the first and last tokens of a text. Without them transformers
+        uses Llama 2's.
         """
         return hf_config.content(self, model_type="llama", architecture=_ARCHITECTURE) | {
             "attention_bias": self.attention_bias,
@@ -68,7 +70,7 @@ class LlamaConfig(Decoder):
 
 
 def _released(d_model: int, n_layers: int, n_heads: int, n_kv_heads: int, d_ff: int) -> LlamaConfig:
-    """Llama 2: a vocabulary of 32,000, 4,096 positions, heads of 128, bfloat16."""
+    """Return a Llama 2: a vocabulary of 32,000, 4,096 positions, heads of 128, bfloat16."""
     return LlamaConfig(
         vocab_size=32_000,
         d_model=d_model,
@@ -87,19 +89,19 @@ def _released(d_model: int, n_layers: int, n_heads: int, n_kv_heads: int, d_ff: 
 
 
 def _llama3(d_model: int, n_layers: int, n_heads: int, d_ff: int) -> LlamaConfig:
-    """Llama 3: a larger vocabulary, and 8,192 positions."""
+    """Return a Llama 3: a larger vocabulary, and 8,192 positions."""
     llama2 = _released(d_model, n_layers, n_heads, 8, d_ff)
     return replace(llama2, vocab_size=128_256, rope_theta=5e5, max_positions=8_192)
 
 
 def _scaled(llama3: LlamaConfig, factor: float, tie_embeddings: bool = False) -> LlamaConfig:
-    """Llama 3.1 and later: made for 131,072 positions out of 8,192."""
+    """Return a Llama 3.1 or later: extended from 8,192 to 131,072 positions."""
     scaling = Llama3Scaling(factor, 8_192)
     return replace(llama3, llama3=scaling, max_positions=131_072, tie_embeddings=tie_embeddings)
 
 
 def _smollm2(d_model: int, n_layers: int, n_heads: int, n_kv_heads: int, d_ff: int, theta: float) -> LlamaConfig:
-    """SmolLM2: heads of 64, 8,192 positions, tied."""
+    """Return a SmolLM2: heads of 64, 8,192 positions, tied."""
     llama2 = _released(d_model, n_layers, n_heads, n_kv_heads, d_ff)
     return replace(llama2, vocab_size=49_152, rope_theta=theta, max_positions=8_192, tie_embeddings=True)
 
@@ -118,4 +120,4 @@ PRESETS: Mapping[str, LlamaConfig] = {
     "smollm2-360m": _smollm2(960, 32, 15, 5, 2_560, 1e5),
     "smollm2-1.7b": _smollm2(2_048, 24, 32, 32, 8_192, 1.3e5),
 }
-"""By their makers' names; Llama 3.3 is of the sizes of `llama3.1-70b`."""
+"""Released sizes by their makers' names; Llama 3.3 has the sizes of `llama3.1-70b`."""

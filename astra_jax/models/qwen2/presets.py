@@ -1,4 +1,4 @@
-"""Sizes of Qwen2.5 (arXiv 2412.15115), and their translation from and to Hugging Face's `config.json`."""
+"""Sizes of Qwen2.5 (arXiv 2412.15115), and their conversion from and to Hugging Face's `config.json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ARCHITECTURE = "Qwen2ForCausalLM"
 
 @dataclass(frozen=True)
 class Qwen2Config(Decoder):
-    """A dense Qwen2.5, or Qwen2, whose checkpoints say the same `qwen2`: biases on queries, keys and values alone."""
+    """Dense Qwen2.5 or Qwen2, whose checkpoints both have the type `qwen2`: biases only on queries, keys and values."""
 
     family: ClassVar[str] = "qwen2"
     stretched_from: ClassVar[int | None] = 32_768
@@ -34,10 +34,10 @@ class Qwen2Config(Decoder):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
-        """From the content of a `config.json`. What it leaves out is what transformers takes it to be.
+        """Return the model of a `config.json`'s content; missing fields have transformers' defaults.
 
         Raises:
-            ValueError: it lacks a size, or uses something that this port does not compute.
+            ValueError: a size is missing, or a feature is not supported.
         """
         needed = (*hf_config.SIZES, "num_key_value_heads")
         fields = hf_config.read_fields(
@@ -50,15 +50,14 @@ class Qwen2Config(Decoder):
         return names_table(self)
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of a `config.json` that transformers and vLLM read."""
+        """Return the content of a `config.json` that transformers and vLLM read."""
         return hf_config.content(self, model_type="qwen2", architecture=_ARCHITECTURE)
 
 
 def _released(
     d_model: int, n_layers: int, n_heads: int, n_kv_heads: int, d_ff: int, *, tie_embeddings: bool = False
 ) -> Qwen2Config:
-    """What all released sizes share: 32,768 positions, bfloat16, and a vocabulary that is padded further where the head
-    is a matrix of its own."""
+    """Return a released size: 32,768 positions, bfloat16, and a vocabulary with more padding if the head is untied."""
     return Qwen2Config(
         vocab_size=151_936 if tie_embeddings else 152_064,
         d_model=d_model,
@@ -83,4 +82,4 @@ PRESETS: Mapping[str, Qwen2Config] = {
     "qwen2.5-32b": _released(5_120, 64, 40, 8, 27_648),
     "qwen2.5-72b": _released(8_192, 80, 64, 8, 29_568),
 }
-"""The instruct models, by Qwen's own names."""
+"""Instruct models, by Qwen's own names."""

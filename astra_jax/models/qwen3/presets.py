@@ -1,4 +1,4 @@
-"""Sizes of Qwen3 (arXiv 2505.09388), and their translation from and to Hugging Face's `config.json`."""
+"""Sizes of Qwen3 (arXiv 2505.09388), and their conversion from and to Hugging Face's `config.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DENSE, _OF_EXPERTS = "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
 
 @dataclass(frozen=True)
 class Qwen3Config(Decoder):
-    """A Qwen3, dense or with experts."""
+    """Qwen3, dense or with experts."""
 
     family: ClassVar[str] = "qwen3"
     stretched_from: ClassVar[int | None] = 32_768
@@ -24,10 +24,10 @@ class Qwen3Config(Decoder):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
-        """From the content of a `config.json`. What it leaves out is what transformers takes it to be.
+        """Return the model of a `config.json`'s content; missing fields have transformers' defaults.
 
         Raises:
-            ValueError: it lacks a size, or uses something that this port does not compute.
+            ValueError: a size is missing, or a feature is not supported.
         """
         experts = config["model_type"] == "qwen3_moe"
         refused = []
@@ -66,7 +66,7 @@ class Qwen3Config(Decoder):
         return names_table(self)
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of a `config.json` that transformers and vLLM read."""
+        """Return the content of a `config.json` that transformers and vLLM read."""
         experts = {
             "num_experts": self.n_experts,
             "num_experts_per_tok": self.experts_per_token,
@@ -84,7 +84,7 @@ class Qwen3Config(Decoder):
 
 
 def _released(d_model: int, n_layers: int, n_heads: int, d_ff: int, tie_embeddings: bool) -> Qwen3Config:
-    """What all released dense sizes share: vocabulary, 8 K/V heads of 128, bfloat16."""
+    """Return a released dense size, with the shared vocabulary, 8 K/V heads of 128, and bfloat16."""
     return Qwen3Config(
         vocab_size=151_936,
         d_model=d_model,
@@ -121,4 +121,4 @@ PRESETS: Mapping[str, Qwen3Config] = {
         _released(2_048, 48, 32, 768, False), n_kv_heads=4, n_experts=128, experts_per_token=8, norm_topk_prob=True
     ),
 }
-"""By Qwen's own names; `tiny` is ours, for CPUs. `30b-a3b` has experts, the others are dense."""
+"""Released sizes by Qwen's own names; `tiny` is ours, for CPUs. `30b-a3b` has experts, the others are dense."""
