@@ -1,4 +1,4 @@
-"""What holds for the requests of one endpoint: how many at once, how many a minute, what all of them may cost."""
+"""Limits for the requests of one endpoint: how many at once, how many a minute, and their total cost."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.rate_limits import Budget, Prices, TokenBucket, Usage
 
 BYTES_PER_TOKEN = 4
-"""Of JSON in UTF-8, to estimate a request before the endpoint has counted it."""
+"""Bytes of JSON in UTF-8 per token, to estimate a request before the endpoint has counted it."""
 
 
 @dataclass(frozen=True)
 class TokenEstimate:
-    """What a request is expected to cost, before it is sent.
+    """Expected cost of a request, before it is sent.
 
     Attributes:
-        kind: of its answer; answers of a kind are about as long.
+        kind: of its answer; answers of a kind have similar lengths.
         size: of its body, bytes.
-        most: what it can cost, as far as that is known; asked for where it has to be told.
+        most: returns the maximum cost, as far as it is known; called only if the cost must be reported.
         stage: of the run for which it is made.
     """
 
@@ -34,7 +34,7 @@ class TokenEstimate:
 
 @dataclass
 class Permit:
-    """What was taken for a request; given back by `EndpointLimits.settle`."""
+    """Tokens and money set aside for a request; returned by `EndpointLimits.settle`."""
 
     estimate: TokenEstimate
     reserved: Usage = Usage()
@@ -42,14 +42,14 @@ class Permit:
 
 
 class EndpointLimits(Protocol):
-    """Whoever says when the next request may be made: this process alone, or all that share an endpoint."""
+    """Decides when the next request may be sent: for this process alone, or for all that share an endpoint."""
 
     def slot(self) -> AbstractAsyncContextManager[object]:
-        """A request's place among those that are in flight; waits for one."""
+        """Return a slot among the requests in flight; entering it waits for a free one."""
         ...
 
     async def reserve(self, estimate: TokenEstimate) -> Permit:
-        """Set aside what a request is expected to cost. Raises `BudgetSpent`."""
+        """Set aside the expected cost of a request. Raises `BudgetSpent`."""
         ...
 
     async def take(self, permit: Permit) -> None:
@@ -57,38 +57,38 @@ class EndpointLimits(Protocol):
         ...
 
     def settle(self, permit: Permit, used: Usage | None, *, answered: bool) -> None:
-        """The request is over, and what it used is booked; None: nothing."""
+        """Finish a request and book its usage; None: it used nothing."""
         ...
 
     def pause(self, seconds: float) -> None:
-        """Nobody asks for so long: the endpoint wants it so."""
+        """Send no request for so long, as the endpoint demands."""
         ...
 
     def paused(self) -> float:
-        """For how many more seconds nobody asks."""
+        """Return for how many more seconds no request is sent."""
         ...
 
 
 class AnswerLengths:
-    """How long the answers of each kind have been, by which a request's cost is foreseen."""
+    """Mean answer length of each kind, from which a request's cost is estimated."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
         self._mean: dict[str, float] = {}
 
     def expected(self, estimate: TokenEstimate) -> Usage:
-        """Before any answer of its kind: all that it may be long."""
+        """Return the expected usage; before any answer of its kind, the maximum length counts."""
         written = round(self._mean.get(estimate.kind, self._longest))
         return Usage(estimate.size // BYTES_PER_TOKEN, written)
 
     def note(self, kind: str, written: int) -> None:
-        """One more answer, of so many tokens."""
+        """Record the length of one more answer, in tokens."""
         seen = self._mean.get(kind, float(written))
         self._mean[kind] = seen + (written - seen) / 32
 
 
 class OwnLimits:
-    """Limits of an endpoint that this process alone asks, on the event loop that runs."""
+    """Limits of an endpoint that this process alone uses, on the running event loop."""
 
     def __init__(self, config: OpenAITeacherConfig, budget: Budget, lengths: AnswerLengths) -> None:
         self._budget, self._lengths = budget, lengths
@@ -107,7 +107,8 @@ class OwnLimits:
         return self._slots
 
     async def reserve(self, estimate: TokenEstimate) -> Permit:
-        """See `EndpointLimits.reserve`. The first answer of a kind tells, while others wait, how long they will be."""
+        """See `EndpointLimits.reserve`. The first answer of a kind gives the length of the others, which wait for
+        it."""
         reserved = await self._budget.reserve(lambda: self._lengths.expected(estimate), self._prices)
         return Permit(estimate, reserved)
 

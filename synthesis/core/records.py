@@ -51,7 +51,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
         max_tokens: limit for one answer.
         licence: licence of the record's source, as the source's document or the settings name it.
         code: commit or version of this code.
-        models: role → model, where several models took part; the judge is the one that judged the record's input.
+        models: role → model, where several models took part; the judge judged the record's input.
     """
 
     teacher: str

@@ -28,7 +28,7 @@ def _operators() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TrajectoriesConfig(Settings):
-    """How many trajectories, from which servers, how strictly filtered.
+    """Settings of trajectory synthesis: number, servers and filters.
 
     Attributes:
         trajectories: how many are wanted; what is above is cut, what filters take beyond `surplus` is missing.

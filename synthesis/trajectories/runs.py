@@ -29,4 +29,4 @@ class AgentRun(msgspec.Struct, frozen=True):
     messages: list[Message]
     calls: list[CallStatus]
     ended: Ending | msgspec.UnsetType = msgspec.UNSET
-    """How the simulated user ended the run; unset if there is no user."""
+    """End of the run by the simulated user; unset if there is no user."""
