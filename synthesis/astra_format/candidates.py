@@ -29,7 +29,7 @@ _LONGEST = 200
 _LARGEST = 2**53
 """Numbers beyond it are not the same in every JSON reader."""
 _OBJECTS = 32
-"""How many objects are put together for a parameter that takes one."""
+"""Maximum number of objects composed for a parameter that takes one."""
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Texts
@@ -41,7 +41,7 @@ _TOKEN = re.compile(rf"[#@+$.]?[^\W{_CJK}](?:[^\W{_CJK}]|[#@+/'’.&:_-](?=[^\W{
 _SPECIAL = re.compile(r"[A-Z0-9#@/_.]")
 _JOINS = frozenset({"of", "the", "de", "la", "and", "in", "for", "von", "van", "&"})
 _SIGNS = frozenset("-/_@#&+.")
-"""What makes one identifier of two words."""
+"""Characters that join two words into one identifier."""
 # A number is read from its first digit on and given back to nothing, so that no long one is read again and again.
 _N = r"(?<!\d)(?>\d+(?:\.\d+)?)"
 _PERCENT = re.compile(rf"({_N})\s*+[%％]")
@@ -98,10 +98,10 @@ def _names(text: str) -> Iterator[str]:
 
 
 def names_value(text: str, value: Any, *, identifiers: bool = False) -> bool:
-    """Whether a text names a string or a number; Latin words and numbers as a whole.
+    """Return whether a text names a string or a number; Latin words and numbers count only as a whole.
 
     Args:
-        identifiers: whether words joined by a sign are one word: America/Nuuk does not name Nuuk then.
+        identifiers: True: words joined by a sign are one word; America/Nuuk does not name Nuuk then.
     """
     if isinstance(value, bool) or value is None:
         return False
@@ -135,7 +135,7 @@ def _spelled(text: str, value: str, *, identifiers: bool = False) -> str:
 
 
 def _glued(left: str, right: str) -> bool:
-    """Whether two characters are inside one word; Chinese words touch their neighbours."""
+    """Return whether two characters are inside one word; Chinese words touch their neighbours."""
     return all(re.fullmatch(rf"[^\W{_CJK}]", one) for one in (left, right))
 
 
@@ -235,11 +235,11 @@ def _keys(value: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the values of one tool's arguments may come from.
+    """Possible sources of the values of one tool's arguments.
 
     Attributes:
         question: its text.
-        named: what the question names, from `values_in`.
+        named: values that the question names, from `values_in`.
         known: answers and outputs of other calls.
         keys: keys of the tool's tables.
         others: its other constants.
@@ -253,7 +253,7 @@ class Sources:
 
     @classmethod
     def of(cls, tool: CodeTool, question: str, known: Iterable[Any]) -> Sources:
-        """Of a tool whose code is Python."""
+        """Return the sources of a tool whose code is Python."""
         keys, others = literals(tool.code)
         return cls(question, values_in(question), _distinct(known), keys, others)
 

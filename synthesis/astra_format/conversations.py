@@ -28,33 +28,33 @@ from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 
 READER = 4
-"""Of what becomes of a row: another number reads files anew."""
+"""Version of the conversion of rows: with another number, files are read from scratch."""
 DEFECTS = (
     "bad_schema", "call_without_result", "colliding_names", "ends_in_error", "leaked_markup", "no_parameters",
     "result_without_call", "unknown_tool",
 )  # fmt: skip
-"""What a row may be read with all the same."""
+"""Defects that a row may have and still be read."""
 _NOTED = frozenset({*MENDED, *KEPT_AS_IT_IS}) - {"unread_column"}
-"""What a row may be read with, and is counted for the user to check."""
+"""Observations about a row that is read; they are counted for the user to check."""
 _CHUNK = 1 << 20
 
 
 def kept_dataset(
     files: Sequence[Path], cache: Path, *, accept: Collection[str] = (), skip_bad: bool = False, source: str = ""
 ) -> Path:
-    """The folder of a dataset with the files' rows, in their order; written where it is not there yet.
+    """Return the folder of a dataset with the files' rows, in their order; it is written if it does not exist.
 
-    Its name is a digest of the files' bytes and of how they are read. It is written aside and renamed: what is there is
-    whole, also where several hosts or processes read the same files.
+    Its name is a digest of the files' bytes and of the read settings. It is written aside and renamed. So it is always
+    whole, even if several hosts or processes read the same files.
 
     Args:
         cache: the folder of such datasets.
-        accept: of `DEFECTS`, those that a row may have.
-        skip_bad: leave out other rows, counted on the card (`rows`, `skipped`, `examples`), instead of refusing.
-            The card also counts rows that are read in another form than they are given in, or are worth a look
-            (`noted`, with `examples`), the rows that have each column that is not read (`unread`), and the turns of
-            each weight that is not 1 (`weights`).
-        source: what the card says that the rows are of; by default the files' names.
+        accept: the `DEFECTS` that a row may have.
+        skip_bad: leave out other rows, counted on the card (`rows`, `skipped`, `examples`), instead of refusing. The
+            card also counts rows that are read in another form than they are given in, or are worth a look (`noted`,
+            with `examples`), the rows that have each column that is not read (`unread`), and the turns of each weight
+            that is not 1 (`weights`).
+        source: origin of the rows on the card; by default the files' names.
 
     Raises:
         InputError: a file cannot be read, a row cannot be trained on (by file and number), or none can.

@@ -1,14 +1,14 @@
-"""The forms in which conversations with tools are written down, brought to the columns that `sft.import_record` reads.
+"""Forms of conversations with tools, converted to the columns that `sft.import_record` reads. The columns of each form:
 
     messages, tools              OpenAI, Anthropic, TRL, Qwen-Agent; objects or JSON; tools as in `tools.TOOL_COLUMNS`
     prompt, completion           TRL, of messages or of text; turns of the prompt are not trained
     conversations, tools         ShareGPT, Hermes and LLaMA-Factory: {"from": "gpt", "value": "…"}; also with messages
     trajectory                   ASTRA's released record
 
-A column `system` beside any of them is the conversation's system message. Which keys are read is said in `keys`.
+A column `system` beside any of them is the conversation's system message. `keys` defines the keys that are read.
 
 ShareGPT has turns of text. A call is a turn of its own (`function_call`, the value JSON), or stands in the assistant's
-text, as it may in any form (`text_calls`).
+text (`text_calls`), as in any form.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMS = (
     "conversations with tools (ShareGPT)",
     "trajectory (ASTRA)",
 )
-"""What an error says is known."""
+"""Known forms, as an error lists them."""
 _ROLES = {
     "system": "system",
     "human": "user",
@@ -45,13 +45,14 @@ _ROLES = {
     "observation": "results",
     "tool": "results",
 }
-"""Who speaks in ShareGPT → our role; `calls` and `results` are turns of nothing else."""
+"""Speaker in ShareGPT → our role; turns of `calls` and `results` hold nothing else."""
 _SYSTEM = ("system", "developer")
 
 
 def columns(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's columns with its conversation in `messages` (or still in `trajectory`), its tools as they are, the weight
-    of all its turns in `weight`, and in `unread` the names of columns that are not read.
+    """Return a row's columns, with its conversation in `messages` (or still in `trajectory`) and its tools unchanged.
+
+    The weight of all its turns is in `weight`, and the names of unread columns are in `unread`.
 
     Raises:
         Rejected: `bad_record`: it has none of the `FORMS`, with the keys that it has. `unknown_key`, `bad_mark`: see

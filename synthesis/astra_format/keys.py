@@ -173,10 +173,10 @@ def says_nothing(value: Any) -> bool:
 
 
 def weight_of(given: Mapping[str, Any], where: str, *, of_row: bool = False) -> float:
-    """What all marks of a turn, or of a row, say together: their product; 1 where there is none.
+    """Return the product of all marks of a turn, or of a row; 1 if there is none.
 
     Raises:
-        Rejected: `bad_mark`: a value that is none, or a key that asks for what is not done.
+        Rejected: `bad_mark`: an invalid value, or a key that asks for something unsupported.
     """
     weight = 1.0
     for name, mark in MARKS.items():

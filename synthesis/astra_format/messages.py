@@ -31,7 +31,7 @@ from synthesis.core.tool_documents import opened_text
 from synthesis.core.typed import convert_to, decode_json
 
 ERROR = "[ERROR:"
-"""How the last message of a run begins that the original wrote down although it had failed."""
+"""Start of the last message of a run that failed and that the original recorded all the same."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -234,12 +234,12 @@ class _Reader:
 
 
 def read_messages(given: Sequence[Any], tools: Sequence[ToolSpec] = ()) -> tuple[list[Message], list[Defect]]:
-    """Messages of either form as ours, and what is wrong with them.
+    """Convert messages of either form to ours, and return them with their defects.
 
-    `call_without_result`, `result_without_call` (left out), `bad_arguments` (no JSON object; `{}` stands for them),
-    `repaired_arguments` (a repair of `core/loose_json.py` made them JSON), `repeated_call_id` (repaired),
-    `no_question`, `no_final_answer`, `ends_in_error` (`[ERROR: …]` is the last message), `leaked_markup` (markup of a
-    chat format in the text or the thinking of an assistant's turn, such as a call that cannot be read).
+    Calls: `call_without_result`, `result_without_call` (left out), `bad_arguments` (no JSON object; replaced by `{}`),
+    `repaired_arguments` (repaired by `core/loose_json.py`), `repeated_call_id` (repaired).
+    Turns: `no_question`, `no_final_answer`, `ends_in_error` (`[ERROR: …]` is the last message).
+    Text: `leaked_markup` (markup of a chat format in the text or the thinking of an assistant's turn).
 
     `calls_in_text` and `results_in_text` (read as calls and results, see `text_calls`), `call_in_code_block` (text
     about calls, which stays text), `encrypted_reasoning` (thinking that nobody can read).
@@ -247,10 +247,10 @@ def read_messages(given: Sequence[Any], tools: Sequence[ToolSpec] = ()) -> tuple
     A result belongs to the first open call of its turn with its id, or with its name where there are no ids.
 
     Args:
-        tools: those that the record lists.
+        tools: tools that the record lists.
 
     Raises:
-        Rejected: `bad_record`: a message that is none; `unknown_key`, `bad_mark`: see `keys`.
+        Rejected: `bad_record`: an invalid message; `unknown_key`, `bad_mark`: see `keys`.
     """
     reader = _Reader(tools)
     for index, one in enumerate(given):
@@ -310,7 +310,7 @@ def _items(content: str | list[Any] | None) -> list[Any]:
 
 
 def _text(content: str | list[Any] | None) -> str:
-    """The text of content, which may be a list of items; those that are no text have no place in ours.
+    """Return the text of content, which may be a list of text items.
 
     Raises:
         Rejected: `bad_record`: an item that is no text, such as an image.

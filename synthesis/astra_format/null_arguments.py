@@ -1,4 +1,4 @@
-"""Nulls in the arguments of calls that the tool's schema does not allow: those that a library filled in.
+"""Removal of nulls that a library filled in: nulls in call arguments that the tool's schema does not allow.
 
 A table has one schema for all rows, so that `datasets` and pandas give each call the arguments of every call, null
 where it has none. They come in .parquet files and, once written from such a table, in .jsonl files alike. A null stays
@@ -91,7 +91,7 @@ def _alternatives(schema: Mapping[str, Any], root: Any) -> list[Any]:
 
 
 def _referred(reference: Any, root: Any) -> Any:
-    """What a reference within the document stands for; None: another document's, or nothing."""
+    """Return the target of a reference within the document; None: another document's, or nothing."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     for name in filter(None, reference[1:].split("/")):

@@ -35,7 +35,7 @@ from synthesis.environments.implement import check_source
 COLUMNS = ("prompt", "tool_schema", "tool_dict", "sub_qa_dict")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 _ROWS_AT_ONCE = 256
-"""Of a .parquet file; a row of the paper's length is some 100 kB."""
+"""Rows of a .parquet file that are read at a time; a row of the paper's length is some 100 kB."""
 
 T = TypeVar("T")
 
@@ -62,15 +62,14 @@ class Defect(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Imported(Generic[T]):
-    """What became of a file of records.
+    """Result of importing a file of records.
 
     Attributes:
-        records: of those rows that were kept, in their order.
-        rejected: how many rows were dropped, by reason, such as a defect's name; `bad_record` for those that are no
-            record.
+        records: the kept rows, in their order.
+        rejected: number of dropped rows, by reason, such as a defect's name; `bad_record`: the row is no record.
         details: one example for each reason.
-        defects: in how many rows each named defect is, kept rows included.
-        rows: all rows of the file.
+        defects: number of rows with each named defect, kept rows included.
+        rows: number of all rows of the file.
     """
 
     records: list[T]
@@ -150,9 +149,9 @@ def each_row(path: Path | str) -> Iterator[bytes]:
 
 
 def _without_filling(value: Any) -> Any:
-    """A value of a columnar file, whose objects have the fields of all rows: those that are null here are taken out.
+    """Return a value of a columnar file without null fields: its objects have the fields of all rows.
 
-    Arguments stay: which of their nulls were filled in their tool's schema says (`null_arguments`).
+    Arguments stay: their tool's schema decides which of their nulls were filled in (`null_arguments`).
     """
     if isinstance(value, dict):
         return {
@@ -349,10 +348,10 @@ def spec_of(schema: Any) -> ToolSpec:
 
 
 def defects(record: AstraRecord) -> list[Defect]:
-    """What is wrong with a record, found without running it; each name at most once.
+    """Return the defects of a record, found without running it; each name at most once.
 
-    `bad_schema`, `colliding_names` (two schemas share a name, so one of them has no code), `missing_tool` (a schema or
-    a gold tool without code, or code without schema), `bad_code`, `no_answers`, `empty_answer`.
+    `missing_tool`: a schema or a gold tool without code, or code without schema. `colliding_names`: two schemas share a
+    name, so one has no code. The others are `bad_schema`, `bad_code`, `no_answers` and `empty_answer`.
     """
     found: dict[str, list[str]] = {}
     for name, detail in _defects(record):

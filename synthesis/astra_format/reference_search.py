@@ -27,7 +27,7 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class SearchConfig(Settings):
-    """How long to search.
+    """Bounds of the search.
 
     Attributes:
         calls_per_answer: most calls tried for one gold answer in one round. There is a further round for as long as the
@@ -61,7 +61,7 @@ class _Call:
 
 @dataclass
 class _Tried:
-    """What is known of one tool: its calls so far, and the places of the answers that are still missing."""
+    """Knowledge about one tool: its calls so far, and the indices of the answers that are still missing."""
 
     tool: CodeTool
     answers: Sequence[Answer]
@@ -178,7 +178,7 @@ async def _settle(
 
 
 def _hits(one: _Tried, place: int, question: str) -> list[dict[str, Any]]:
-    """The calls whose outputs hold an answer; first those that hold no other answer of the tool."""
+    """Return the calls whose outputs contain an answer; first those without another answer of the tool."""
     # Who has to give the answer to get it has asked nothing; but the largest of five numbers is one of the five.
     hits = [
         call

@@ -62,8 +62,8 @@ __all__ = [
 ]
 
 BAND = "medium"
-"""Of every imported irrelevant tool. A band is a place among all candidates that a similarity was normalised over, and
-the record holds only those that were drawn."""
+"""Band of every imported distractor. A band is a position among all candidates over which similarities were normalised,
+and the record holds only the sampled ones."""
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Export
@@ -116,12 +116,12 @@ async def import_dataset(
     *,
     concurrency: int = 8,
 ) -> Imported[ToolEnvironment]:
-    """Every row of a file as an environment, or counted with the reason why it is none.
+    """Import every row of a file as an environment, or count it with the reason why it is none.
 
     Args:
         path: see `read_records` for the formats.
         sandbox: an open one.
-        journal: an import that was killed goes on from it; another file or configuration starts anew.
+        journal: an import that was killed resumes from it; another file or configuration starts from scratch.
         config: bounds of the search.
         concurrency: rows in work at a time.
 
@@ -201,7 +201,8 @@ async def import_record(record: AstraRecord, sandbox: Sandbox, config: SearchCon
 
 
 def _steps(calls: Sequence[Found], tools: dict[str, CodeTool], question: str) -> tuple[list[SubQuestion], list[Found]]:
-    """A sub-question for each call, and the calls in their order: a step after those that it depends on."""
+    """Return a sub-question for each call, and the calls in their order: a step follows the steps that it depends
+    on."""
     needs = [_needs(i, calls, question) for i in range(len(calls))]
     placed: dict[int, tuple[int, set[int]]] = {}  # call → its hop, and the calls that its arguments are from
     while len(placed) < len(calls):

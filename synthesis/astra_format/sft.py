@@ -7,8 +7,8 @@
     imported.records, imported.rejected, imported.defects
 
 The released columns are JSON strings: `query_info` (the task), `mcp_info` (`base_info` with the server and its tools,
-`call_info`, `features`) and `trajectory` (Qwen-Agent's messages). On export the seven axes stand in a column `reward`
-of the shape that the original's scorer writes, and what only we have in `features`, which nothing there reads.
+`call_info`, `features`) and `trajectory` (Qwen-Agent's messages). On export the seven axes stand in a column `reward`,
+in the form of the original's scorer. Fields that only we have are in `features`, which the original does not read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ MENDED = (
 )
 """Defects that an import repairs, and columns that it does not read."""
 KEPT_AS_IT_IS = ("call_in_code_block", "encrypted_reasoning", "tools_stay_in_system")
-"""What a user's own conversation may have, which is counted."""
+"""Observations about a user's own conversation that are only counted."""
 BEYOND_REPAIR = ("bad_arguments", "no_question")
 
 
@@ -287,12 +287,12 @@ def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Importe
 
 
 def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
-    """One row, whatever is wrong with it, and the defects with their names.
+    """Return one row, whatever its defects, and its defects with their names.
 
-    The defects are those of `messages.read_messages`, and `unknown_tool` (a call of a tool that the record does
-    not list), those of `tools.read_tools` and `tools.take_from_system`, `no_parameters` (a tool lists none, and is
-    called with arguments), `null_argument` (left out; see `null_arguments`) and `unread_column`. A record without
-    scores has none, and no reward.
+    The defects are those of `messages.read_messages`, `tools.read_tools` and `tools.take_from_system`. Further ones are
+    `null_argument` (left out; see `null_arguments`) and `unread_column`. `unknown_tool`: a call of a tool that the
+    record does not list. `no_parameters`: a tool lists none, and is called with arguments. A record without scores has
+    none, and no reward.
 
     Raises:
         Rejected: `bad_record`: it is no record; the detail names the column, or the forms that are known.

@@ -1,11 +1,12 @@
-"""Calls, results and thinking that stand as text in a message, because nothing parsed what a model wrote.
+"""Calls, results and thinking within the text of a message, because nothing parsed the model's output.
 
-A call is read in the format of the model that wrote it: between the tags of `FRAMES`, as a whole turn of JSON or Python
-(Llama 3, xLAM, Llama 4), in Llama's, Qwen3-Coder's and Anthropic's XML, in ReAct's lines, in the channels of GPT-OSS.
-Calls in tags are read by `synthesis.core.chatml`, and Llama 3's by `synthesis.core.llama3_chat`, as servers read them.
+A call is read in the format of the model that wrote it. It stands between the tags of `FRAMES`, or is a whole turn of
+JSON or Python (Llama 3, xLAM, Llama 4). It may also be in Llama's, Qwen3-Coder's or Anthropic's XML, in ReAct's lines,
+or in the channels of GPT-OSS. `synthesis.core.chatml` reads calls in tags, and `synthesis.core.llama3_chat` Llama 3's,
+as servers read them.
 
-Text about calls stays text: what stands in a code block, in a code span or between quotation marks is quoted. A turn
-that is one code block and nothing else is a call where it names a tool that the row lists.
+Text about calls stays text: a code block, a code span or text between quotation marks is quoted. A turn that is just
+one code block is a call if it names a tool that the row lists.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FRAMES: Mapping[str, str] = {
     "<invoke name=": "</invoke>",  # Anthropic
     "Action:": "\nObservation:",  # ReAct
 }
-"""What opens a call, or several, and what closes it; where nothing does, the turn's end closes it."""
+"""Opening of one or several calls → closing; if it is missing, the turn's end closes them."""
 THOUGHTS = (
     (THINK_START, THINK_END), ("<thinking>", "</thinking>"), ("<thought>", "</thought>"),
     ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"),
@@ -81,7 +82,7 @@ _LONGEST_PYTHON = 1 << 16
 
 @dataclass
 class TextTurn:
-    """What the text of an assistant's turn holds.
+    """Parsed text of an assistant's turn.
 
     Attributes:
         calls: in the order in which they are written; their ids mean nothing.
@@ -244,7 +245,8 @@ def _framed(text: str, found: re.Match[str], schemas: Mapping[str, Any]) -> tupl
 
 
 def _closing(text: str, start: int, closing: str) -> int:
-    """Where a frame is closed; JSON decides where it ends, so that a tag in a string of it does not. -1: nowhere."""
+    """Return the position where a frame is closed, -1 if nowhere. JSON decides where it ends, whatever tags its strings
+    hold."""
     if not closing:
         return len(text)
     body = len(text) - len(text[start:].lstrip())

@@ -37,16 +37,16 @@ TOOL_COLUMNS = (
 )  # fmt: skip
 """Columns that hold a row's tools; a row has one of them."""
 _TOOLS_ALONE = ("tools", "functions")
-"""Those that hold nothing else; in the others names of tools are metadata."""
+"""Columns that hold only tools; in the other columns, names of tools are metadata."""
 _MEANS_NULL = ("default", "const")
-"""Of a schema: where null is a value, and not what a columnar file fills up with."""
+"""Keywords of a schema for which null is a value, and not filled in by a columnar file."""
 _HOLD_SCHEMAS = ("properties", "$defs", "definitions")
 _ARE_SCHEMAS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf", "not", "propertyNames")
 _OPEN_KEYS = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties", "additionalProperties")
 """Keys by which a schema without properties takes arguments all the same."""
 _TAGS = ("<tools>", "</tools>")
 _HOW_TO_CALL = ("Use the following pydantic model json schema for each tool call", "For each function call")
-"""What Hermes and Qwen write behind the tools, up to an example of a call."""
+"""Text that Hermes and Qwen write after the tools, up to an example of a call."""
 _SENTENCE = re.compile(r"(?<=[.!?:])\s|\n")
 _BRACKET = re.compile(r"[\[{]")
 _MOST_BRACKETS = 64
@@ -218,8 +218,8 @@ def take_from_system(
 ) -> tuple[list[Any], list[ToolSpec], list[Defect]]:
     """Take the tools out of a system message that lists them, since chat formats list a conversation's tools.
 
-    They are taken where they stand between <tools> and </tools>, as Hermes and Qwen have them, or as JSON that nothing
-    but tools can be; and where they are those that the row lists in a column, or it lists none.
+    They are taken from between <tools> and </tools>, as in Hermes and Qwen, or from JSON that can only be tools. They
+    must be the tools that the row lists in a column, or it must list none.
 
     Args:
         listed: the tools of the row's columns.

@@ -1,8 +1,8 @@
-"""The agent loop, the same wherever a model acts: it acts, its calls are carried out, it observes what came of them.
+"""The agent loop, the same wherever a model acts: it acts, its calls are executed, and it observes the results.
 
-Synthesis asks a teacher for each turn (`trajectories/interact.py`), training's policy acts in token ids
-(`astra_jax/rollout/episode.py`), an OpenAI-compatible endpoint in messages (`astra_jax/evaluation/endpoint_agent.py`);
-what is called is MCP servers, a sandbox's tools or a benchmark's own simulators.
+Synthesis asks a teacher for each turn (`trajectories/interact.py`). Training's policy acts in token ids
+(`astra_jax/rollout/episode.py`), an OpenAI-compatible endpoint in messages (`astra_jax/evaluation/endpoint_agent.py`).
+Calls go to MCP servers, a sandbox's tools or a benchmark's simulators.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _HIDDEN = re.compile(
     r"|<(\w{1,10})\b[^<>]{0,80}\b(?:hidden\b|display:\s?none)[^<>]{0,80}>(?:[^<]|<(?!/?\2\b)){0,400}</\2>",
     re.DOTALL | re.IGNORECASE,
 )
-"""What a reader does not see, or sees struck through."""
+"""Text that a reader does not see, or sees struck through."""
 _SOURCE = re.compile(r"^[ \t]{0,3}\[(\^?\w{1,8})\]:?[ \t].*$", re.MULTILINE)
 _QUOTED = re.compile(r"(?<=\w)[\"”»」]\s*[\"“«「](?=\w)")
 _LABELLED = re.compile(r"(?<=\d)\s+(?=[^\W\d_]\w{0,20}\s?=)")
@@ -78,7 +78,7 @@ _RUN_OF_LETTERS = re.compile(rf"[^\s{CJK}\u0e00-\u0e7f]+")
 SUMS = re.compile(r"[=×*÷+≈]|\d\s?[-−/]\s?\d|\\times|\\cdot")
 COPULA = re.compile(r"\b(?:is|are|was|were)\b|'s\b|是|为", re.IGNORECASE)
 _NO_NAME = re.compile(r"^(?i:according|based|given|after|from|with|as|for|in|on|so) |\b(?:I|me|you|your|we|us)\b")
-"""What starts like a clause around an answer, or speaks of the reader."""
+"""Text that starts like a clause around an answer, or addresses the reader."""
 _YEAR = re.compile(
     r"(?:\b(?:in|of|since|by|from|until|year|after|before|as of|im jahr|en|em|nel|в|año|ano)\s)(\d{4})\b"
     r"|(\d{4})\s?[年년]",
@@ -272,7 +272,7 @@ class AnswerText:
         return text
 
     def _place(self, text: str, element: Answer) -> tuple[int, int]:
-        """Where the first place of an element starts and ends: the fewest words that still hold it."""
+        """Return start and end of the first occurrence of an element: the fewest words that still contain it."""
         spans = [one.span() for one in _TOKEN.finditer(text) if not one[0].isspace()]
         low, high = 0, len(spans) - 1
         while low < high:  # the first token with which the text up to it, and a bit beyond, holds the element

@@ -1,9 +1,9 @@
-"""What the services of buckets do each in its own way: whether a folder there can be used, and objects that are written
-only over what the writer saw there.
+"""Operations that differ between bucket services: a check that a folder can be used, and conditional writes of objects.
 
-Google Cloud Storage (`gs://`) says an object's generation, S3 and what speaks its protocol (`s3://`) its entity tag:
-stamps, here. Clients, credentials and addresses are the services' own: Application Default Credentials; AWS's
-environment variables and files, of them AWS_ENDPOINT_URL for another service than Amazon's.
+A conditional write replaces only the version that the writer saw. Its stamp is an object's generation in Google Cloud
+Storage (`gs://`), and its entity tag in S3 and compatible services (`s3://`). Clients, credentials and addresses are
+the services' own: Application Default Credentials; AWS's environment variables and files, with AWS_ENDPOINT_URL for
+another service than Amazon's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from synthesis.core.files import GCS, S3, StorageError, first_line, in_bucket
 _PATIENCE = 60.0
 """Seconds; by itself tensorstore tries for much longer."""
 _MARK, _WRITTEN = ".writable-", b"writable"
-"""What a folder is tried with: an object's name, before what is its own, and its content."""
+"""Test object of a folder: the start of its name, followed by a unique part, and its content."""
 
 
 class Guarded(Protocol):
@@ -165,7 +165,7 @@ class _OnS3:
         return found["ETag"], found["Body"].read()
 
     def remove(self, stamp: str) -> None:
-        """Not every service that speaks the protocol removes on a condition: it is looked at before."""
+        """Remove the object if its stamp is current; not every S3-compatible service does this in one step."""
         if self.read()[0] == stamp:
             self._client.delete_object(**self._object)
 
@@ -181,7 +181,7 @@ def _s3(timeout: float) -> Any:
 
 
 def _status(error: Exception) -> int | None:
-    """Of the answer that botocore's error is about."""
+    """Return the HTTP status of the answer in botocore's error."""
     return getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
 
 

@@ -1,14 +1,14 @@
-"""Conversations as text: what every chat format is, and what they share.
+"""Conversations as text: the interface of every chat format, and the code that all formats share.
 
-A format is a value: it renders, escapes and parses, and is handed through with the tokenizer whose model it is of. The
-rendered text is byte-equal to the model's own HF chat template; but it is made here, in plain Python, for one reason:
-the loss mask. Each piece of text carries whether the model itself must emit it, decided where the piece is made and not
-found again afterwards by searching the text or its tokens.
+A format is a value that renders, escapes and parses; it is passed on with the tokenizer of its model. The rendered text
+is byte-equal to the output of the model's own HF chat template. It is made here, in plain Python, for the loss mask:
+each piece of text carries whether the model itself must emit it. This is decided where the piece is made, not found
+afterwards by searching the text or its tokens.
 
-No text of a message can open or close anything: a tokenizer reads `<|im_start|>` inside a text as the token itself.
-Where messages become text, the `<` of a tag becomes `\\u003c`, which in JSON means the same and elsewhere can be read:
-the format's own tags and the tokenizer's other control tokens, in whatever a message or a tool's document holds, the
-model's own words and arguments too. So the only tags of a conversation are those that the renderer writes.
+No text of a message can open or close a tag. A tokenizer reads `<|im_start|>` inside a text as the token itself, so the
+`<` of a tag becomes `\\u003c` in rendered text. In JSON this means the same, elsewhere it stays readable. The format's
+own tags and the tokenizer's other control tokens are escaped, in messages, tool documents and the model's own words and
+arguments. So only the renderer writes tags.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from synthesis.core.refusals import InputError
 _FIRST_PIECE = 4_096
 _LONGEST_WORD = len("\\ud83d\\ude00")  # of those that mean something else when they are cut
 _PIECE = 1 << 20
-"""Characters that a regular expression goes over at a time: 20 ms where there is a `<` at every place."""
+"""Characters that a regular expression scans at a time: 20 ms if every character is a `<`."""
 
 _GENERIC_TAG = re.compile(r"<(?=\|\w+\|>|/?(?:think|tool_call|tool_response)>)")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of rendered text. `trainable`: the model must emit it, so the loss is on it."""
+    """A piece of rendered text. `trainable`: the model must emit it, so it contributes to the loss."""
 
     text: str
     trainable: bool
@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """A tool call that cannot be executed: its text and what is wrong with it, in one line."""
+    """A tool call that cannot be executed: its text, and the problem in one line."""
 
     text: str
     error: str
@@ -58,9 +58,9 @@ class AssistantTurn:
     """A parsed assistant turn. `calls` keeps the order in which the model wrote them.
 
     Attributes:
-        leak: markup of a chat format that the turn holds, and the fix; such a turn cannot be used. Empty: none.
+        leak: markup of a chat format in the turn, and the fix; such a turn cannot be used. Empty: none.
         repairs: names of the repairs that were needed to read a call, by its index in `calls`.
-        sent: the message as the model's endpoint sent it, to be sent back to it; None: no endpoint did.
+        sent: the message as the model's endpoint sent it, to be sent back; None: it came from no endpoint.
     """
 
     reasoning: str
@@ -73,11 +73,11 @@ class AssistantTurn:
 
 @dataclass(frozen=True)
 class CallFrame:
-    """How a call is written: `before`, its name, `middle`, its arguments as JSON, `after`.
+    """Notation of a call: `before`, its name, `middle`, its arguments as JSON, `after`.
 
     Attributes:
-        between: what stands between two calls of a turn; None: a turn has one at most.
-        opens: the beginning of `before` that begins a call wherever it stands in a turn; "": a call is a whole turn.
+        between: text between two calls of a turn; None: a turn has at most one call.
+        opens: the start of `before` that opens a call anywhere in a turn; "": a call is a whole turn.
     """
 
     before: str
@@ -87,13 +87,13 @@ class CallFrame:
     opens: str
 
     def text(self, name: str, arguments: str) -> str:
-        """A call; `arguments`: JSON."""
+        """Return the text of a call; `arguments` is JSON."""
         return f"{self.before}{name}{self.middle}{arguments}{self.after}"
 
 
 class Whole(NamedTuple):
-    """A piece of a turn's text, from `begin` to `end`, that was opened as a call and is closed; `call`: None where it
-    is none all the same, and stays content."""
+    """A closed piece of a turn that was opened as a call, from `begin` to `end`. `call` is None if it is no valid call
+    and stays content."""
 
     begin: int
     end: int
@@ -101,15 +101,15 @@ class Whole(NamedTuple):
 
 
 class NotInFormat(InputError):
-    """A conversation has what its model's format cannot say, such as several calls in a turn."""
+    """A conversation has something that its model's format cannot express, such as several calls in a turn."""
 
 
 @dataclass(frozen=True)
 class ChatFormat(ABC):
-    """How conversations of a model are written, and what it says is read.
+    """Rules by which conversations of a model are written and its output is parsed.
 
     Attributes:
-        control: tokens of the tokenizer, beside the format's own, that no text may become.
+        control: further control tokens of the tokenizer; no text may become one.
     """
 
     control: tuple[str, ...] = field(default=(), kw_only=True)
@@ -119,42 +119,42 @@ class ChatFormat(ABC):
     @property
     @abstractmethod
     def identity(self) -> Any:
-        """JSON that tells it from another format, whatever the tokenizer."""
+        """Return JSON that distinguishes the format from others, whatever the tokenizer."""
 
     @property
     @abstractmethod
     def turn_end(self) -> str:
-        """The token that ends a turn, the last that the model emits in it."""
+        """Return the token that ends a turn, the last that the model emits in it."""
 
     @property
     @abstractmethod
     def pad(self) -> str:
-        """The token that fills up; a model that was trained on documents ends them with it."""
+        """Return the padding token; a model that was trained on documents ends them with it."""
 
     @property
     @abstractmethod
     def frame(self) -> tuple[str, ...]:
-        """The tokens that mark the frame, which no reader wants to see; those above among them."""
+        """Return the tokens that mark the frame, `turn_end` and `pad` included; they are hidden from readers."""
 
     @property
     @abstractmethod
     def text_tokens(self) -> tuple[str, ...]:
-        """Its other tags, which become single tokens of a model that knows no tools."""
+        """Return the other tags; they become single tokens of a model that does not know tools."""
 
     @property
     @abstractmethod
     def needed(self) -> tuple[str, ...]:
-        """Those of its tags that are single tokens of every model of it."""
+        """Return the tags that are single tokens in every model of the format."""
 
     @property
     @abstractmethod
     def call_frame(self) -> CallFrame:
-        """How the model writes a call."""
+        """Return the notation of a call."""
 
     @property
     @abstractmethod
     def thought_start(self) -> str:
-        """What a turn with a thought begins with, up to `thought_end` and an empty line; "": there are none."""
+        """Return the start of a turn with a thought, up to `thought_end` and an empty line; "" without thoughts."""
 
     # ------------------------------------------------------------------------------------------------------- rendering
 
@@ -171,21 +171,21 @@ class ChatFormat(ABC):
 
         Args:
             messages: at least one; a system message in front is merged with the tools.
-            tools: those that the model may call; may be empty.
+            tools: tools that the model may call; may be empty.
             add_generation_prompt: end with an opened assistant turn.
             keep_reasoning: a template may drop the reasoning of turns before the last user message, so that a
-                conversation of several user messages cannot be rendered by appending. True keeps it in every turn,
-                which is what an append-only rollout sees.
+                conversation of several user messages cannot be rendered by appending. True keeps it in every turn, as
+                in an append-only rollout.
             thinking: False opens the assistant turn with an empty thought, where the format has thoughts, as the
                 template's `enable_thinking=False` does.
 
         Returns:
-            Segments, alternately untrainable and trainable, none empty. Trainable is what follows the opening of an
-            assistant's turn, up to and including the token that ends it.
+            Segments, alternately untrainable and trainable, none empty. The trainable part starts after the opening of
+            an assistant's turn and includes the token that ends it.
 
         Raises:
             ValueError: there is no message.
-            NotInFormat: the format cannot say it.
+            NotInFormat: the format cannot express it.
         """
         if not messages:
             raise InputError("render needs at least one message")
@@ -209,10 +209,10 @@ class ChatFormat(ABC):
         keep_reasoning: bool,
         thinking: bool,
     ) -> list[Segment]:
-        """What `render` puts together; some may be empty, or stand beside others of their kind."""
+        """Return the pieces that `render` merges; some may be empty, or stand next to others of their kind."""
 
     def tool_results_text(self, outputs: Sequence[str]) -> str:
-        """What follows a sampled turn (which ended with `turn_end`): its tools' outputs, and the next turn opened.
+        """Return the text after a sampled turn, which ended with `turn_end`: tool outputs and the next turn's opening.
 
         Raises:
             ValueError: there are no outputs; a turn without calls ends the episode.
@@ -223,12 +223,11 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def results_text(self, outputs: Sequence[str]) -> str:
-        """`tool_results_text` of some outputs."""
+        """Return `tool_results_text` for at least one output."""
 
     @abstractmethod
     def escape(self, text: str) -> str:
-        """The text without a tag or control token: the first character of each, `<`, becomes `\\u003c`. What is
-        escaped stays as it is."""
+        """Replace the first character `<` of each tag or control token by `\\u003c`. Escaped text stays the same."""
 
     # --------------------------------------------------------------------------------------------------------- parsing
 
@@ -236,63 +235,63 @@ class ChatFormat(ABC):
     def parse_assistant(
         self, text: str, *, keep_malformed: bool = False, check: Callable[[ToolCall], str] | None = None
     ) -> AssistantTurn:
-        """Parse what the model emitted in one turn; never raises, since a policy may emit anything.
+        """Parse the model's text of one turn; never raises, since a policy may emit anything.
 
         Args:
             text: the turn's text, with or without the closing token.
-            keep_malformed: what is no call stays in the content as it was written, instead of becoming a
+            keep_malformed: a call that cannot be read stays in the content unchanged, instead of becoming a
                 `MalformedCall`.
-            check: says of a call why it is none all the same, or the empty string.
+            check: returns why a call is invalid all the same, or the empty string.
 
         Returns:
             Reasoning without its tags, the text outside tool calls, and the calls. A call whose JSON cannot be read,
-            has no name, or whose arguments are not an object becomes a `MalformedCall`. Reasoning that is never closed
-            takes all of the rest, so nothing in it is executed; a further thought of the turn is content, and no call
-            in it is executed either.
+            has no name, or whose arguments are not an object becomes a `MalformedCall`. Unclosed reasoning takes the
+            whole rest, so nothing in it is executed. A second thought of the turn is content, and no call in it is
+            executed either.
         """
 
     @abstractmethod
     def split_reasoning(self, text: str) -> tuple[str, str]:
-        """A turn's reasoning without its tags, and what follows it; one that is never closed takes all of the rest."""
+        """Return a turn's reasoning without its tags, and the rest. Unclosed reasoning takes all of the rest."""
 
     @abstractmethod
     def is_thinking(self, text: str) -> bool | None:
-        """Whether a turn that has come so far is within its thought; None where that cannot be said yet."""
+        """Return whether an incomplete turn is within its thought; None if that is not known yet."""
 
     @property
     @abstractmethod
     def thought_end(self) -> str:
-        """The tag that closes a thought; "" where there are none."""
+        """Return the tag that closes a thought; "" if there are no thoughts."""
 
     @abstractmethod
     def whole_calls(
         self, text: str, start: int, tried: int, check: Callable[[ToolCall], str] | None = None
     ) -> tuple[list[Whole], int]:
-        """What no further text changes of the calls of a turn that has come so far, as `parse_assistant` reads them.
+        """Return the calls of an incomplete turn that further text cannot change, as `parse_assistant` reads them.
 
         Args:
-            start: the end of the last that was returned for less of the same text, or where reasoning ends.
-            tried: length of the text for which this was asked before; 0: it was not. A call that was open then is read
-                again only where something has closed since, so that a turn costs what its calls do, and not their
+            start: end of the last call returned for a shorter piece of the same text, or the end of the reasoning.
+            tried: length of the text at the previous request; 0: there was none. A call that was open then is parsed
+                again only if something has closed since. So the cost of a turn grows with its calls, not with their
                 number times its tokens.
             check: see `parse_assistant`.
 
         Returns:
-            Those behind `start`, and where an open call begins; the text's length where none is open.
+            The calls after `start`, and the position of an open call; the text's length if none is open.
         """
 
     @abstractmethod
     def opening(self, text: str) -> int:
-        """How many characters at the end of a text may be the beginning of a call."""
+        """Return how many characters at the end of a text may be the start of a call."""
 
 
 def beginning(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `tag`, and not all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `tag`."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def merged(pieces: Sequence[Segment]) -> list[Segment]:
-    """Segments, alternately untrainable and trainable, none empty."""
+    """Merge pieces into segments, alternately untrainable and trainable, none empty."""
     found: list[Segment] = []
     for piece in pieces:
         if not piece.text:
@@ -308,12 +307,12 @@ def merged(pieces: Sequence[Segment]) -> list[Segment]:
 
 
 def escape_tags(text: str) -> str:
-    """The text without the tags of any format here, for whoever does not know the reader's: Qwen3's, and `<|…|>`."""
+    """Escape the tags of all formats in this module (Qwen3's and `<|…|>`), for a reader whose format is unknown."""
     return _escaped(text, "<", _GENERIC_TAG)
 
 
 def without_tags(value: Any) -> Any:
-    """A JSON value with the tags of all its texts, names too, escaped; for whoever renders it and escapes nothing."""
+    """Escape the tags in all texts and names of a JSON value, for a renderer that escapes nothing."""
     if isinstance(value, str):
         return escape_tags(value)
     if isinstance(value, dict):
@@ -322,7 +321,7 @@ def without_tags(value: Any) -> Any:
 
 
 def escaped_of(text: str, names: tuple[str, ...], control: tuple[str, ...]) -> str:
-    """The text without `<|…|>`, without `<NAME>` and `</NAME>`, and without the control tokens."""
+    """Escape `<|…|>`, `<NAME>`, `</NAME>` and the control tokens in a text."""
     for first, pattern in _patterns(names, control):
         text = _escaped(text, first, pattern)
     return text
@@ -330,7 +329,7 @@ def escaped_of(text: str, names: tuple[str, ...], control: tuple[str, ...]) -> s
 
 @cache
 def _patterns(names: tuple[str, ...], control: tuple[str, ...]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """For each first character of a tag: what it is, before the rest of one."""
+    """Return, for each first character of a tag, a pattern that finds it before the rest of a tag."""
     named = rf"|/?(?:{'|'.join(map(re.escape, names))})>" if names else ""
     rests = {"<": [rf"\|\w+\|>{named}"]}
     for token in control:
@@ -355,14 +354,14 @@ def _escaped(text: str, first: str, pattern: re.Pattern[str]) -> str:
 
 
 def parse_json(text: str, *, unique_names: bool = False, any_depth: bool = False) -> Any:
-    """A JSON value.
+    """Parse a JSON value.
 
     Args:
-        unique_names: refuse an object that has a name twice, of which otherwise the last counts.
+        unique_names: refuse an object that has a name twice; otherwise the last one counts.
         any_depth: leave the check of nesting to the caller.
 
     Raises:
-        ValueError: it is no JSON that could be sent on, such as NaN, or a number beyond a float's range.
+        ValueError: it is not JSON that can be sent on, e.g. NaN or a number beyond a float's range.
         RecursionError: it is nested too deeply.
     """
     value = (_STRICT_DECODER if unique_names else _DECODER).decode(text)
@@ -370,10 +369,10 @@ def parse_json(text: str, *, unique_names: bool = False, any_depth: bool = False
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call in OpenAI's form, a JSON object as text.
+    """Parse the arguments of a call in OpenAI's form, a JSON object as text.
 
     Raises:
-        ValueError: it is none, or holds what no record could (lone surrogates).
+        ValueError: it is not an object, or holds text that no record can (lone surrogates).
     """
     try:
         value = parse_json(text)
@@ -386,15 +385,15 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 def written(value: Any) -> str:
-    """JSON as transformers' `tojson` has it: ", " and ": ", Unicode as it is, keys in their order."""
+    """Return JSON as transformers' `tojson` writes it: ", " and ": ", Unicode unescaped, keys in their order."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def decoded(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at `start`, and where it ends.
+    """Return the JSON value that starts at `start`, and its end.
 
-    It is read from a piece that grows until the value ends in it: an error of `json` counts the lines before it, from
-    the beginning of what it was given, which for thousands of malformed calls in one turn took seconds.
+    It is read from a piece that grows until the value ends in it. An error of `json` counts all lines before it, which
+    took seconds for thousands of malformed calls in one turn.
     """
     size = _FIRST_PIECE
     while True:
@@ -410,12 +409,12 @@ def decoded(text: str, start: int) -> tuple[Any, int]:
 
 
 def may_be_cut(error: json.JSONDecodeError) -> bool:
-    """Whether what is wrong may be that the text ends too early: in a string, or within a word."""
+    """Return whether the error may come from a text that is cut off: in a string, or within a word."""
     return error.msg.startswith("Unterminated") or error.pos >= len(error.doc) - _LONGEST_WORD
 
 
 def checked_call(value: Any, text: str, call_id: str, *, arguments_name: str = "arguments") -> ToolCall | MalformedCall:
-    """The call that a JSON value is, or why it is none."""
+    """Return the call that a JSON value holds, or the reason why it is invalid."""
     if not isinstance(value, dict):
         return MalformedCall(text, f"a call must be a JSON object with the fields 'name' and {arguments_name!r}")
     name, arguments = value.get("name"), value.get(arguments_name)

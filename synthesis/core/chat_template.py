@@ -1,8 +1,8 @@
-"""Which of the chat formats that are rendered here a model folder's own chat template writes.
+"""Detection of the chat format that a model folder's own chat template writes.
 
-A template is a program, so it is not compared as text: it renders probes, and so do the formats. Released templates
-that differ in their text alone are one format; one that renders a probe otherwise is refused, because a model would be
-trained on conversations that whoever serves it never writes.
+A template is a program, so its text is not compared: it renders probes, and so do the formats. Released templates that
+differ only in text are one format. A template that renders a probe differently is refused. Otherwise the model would be
+trained on conversations that no server of the model writes.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from synthesis.core.refusals import Refusal
 
 TEMPLATE = "chat_template.jinja"
 OTHER_TEMPLATES = "additional_chat_templates"
-"""Folder with a file for each template that has a name, such as `tool_use`."""
+"""Folder with a file for each named template, such as `tool_use`."""
 _MOST_CHARACTERS = 1 << 18
-"""Of a template; Qwen3's has 4,000."""
+"""Maximum length of a template; Qwen3's has 4,000."""
 
 
 class TemplateError(Refusal):
-    """A folder's chat template cannot be read, or writes no format that is rendered here; the message says which."""
+    """A folder's chat template cannot be read, or writes no known format; the message says which."""
 
 
 @dataclass(frozen=True)
 class FoundFormat:
-    """What a folder's chat template writes.
+    """Chat format of a folder's template.
 
     Attributes:
         format: in which its model's conversations are rendered and parsed.
-        knows_tools: False where the template leaves tools and calls out, and the format adds them.
-        has_template: False where the folder has none, and the format follows from the vocabulary.
+        knows_tools: False if the template leaves tools and calls out, and the format adds them.
+        has_template: False if the folder has none, and the format follows from the vocabulary.
     """
 
     format: ChatFormat
@@ -52,17 +52,17 @@ class FoundFormat:
 
 
 def format_of(folder: epath.Path, vocabulary: Collection[str] = ()) -> FoundFormat:
-    """The chat format of a folder's model.
+    """Return the chat format of a folder's model.
 
-    A template of ChatML that leaves tools out, such as SmolLM2's, becomes ChatML with calls in tags, with the system's
-    turn that it has; Llama 3.0's gets calls as Llama 3.1's has them. A folder without a template is of the format whose
-    tokens the vocabulary has, as a base model's is: Qwen3's, Llama 3.1's, or ChatML.
+    A ChatML template that leaves tools out, such as SmolLM2's, becomes ChatML with calls in tags and keeps its system
+    turn. Llama 3.0's gets calls in the form of Llama 3.1. A folder without a template, e.g. of a base model, has the
+    format whose tokens are in the vocabulary: Qwen3's, Llama 3.1's, or ChatML.
 
     Args:
         vocabulary: the tokenizer's tokens.
 
     Raises:
-        TemplateError: the template cannot be read or rendered, or a probe comes out in none of the formats.
+        TemplateError: the template cannot be read or rendered, or a probe is rendered in none of the formats.
     """
     template = _Template(folder)
     if not template:
@@ -90,7 +90,7 @@ def format_of(folder: epath.Path, vocabulary: Collection[str] = ()) -> FoundForm
 
 
 def _format_with(vocabulary: Collection[str]) -> FoundFormat:
-    """The format of a model without a template."""
+    """Return the format of a model without a template."""
     tokens = frozenset(vocabulary)
     for one in (QWEN3, LLAMA3):
         if tokens.issuperset(one.needed):
@@ -101,7 +101,7 @@ def _format_with(vocabulary: Collection[str]) -> FoundFormat:
 
 
 def template_of(chat_format: ChatFormat) -> str:
-    """A template that writes what a format renders, for a folder whose own leaves tools out or has none."""
+    """Return a template that writes the same as a format, for a folder whose own leaves tools out or is missing."""
     if isinstance(chat_format, Llama3):
         text = (Path(__file__).parent / "llama3.jinja").read_text(encoding="utf-8")
         return text.replace("TODAY", written(TODAY) if chat_format.dates else "none", 1)
@@ -114,7 +114,7 @@ def template_of(chat_format: ChatFormat) -> str:
 
 
 def _default_system(template: _Template) -> str | None:
-    """What stands in a system's turn that no message asked for; None: there is none."""
+    """Return the text of a system turn that no message asked for; None if there is none."""
     opening, behind = f"{TURN_START}system\n", f"{TURN_END}\n{TURN_START}user\n"
     found = template.render(_TALK[1:2], (), opened=False)
     text, divided, _ = found.removeprefix(opening).partition(behind)
@@ -128,7 +128,7 @@ def _shared(difference: tuple[int, str, str]) -> int:
 
 
 def _templates(folder: epath.Path) -> Mapping[str, str]:
-    """By name, as transformers looks for them: files of their own go before `tokenizer_config.json`."""
+    """Return the templates by name, as transformers looks for them: own files precede `tokenizer_config.json`."""
     config = folder / "tokenizer_config.json"
     files = {file.name.removesuffix(".jinja"): file for file in named_templates(folder)}
     if (folder / TEMPLATE).exists():
@@ -155,13 +155,13 @@ def _templates(folder: epath.Path) -> Mapping[str, str]:
 
 
 def named_templates(folder: epath.Path) -> list[epath.Path]:
-    """The files of `additional_chat_templates`, by name."""
+    """Return the files of `additional_chat_templates`, by name."""
     return sorted((folder / OTHER_TEMPLATES).glob("*.jinja")) if (folder / OTHER_TEMPLATES).is_dir() else []
 
 
 def _tokens(folder: epath.Path) -> dict[str, str]:
-    """The special tokens that a template may name: those of `tokenizer_config.json`, and of `special_tokens_map.json`,
-    which transformers reads where the first has no `added_tokens_decoder`."""
+    """Return the special tokens that a template may name: those of `tokenizer_config.json`, and of
+    `special_tokens_map.json`, which transformers reads if the first has no `added_tokens_decoder`."""
     config, tokens_map = (_object(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     found = {}
     for name, token in (config if "added_tokens_decoder" in config else config | tokens_map).items():
@@ -172,7 +172,7 @@ def _tokens(folder: epath.Path) -> dict[str, str]:
 
 
 def _object(file: epath.Path) -> dict[str, Any]:
-    """The JSON object of a file; empty where there is none."""
+    """Return the JSON object of a file; empty if there is none."""
     try:
         content = json.loads(file.read_bytes())
     except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
@@ -181,7 +181,7 @@ def _object(file: epath.Path) -> dict[str, Any]:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, with which templates mark what a model writes; it changes no text."""
+    """`{% generation %}`, which marks the model's text in templates; it changes no text."""
 
     tags = {"generation"}
 
@@ -237,7 +237,7 @@ _PROBES: tuple[Probe, ...] = (
     (_TALK + _MORE, (_WEATHER,), False),
     ((*_TALK, *_MORE, Message("system", "Be briefer."), Message("user", "\n北京?\n")), (), True),
 )
-"""Messages, tools and whether the assistant's turn is opened. No text of them holds a tag, which only we escape."""
+"""Probes: messages, tools and True to open the assistant's turn. Their texts hold no tags, which only we escape."""
 _WITHOUT_TOOLS = tuple(probe for probe in _PROBES if not probe[1] and not any(one.tool_calls for one in probe[0]))
 
 
@@ -253,7 +253,7 @@ class _Template:
         return bool(self._texts)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, opened: bool) -> str:
-        """Raises `TemplateError`: it cannot."""
+        """Render a conversation. Raises `TemplateError`: it cannot."""
         name = "tool_use" if tools and "tool_use" in self._texts else "default"
         try:
             if name not in self._compiled:
@@ -284,7 +284,7 @@ class _Template:
         return self.render(_TALK[:2], (), opened=True) == self.render(_TALK[:2], (), opened=False)
 
     def ignores_tools(self) -> bool:
-        """Whether it writes the same with tools as without, and of a call nothing."""
+        """Return whether it writes the same with tools as without, and nothing of a call."""
         called, plain = _TALK[2], Message("assistant", _TALK[2].content)
         return self.render(_TALK[:2], (_WEATHER,), opened=True) == self.render(_TALK[:2], (), opened=True) and (
             self.render([*_TALK[:2], called], (), opened=False) == self.render([*_TALK[:2], plain], (), opened=False)
@@ -292,7 +292,7 @@ class _Template:
 
 
 def _difference(template: _Template, chat_format: ChatFormat, probes: Sequence[Probe]) -> tuple[int, str, str] | None:
-    """The first probe that comes out otherwise: its number, what the template writes, and what is written here."""
+    """Return the first probe that differs: its number, the template's text, and ours."""
     for number, (messages, tools, opened) in enumerate(probes):
         if template.has_tool_use and not tools and any(one.tool_calls for one in messages):
             continue  # calls are for the other template, which is given their tools

@@ -64,8 +64,8 @@ class ChatML(ChatFormat):
     """A format of this kind; `QWEN3`, `QWEN3_INSTRUCT` and `QWEN2_5` are those of released models.
 
     Attributes:
-        default_system: what the system's turn says where no message does; None: then there is none.
-        think_tags: reasoning is told from content by tags, also where it was left inside the content.
+        default_system: text of the system's turn if no message has one; None: no turn.
+        think_tags: tags separate reasoning from content, even if it was left inside the content.
         thoughts: reasoning is written, and a last turn has a thought, if only an empty one. False leaves it out.
     """
 
@@ -238,7 +238,7 @@ class ChatML(ChatFormat):
         return whole, len(text)
 
     def _next_call(self, text: str, start: int) -> int:
-        """Where the next call opens that is not part of a further thought; -1: nowhere."""
+        """Return where the next call opens that is not part of a further thought; -1: nowhere."""
         call = text.find(CALL_START, start)
         while self.think_tags and call >= 0 and (thought := text.find(THINK_START, start, call)) >= 0:
             if (closed := text.find(THINK_END, thought)) < 0:

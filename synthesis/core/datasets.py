@@ -1,11 +1,11 @@
-"""Datasets: a folder with `records.array_record` and `dataset_card.json`, written whole or not at all.
+"""Datasets: a folder with `records.array_record` and `dataset_card.json`, written atomically.
 
-Behind `SHARD_BYTES` the records go on in `records-00001.array_record` and so on.
+Records beyond `SHARD_BYTES` are in `records-00001.array_record` and so on.
 
-The card holds the schema version, the record kind, the count and a content digest, next to what the writer adds
-(statistics, resolved config, seed). Readers check all of it: nothing half-written or foreign is ever read as whole.
+The card holds the schema version, the record kind, the count and a content digest, and the writer's entries
+(statistics, resolved config, seed). Readers check all of it: no partial or foreign dataset is read as whole.
 
-They are written to disk and read from there or from Google Cloud Storage (`gs://…`, with `gcsfs` installed).
+Datasets are written to disk, and read from there or from Google Cloud Storage (`gs://…`, with `gcsfs` installed).
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from synthesis.core.typed import decode_msgpack
 RECORDS_FILE = "records.array_record"
 CARD_FILE = "dataset_card.json"
 SHARD_BYTES = 1 << 30
-"""Of encoded records in a file; what comes after them is in the next one."""
+"""Encoded records in a file, bytes; further records are in the next file."""
 _MOST_SHARDS = 100_000
 _AGAIN = "delete {} and run its stage again"
 _AT_ONCE = 1024
-"""Records that are held as bytes while a dataset is read."""
+"""Records in memory as bytes while a dataset is read."""
 
 
 class DatasetError(Refusal):
-    """A dataset is missing, corrupt or of another kind or schema; the message says which and how to mend it."""
+    """A dataset is missing, corrupt or of another kind or schema; the message says which and how to fix it."""
 
 
 class BinaryRecord(msgspec.Struct, frozen=True):
-    """A record that holds arrays as bytes, and is stored as MessagePack, which keeps them as they are; all other
-    records are JSON."""
+    """A record that holds arrays as bytes, stored as MessagePack, which does not change them; other records are
+    JSON."""
 
 
 def write_dataset(
@@ -58,14 +58,14 @@ def write_dataset(
         path: the dataset's folder.
         kind: the record type, e.g. `Trajectory`; every record must be one.
         records: in the order in which they are stored.
-        card: what else the card says: statistics, resolved config, seed. Must be JSON.
+        card: further entries of the card: statistics, resolved config, seed. Must be JSON.
 
     Returns:
         The content digest: sha256 (hex) over the length-prefixed encoded records.
 
     Raises:
         TypeError: a record is not a `kind`.
-        DatasetError: it could not be written; one that was there still is.
+        DatasetError: it could not be written; an older dataset is unchanged.
         OSError: as well.
         RemovedError: the folder that this process holds was removed or replaced.
     """
@@ -97,11 +97,11 @@ def write_dataset(
 
 
 def card_text(kind: type[msgspec.Struct], count: int, digest: str, card: Mapping[str, Any]) -> str:
-    """What a card's file holds.
+    """Return the text of a card's file.
 
     Args:
         count, digest: of its records.
-        card: what else it says; must be JSON.
+        card: its further entries; must be JSON.
     """
     whole = {**card, "kind": kind.__name__, "schema_version": SCHEMA_VERSION, "count": count, "digest": digest}
     return json.dumps(whole, indent=2, ensure_ascii=False, sort_keys=True)
@@ -112,7 +112,7 @@ class _Shards:
 
     Args:
         path: of the dataset, for errors.
-        folder: gets the files.
+        folder: directory for the files.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
@@ -150,7 +150,8 @@ def _shard_name(number: int) -> str:
 
 
 class _writing:
-    """Around a write: ArrayRecord's errors, which are of no kind of their own, and those of a file name the dataset.
+    """Context of a write, which adds the dataset's name to errors of ArrayRecord and of a file. ArrayRecord has no
+    error class.
 
     A class, since it is entered for every record.
     """
@@ -159,7 +160,7 @@ class _writing:
         self.path = path
 
     def __enter__(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, (RuntimeError, OSError)):
@@ -170,7 +171,7 @@ class _writing:
 
 
 def read_card(path: Folder) -> dict[str, Any]:
-    """The dataset's card.
+    """Return the dataset's card.
 
     Raises:
         DatasetError: there is no dataset at `path`, or its card is not one, or its schema version is not ours.
@@ -202,7 +203,7 @@ def read_card(path: Folder) -> dict[str, Any]:
 
 
 def check_dataset(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """See that a dataset is there and holds records of a kind, by its card alone, which is returned.
+    """Check by its card that a dataset exists and holds records of a kind; return the card.
 
     Raises:
         DatasetError: it is missing, of another kind or schema, or has no records beside its card.
@@ -215,7 +216,7 @@ def check_dataset(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def records_files(path: Folder, card: Mapping[str, Any]) -> list[str]:
-    """Where the records are, in their order; for readers of ArrayRecord.
+    """Return the paths of the record files, in order, for readers of ArrayRecord.
 
     Args:
         card: of the dataset (`read_card`).
@@ -224,20 +225,20 @@ def records_files(path: Folder, card: Mapping[str, Any]) -> list[str]:
 
 
 def read_dataset(path: Folder, kind: type[Record]) -> list[Record]:
-    """All records of a dataset, checked against its card.
+    """Read all records of a dataset, checked against its card.
 
     Raises:
         DatasetError: missing, of another kind, its count or digest differs from the card's (corrupt), or a tool has a
-            schema that is no schema for arguments (`tool_schemas.check_schema`).
+            schema that arguments cannot be checked against (`tool_schemas.check_schema`).
     """
     return list(each_record(path, kind))
 
 
 def each_record(path: Folder, kind: type[Record]) -> Iterator[Record]:
-    """The records of a dataset one after the other, in its order; for what need not hold all of them at once.
+    """Yield the records of a dataset in its order, without all of them in memory.
 
     Raises:
-        DatasetError: as `read_dataset`; that the count or the digest differs is only known after the last record.
+        DatasetError: as `read_dataset`; a wrong count or digest is only noticed after the last record.
     """
     card = _card_of(path, kind)
     digest, count = hashlib.sha256(), 0
@@ -254,7 +255,7 @@ def each_record(path: Folder, kind: type[Record]) -> Iterator[Record]:
 
 
 def read_record(path: Folder, kind: type[Record], index: int) -> Record:
-    """One record by its place in the dataset's order, from 0. It is not checked against the card's digest.
+    """Read one record by its position in the dataset, from 0. It is not checked against the card's digest.
 
     Raises:
         DatasetError: the dataset is missing, of another kind, or has no such record; or the record is corrupt.
@@ -290,7 +291,7 @@ def _decoded(path: Folder, kind: type[Record], index: int, data: bytes) -> Recor
 
 
 def _callable_tools(record: msgspec.Struct) -> list[ToolSpec]:
-    """The tools whose calls are checked by their schemas; those of a trajectory are only shown."""
+    """Return the tools whose calls are checked by their schemas; those of a trajectory are only shown."""
     if isinstance(record, ToolServer):
         return record.tools
     if isinstance(record, ToolEnvironment):
@@ -301,7 +302,7 @@ def _callable_tools(record: msgspec.Struct) -> list[ToolSpec]:
 
 @contextlib.contextmanager
 def reading(path: Folder) -> Iterator[None]:
-    """Errors of a reader of ArrayRecord, which are of no kind of their own, name the dataset.
+    """Add the dataset's name to errors of an ArrayRecord reader, which have no class of their own.
 
     Raises:
         DatasetError: instead of them.
@@ -313,7 +314,7 @@ def reading(path: Folder) -> Iterator[None]:
 
 
 def _read_bytes(path: Folder, card: Mapping[str, Any], only: int | None = None) -> Iterator[bytes]:
-    """The encoded records, or the one at `only`."""
+    """Yield the encoded records, or only the record at `only`."""
     before = 0
     for file in records_files(path, card):
         with reading(path):

@@ -30,7 +30,7 @@ _DATE = re.compile(
 )
 _CHINESE_DATE_PART = re.compile(r"[零〇一二三四五六七八九十]{1,4}(?=[年月日号])")
 _LONGEST_DATE = 26
-"""Of `30th of september., 2026`, and the two characters behind it that are looked at."""
+"""Characters of `30th of september., 2026`, and of the two after it that are read."""
 
 
 def digits_in_dates(text: str) -> str:

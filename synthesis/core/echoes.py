@@ -9,8 +9,8 @@ output counts as evidence of an answer only where the call's own arguments do no
             case, percent-encoded, as JSON, or misspelt ("did you mean Oslo?"). If it states the answer, one of its
             aliases or one element of a list, the output is no evidence. Nor is it if the text states the answer only
             together with values of the reference call: the zone "Asia" of the city "Kabul".
-  numbers   The same and, besides, numbers of the output that the arguments have are left out before the answer is
-            looked for: `{"people_in_millions": 2.1}` repeats a 2.1.
+  numbers   The same. Besides, the answer is searched in the output without the numbers that the arguments have:
+            `{"people_in_millions": 2.1}` repeats a 2.1.
   booleans  A flag is passed for other reasons. Only what repeats it is left out: a value under the argument's name, and
             "yes" or "true" in texts.
 

@@ -1,4 +1,4 @@
-"""Requests to model endpoints that outlive failures: limits, a budget, retries, and an end when nothing answers.
+"""Requests to model endpoints that survive failures: limits, a budget, retries, and a stop when nothing answers.
 
 An `endpoint_apis.Api` sends a request and reads its reply. This module decides when a request is sent, what a failure
 means, and when the run stops.
@@ -45,19 +45,19 @@ _WORD = re.compile(r"\w+")
 
 
 class EndpointDown(Stopped):
-    """The endpoint has answered nothing for `outage_seconds`, or asks to be left alone for longer."""
+    """The endpoint answered nothing for `outage_seconds`, or asks for a longer pause."""
 
 
 class EndpointUnusable(Stopped):
-    """The endpoint refuses whatever it is asked: a wrong key, a wrong model, an account without money."""
+    """The endpoint refuses every request: a wrong key, a wrong model, an account without money."""
 
 
 class RequestRefused(Exception):
-    """The endpoint will not answer this request, and asking it again does not help; others it would answer.
+    """The endpoint refuses this request, and a retry does not help; it would answer others.
 
     Attributes:
-        status: with which it was refused; None: it failed again and again.
-        said: with that.
+        status: with which it was refused; None: it failed repeatedly.
+        said: text of the refusal.
     """
 
     def __init__(self, problem: str, *, status: int | None = None, said: str = "") -> None:
@@ -66,7 +66,7 @@ class RequestRefused(Exception):
 
 
 class _Limit(msgspec.Struct):
-    """Of a request's body."""
+    """Token limit in a request's body."""
 
     max_tokens: int
 
@@ -76,7 +76,7 @@ _limits = json_decoder(_Limit)
 
 @dataclass
 class _Line:
-    """What belongs to one event loop."""
+    """State that belongs to one event loop."""
 
     loop: asyncio.AbstractEventLoop
     api: Api
@@ -93,26 +93,26 @@ class Endpoint:
         budget: that other endpoints share; None: one of its own, as the settings say.
 
     Attributes:
-        spent: in all, on this model.
-        spent_by_stage: of it, by `rate_limits.STAGE`.
+        spent: total on this model.
+        spent_by_stage: the same by `rate_limits.STAGE`.
         watch: called with each request that was answered, its reply, and what it cost in money.
     """
 
     EMPTY_SECONDS = 150.0
-    """For so long an account says that it is empty, and answers nothing, before that is believed: DashScope says of a
-    minute's tokens, with the same words, what OpenAI says of money."""
+    """Time that an account must report to be empty, and answer nothing, before that is believed. DashScope reports a
+    limit on tokens per minute in the words that OpenAI uses for money."""
 
     STARTUP_SECONDS = 5.0
-    """How long an address that never answered may fail as a wrong one does. With the time to connect and a pause that
-    is 15 seconds at most."""
+    """Time that an address that never answered may fail like a wrong one. With connection time and a pause, that is 15
+    seconds at most."""
 
     LONGEST_STARTUP_PAUSE = 1.5
 
     TELL_SECONDS = (3.0, 30.0)
-    """After so long without an answer the reason is printed, and again after so long."""
+    """Time without an answer after which the reason is printed, and interval until it is printed again."""
 
     OF_THE_CALLER = frozenset({401, 402, 407, *range(300, 400)})
-    """Statuses that are about the key, the account, the proxy or the address: no other request would fare better."""
+    """Statuses about the key, the account, the proxy or the address: no other request would fare better."""
 
     OF_THE_ENDPOINT = frozenset({403, 404, 405, 410})
     """Statuses that are mostly about the key, the model or the address; but services moderate prompts with 403."""
@@ -157,11 +157,11 @@ class Endpoint:
             body: the request, JSON.
             rng: of the jitter of pauses.
             timeout_seconds: instead of the configured time.
-            trying: it asks what the endpoint can do; a refusal says that it cannot, whatever else it could mean.
+            trying: the request tests what the endpoint can do; a refusal means that it cannot.
 
         Raises:
-            RequestRefused: this request is refused while others would not be; or it fails again and again while others
-                are answered.
+            RequestRefused: this request is refused while others would not be; or it fails repeatedly while others are
+                answered.
             EndpointUnusable: any request would be refused.
             EndpointDown: no request at all is answered.
             BudgetSpent: too little is left for it.
@@ -227,7 +227,7 @@ class Endpoint:
             raise type(self._verdict)(self._verdict.problem, self._verdict.remedy)
 
     def _patience(self, failure: TryFailed) -> float:
-        """Return how many seconds without any answer are waited for after such a failure."""
+        """Return for how many seconds without any answer requests wait after such a failure."""
         if failure.wrong_address and not self._answered:
             return min(self.config.outage_seconds, self.STARTUP_SECONDS)
         if failure.lasting is not None:
@@ -235,10 +235,10 @@ class Endpoint:
         return self.config.outage_seconds
 
     def _check_silence(self, failure: TryFailed, silent: float) -> None:
-        """Stop the run where the endpoint has answered nothing for too long.
+        """Stop the run if the endpoint has answered nothing for too long.
 
         Args:
-            silent: seconds without an answer to anybody.
+            silent: seconds without an answer to any request.
 
         Raises:
             Stopped: for all requests that wait, and for those to come.
@@ -261,7 +261,7 @@ class Endpoint:
             )
 
     def _tell(self, failure: TryFailed, silent: float) -> None:
-        """Print why the program waits, beside the progress bar, now and then."""
+        """Print from time to time why the program waits, beside the progress bar."""
         now, (first, again) = time.monotonic(), self.TELL_SECONDS
         if max(silent, failure.wait or 0.0) < first or now - self._told < again:
             return
@@ -277,8 +277,8 @@ class Endpoint:
     ) -> EndpointReply:
         """`complete` for a conversation that holds the endpoint's own messages.
 
-        Some endpoints refuse fields of messages that they sent themselves, and name them. Those fields are left out,
-        and where the request is answered then, out of all later ones too.
+        Some endpoints refuse fields of messages that they sent themselves, and name them. Those fields are left out. If
+        the request is then answered, they are left out of all later ones too.
 
         Args:
             body: the request, with the conversation in `messages`.
@@ -301,7 +301,7 @@ class Endpoint:
             return reply
 
     def read_turn(self, message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
-        """Return what a reply's `message` says; see `Api.read_turn`."""
+        """Parse a reply's `message`; see `Api.read_turn`."""
         return self._api.read_turn(message, tools)
 
     async def close(self) -> None:
@@ -357,9 +357,10 @@ class Endpoint:
             self._recording.touch()
 
     def _at_most(self, body: bytes) -> Usage:
-        """What a request can have cost whose answer was lost: its prompt, as dense as any so far, and its limit.
+        """Return the maximum usage of a request whose answer was lost: its prompt, at the highest density so far, and
+        its limit.
 
-        Before any was answered a byte counts as a token.
+        Before any answer a byte counts as a token.
         """
         try:
             limit = _limits.decode(body).max_tokens
@@ -381,12 +382,12 @@ class Endpoint:
             raise meaning_of(error) from None
 
     async def _judged(self, refusal: StatusRefused, body: bytes) -> TryFailed:
-        """What a refusal means: the failure that kept the endpoint from telling.
+        """Return the meaning of a refusal: the failure that kept the endpoint from telling.
 
         Raises:
             RequestRefused: it is about the request.
-            EndpointUnusable: it is about the endpoint: nobody was answered yet, or the status speaks of no request, and
-                the simplest request with the same settings is refused as well.
+            EndpointUnusable: it is about the endpoint: nothing was answered yet, or the status is not about a request,
+                and the simplest request with the same settings is refused as well.
         """
         if refusal.account or refusal.status in self.OF_THE_CALLER:
             raise self._refuses(refusal)
@@ -398,7 +399,7 @@ class Endpoint:
         raise RequestRefused(problem, status=refusal.status, said=refusal.said)
 
     async def _answers(self, body: bytes) -> bool:
-        """Whether the endpoint answers the simplest of requests: tells a poisonous request from an outage."""
+        """Return whether the endpoint answers the simplest of requests: distinguishes a bad request from an outage."""
         now = time.monotonic()
         if self._probed and now - self._probed < self.config.longest_backoff_seconds:
             return False
@@ -406,7 +407,7 @@ class Endpoint:
         return await self._probe(body) is None
 
     async def _probe(self, body: bytes) -> TryFailed | None:
-        """Ask the simplest of questions with a request's settings; why there was no answer.
+        """Send the simplest question with a request's settings; return why there was no answer.
 
         Raises:
             EndpointUnusable: the endpoint refuses even this.

@@ -52,7 +52,7 @@ _HEADERS = frozenset(
 """All that a request has beside the key."""
 
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
-"""Of compressed bodies these grow by a known factor at most while they are read."""
+"""Encodings of a body that grow by a bounded factor while they are read."""
 
 
 class Api(ABC):

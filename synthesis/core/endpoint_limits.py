@@ -1,4 +1,4 @@
-"""What holds for the requests of one endpoint: how many at once, how many a minute, what all of them may cost."""
+"""Limits for the requests of one endpoint: how many at once, how many a minute, and their total cost."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.rate_limits import Budget, Prices, TokenBucket, Usage
 
 BYTES_PER_TOKEN = 4
-"""Of JSON in UTF-8, to estimate a request before the endpoint has counted it."""
+"""Bytes of JSON in UTF-8 per token, to estimate a request before the endpoint has counted it."""
 
 
 @dataclass(frozen=True)
 class TokenEstimate:
-    """What a request is expected to cost, before it is sent.
+    """Expected cost of a request, before it is sent.
 
     Attributes:
-        kind: of its answer; answers of a kind are about as long.
+        kind: of its answer; answers of a kind have similar lengths.
         size: of its body, bytes.
         stage: of the run for which it is made.
     """
@@ -30,7 +30,7 @@ class TokenEstimate:
 
 @dataclass
 class Permit:
-    """What was taken for a request; given back by `EndpointLimits.settle`."""
+    """Tokens and money set aside for a request; returned by `EndpointLimits.settle`."""
 
     estimate: TokenEstimate
     reserved: Usage = Usage()
@@ -38,19 +38,19 @@ class Permit:
 
 
 class AnswerLengths:
-    """How long the answers of each kind have been, by which a request's cost is foreseen."""
+    """Mean answer length of each kind, from which a request's cost is estimated."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
         self._mean: dict[str, float] = {}
 
     def expected(self, estimate: TokenEstimate) -> Usage:
-        """Before any answer of its kind: all that it may be long."""
+        """Return the expected usage; before any answer of its kind, the maximum length counts."""
         written = round(self._mean.get(estimate.kind, self._longest))
         return Usage(estimate.size // BYTES_PER_TOKEN, written)
 
     def note(self, kind: str, written: int) -> None:
-        """One more answer, of so many tokens."""
+        """Record the length of one more answer, in tokens."""
         seen = self._mean.get(kind, float(written))
         self._mean[kind] = seen + (written - seen) / 32
 

@@ -62,12 +62,12 @@ class EndpointReply(msgspec.Struct, frozen=True):
 
     @property
     def truncated(self) -> bool:
-        """Whether the token limit cut the answer off."""
+        """True if the token limit cut the answer off."""
         return self.finish_reason.lower() in _AT_THE_LIMIT
 
     @property
     def broken_off(self) -> bool:
-        """Whether something other than the model or the token limit ended the answer, such as a filter."""
+        """True if something other than the model or the token limit ended the answer, such as a filter."""
         return bool(self.problem) and not self.truncated
 
 
@@ -142,7 +142,7 @@ class TryFailed(Exception):
 
 
 class StatusRefused(Exception):
-    """A status with which a request is refused, whoever is to blame."""
+    """A status with which a request is refused, whatever the cause."""
 
     def __init__(self, status: int, said: str, *, account: bool = False) -> None:
         super().__init__(f"status {status}: {said}")

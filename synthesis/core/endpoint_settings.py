@@ -24,8 +24,8 @@ from synthesis.core.proxies import via
 from synthesis.core.rate_limits import Budget
 
 Role = Literal["author", "agent", "emulator", "user", "judge"]
-"""What a model is asked to be: who writes tasks and worlds, who works on them, what a tool would return, who talks to
-the agent, who scores."""
+"""Role of a model: author of tasks and worlds, agent that works on them, emulator of tool results, user who talks to
+the agent, or judge."""
 
 AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
 
@@ -87,7 +87,7 @@ class RoleSettings(Settings):
 
 
 _OURS = frozenset({"model", "messages", "response_format", "tools", "tool_choice", "stream", "n"})
-"""Fields of a request that are no setting: what it asks, and what is read of its answer."""
+"""Fields of a request that are not settings: they define the question, or how its answer is read."""
 
 
 def _check_extra(whose: str, extra: Mapping[str, Any]) -> None:
@@ -195,12 +195,13 @@ class OpenAITeacherConfig(Settings):
 
     @property
     def place(self) -> str:
-        """The address as messages have it: with the proxy that the environment names for it."""
+        """Return the address for messages, with the proxy that the environment names for it."""
         return self.base_url + via(self.base_url)
 
     @property
     def described(self) -> dict[str, Any]:
-        """What cards say of the model: its name, its address without what may be secret, how it samples."""
+        """Return the description of the model for cards: its name, its address without secrets, its sampling
+        settings."""
         address = urllib.parse.urlsplit(self.base_url)
         port = f":{address.port}" if address.port else ""
         return {
@@ -213,11 +214,11 @@ class OpenAITeacherConfig(Settings):
         }
 
     def models(self, role: Role) -> tuple[OpenAITeacherConfig, ...]:
-        """The settings of a role's requests, of each model that may answer them."""
+        """Return the request settings of each model that may answer for a role."""
         return tuple(self._of(own) for own in self.roles.get(role, (RoleSettings(),)))
 
     def weights(self, role: Role) -> tuple[float, ...]:
-        """How often each of `models` is drawn, relative to the others."""
+        """Return the sampling weights of `models`."""
         return tuple(own.weight for own in self.roles.get(role, (RoleSettings(),)))
 
     def _of(self, own: RoleSettings) -> OpenAITeacherConfig:

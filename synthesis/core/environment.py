@@ -1,8 +1,8 @@
-"""What rollouts take: a question, tools and a score.
+"""Interface of the environments of rollouts: a question, tools and a score.
 
 Environments of ours are records (`ToolEnvironment`): code in the sandbox, scored by rules (F1). Anything else is an
-`Environment`: an object of one's own (`own_objects.py`), an MCP server, an OpenEnv server, a task of a verifiers
-taskset (`synthesis/servers`). An episode plays in a session of its own, which sees no other episode's state.
+`Environment`: a user's object (`own_objects.py`), an MCP server, an OpenEnv server, a task of a verifiers taskset
+(`synthesis/servers`). Each episode has its own session, which sees no other episode's state.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _STATED: Final = str | int | float | bool | list[str | int | float | bool]
 
 
 class ToolsUnavailable(Exception):
-    """An environment did not do what it was asked, for nothing that the policy did: the episode is masked."""
+    """An environment failed for a reason that is not the policy's: the episode is masked."""
 
 
 class EnvironmentDied(Exception):
-    """A call has ended its environment: it did not answer in time, or its process died. The episode is scored.
+    """A call has ended its environment: it timed out, or its process died. The episode is scored.
 
-    The arguments may have been chosen for that. So the environment's own score is the worst there is, and nothing is
+    The policy may have chosen the arguments for that. So the environment's own score is the lowest, and nothing is
     masked.
     """
 
 
 class CallRecord(msgspec.Struct, frozen=True):
-    """What one call did.
+    """Record of one call.
 
     Attributes:
         turn: the assistant turn that made it, from 0.
         name: the called tool; empty when the call could not be read.
         outcome: the sandbox's outcome (`ok`, `tool_error`, ...), or that of `tool_results.refusal` (`malformed`,
             `unknown_tool`, `invalid_arguments`), or `bad_schema`: the tool's schema cannot be checked.
-        output: what the policy was shown.
+        output: text shown to the policy.
         solved: ids of the sub-questions whose answer the output contains.
     """
 
@@ -66,12 +66,12 @@ class PlayedEpisode:
     """A finished episode, as rewards see it.
 
     Attributes:
-        environment: whose episode it is: the record, the environment, or the object of one's own behind it.
-        expected: what the final answer should say, where there is one such answer.
+        environment: the episode's environment: the record, the environment, or the user's object behind it.
+        expected: expected final answer, if there is exactly one.
         messages: the conversation, from the prompt on, with calls, results and thoughts.
-        calls: in the order in which they were made, with what became of them.
+        calls: in the order in which they were made, with their outcomes.
         finish: why it ended; `answered`: the model made no more calls.
-        is_answered_with_calls: whether tools are offered and, of a record, a sub-question needs one.
+        is_answered_with_calls: True if tools are offered and, for a record, a sub-question needs one.
     """
 
     environment: Any
@@ -83,7 +83,7 @@ class PlayedEpisode:
 
     @property
     def answer(self) -> str:
-        """The last thing that the model said, without its thoughts; "" when a limit has ended the episode."""
+        """Return the model's last message, without its thoughts; "" if a limit ended the episode."""
         return self.messages[-1].content if self.finish == "answered" and self.messages else ""
 
     def says(self, value: Any) -> bool:
@@ -92,7 +92,7 @@ class PlayedEpisode:
         It is read in the `language` of the environment. Lists of guesses, negations and contradictions state nothing.
 
         Args:
-            value: what the answer should say, as `expected_answer` takes it.
+            value: the expected value, as `expected_answer` takes it.
 
         Raises:
             InputError: no final answer can state the value.
@@ -101,7 +101,7 @@ class PlayedEpisode:
 
 
 def expected_answer(value: Any) -> Answer:
-    """Convert a value of a user's to an `Answer`.
+    """Convert a user's value to an `Answer`.
 
     Args:
         value: a number, text, truth value or a list of these; one of numpy's, a date, a set or another type that
@@ -130,16 +130,16 @@ def _shown(value: Any) -> str:
 
 
 def language_of(environment: Any) -> str:
-    """Return the ISO 639-1 code of a record's or an object's language; English where it has none."""
+    """Return the ISO 639-1 code of a record's or an object's language; English if it has none."""
     return str(getattr(environment, "language", "en"))
 
 
 class ToolAnswer(NamedTuple):
-    """What a tool gave.
+    """Result of a tool.
 
     Attributes:
-        text: JSON, or any other text; it is shown as `tool_results.server_text` has it.
-        ok: whether the call succeeded; else the text is what went wrong, and the policy is shown that.
+        text: JSON, or any other text; it is shown as `tool_results.server_text` formats it.
+        ok: True if the call succeeded; else the text is the error, and the policy is shown that.
     """
 
     text: str
@@ -150,7 +150,7 @@ class EnvironmentSession(Protocol):
     """One episode of an environment. Its methods are called one after the other."""
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolAnswer:
-        """Carry out a call to a tool that there is, with arguments that fit its schema.
+        """Execute a call to an existing tool, with arguments that fit its schema.
 
         Raises:
             ToolsUnavailable: it could not be tried.
@@ -158,15 +158,15 @@ class EnvironmentSession(Protocol):
         ...
 
     async def score(self, episode: PlayedEpisode) -> float:
-        """What the episode is worth, in [0, 1]; asked once, when it is over.
+        """Return the score of the episode, in [0, 1]; called once, after its end.
 
         Raises:
-            ToolsUnavailable: that cannot be said.
+            ToolsUnavailable: there is no score.
         """
         ...
 
     async def close(self) -> None:
-        """Give back what the episode holds; called once, whatever has happened before."""
+        """Release the resources of the episode; called once, whatever has happened before."""
         ...
 
 
@@ -175,34 +175,34 @@ class Environment(Protocol):
 
     @property
     def id(self) -> str:
-        """Its name among all others of a run."""
+        """Name that is unique in a run."""
         ...
 
     @property
     def prompt(self) -> Sequence[Message]:
-        """What an episode begins with: a user's message, or a system's and a user's."""
+        """Messages at the start of an episode: a user's message, or a system's and a user's."""
         ...
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        """What it offers, each with a name of its own; may be empty."""
+        """Tools that it offers, with unique names; may be empty."""
         ...
 
     @property
     def answer(self) -> Answer | None:
-        """What the final answer should say, where there is one such answer: what the reward `answer` asks for."""
+        """Expected final answer, if there is exactly one; the reward `answer` compares with it."""
         ...
 
     @property
     def subject(self) -> Any:
-        """What reward functions are shown as the episode's environment."""
+        """Object that reward functions receive as the episode's environment."""
         ...
 
     async def begin(self) -> EnvironmentSession:
-        """A new episode.
+        """Start a new episode.
 
         Raises:
-            ToolsUnavailable: it cannot be begun.
+            ToolsUnavailable: it cannot be started.
         """
         ...
 
@@ -211,8 +211,8 @@ AnyEnvironment = ToolEnvironment | Environment
 
 
 def fingerprint(environment: AnyEnvironment) -> bytes:
-    """Digest by which a resumed run notices that an environment is another one: of a record all of it; of any other
-    environment what a policy is shown at the start, and the solve rate, if it has one."""
+    """Return the digest by which a resumed run notices that an environment has changed: of a record all of it; of any
+    other environment the prompt and tools shown at the start, and the solve rate, if it has one."""
     if isinstance(environment, ToolEnvironment):
         return hashlib.sha256(encode(environment)).digest()
     shown = [environment.id, msgspec.to_builtins([*environment.prompt]), msgspec.to_builtins([*environment.tools])]
@@ -222,15 +222,15 @@ def fingerprint(environment: AnyEnvironment) -> bytes:
 
 
 def prompt_of(environment: AnyEnvironment) -> Sequence[Message]:
-    """Messages that an episode starts with."""
+    """Return the messages that an episode starts with."""
     if isinstance(environment, ToolEnvironment):
         return [Message("user", environment.question)]
     return environment.prompt
 
 
 def kind_of(environment: AnyEnvironment) -> str:
-    """Kind of task, by which results are reported: the structure of a record's question, the `kind` of any other
-    environment that has one, else the name of its class."""
+    """Return the kind of task, by which results are reported: the structure of a record's question, the `kind` of
+    another environment that has one, else the name of its class."""
     if isinstance(environment, ToolEnvironment):
         return environment.structure
     kind = getattr(environment, "kind", None)
@@ -238,7 +238,7 @@ def kind_of(environment: AnyEnvironment) -> str:
 
 
 class RatedEnvironment:
-    """An environment that is no record, with its recorded solve rate; the rest is the environment's own."""
+    """An environment that is no record, with its recorded solve rate; the rest is delegated to the environment."""
 
     def __init__(self, environment: Environment, solve_rate: float) -> None:
         self._environment, self.solve_rate = environment, solve_rate
@@ -254,7 +254,7 @@ class RatedEnvironment:
 
 
 def solve_rate_of(environment: AnyEnvironment) -> float | None:
-    """Recorded solve rate, 0 to 1; None where none was measured (`launch.difficulty`)."""
+    """Return the recorded solve rate, 0 to 1; None if none was measured (`launch.difficulty`)."""
     if isinstance(environment, ToolEnvironment):
         return None if environment.difficulty is None else environment.difficulty.solve_rate
     return environment.solve_rate if isinstance(environment, RatedEnvironment) else None

@@ -1,5 +1,5 @@
-"""Where the calls of a server's tools go: one way each to run them, and the servers of a group; and what a running
-server offers beside tools."""
+"""Ways to execute the calls of a server's tools, the servers of a group, and a running server's resources and
+prompts."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ Execution = StdioExecution | HttpExecution | CodeExecution | EmulatedExecution |
 
 
 class ServedResource(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a running server lets clients read; `uri` may have gaps to fill in, `{name}` (MCP specification, resource
-    templates)."""
+    """Resource that clients can read from a running server; `uri` may have placeholders, `{name}` (MCP specification,
+    resource templates)."""
 
     name: str
     uri: str

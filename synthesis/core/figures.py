@@ -1,7 +1,7 @@
-"""What this process would tell of itself if it were asked: the newest figures of its loop or its stages.
+"""Current metrics of this process: the newest numbers of its loop or its stages.
 
-They are kept whether anybody asks or not, which costs next to nothing; a program with `--metrics_port` shows them to
-Prometheus (`launch/flags/metrics.py`). Nothing reads them back.
+They are always kept, which costs next to nothing; a program with `--metrics_port` shows them to Prometheus
+(`launch/flags/metrics.py`). Nothing reads them back.
 """
 
 from __future__ import annotations
@@ -64,4 +64,4 @@ class Figures:
 
 
 FIGURES = Figures()
-"""Of this process."""
+"""Metrics of this process."""

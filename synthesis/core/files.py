@@ -1,7 +1,7 @@
-"""Files of a run, on disk or in a bucket: each is there whole or not at all.
+"""Files of a run, on disk or in a bucket; each write is atomic.
 
-A bucket's objects come into being whole, and cannot be appended to. What only knows folders on disk writes into one,
-and its files are copied up (`copy_files`).
+A bucket's objects appear whole, and cannot be appended to. Code that only knows directories on disk writes to one, and
+its files are copied to the bucket (`copy_files`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from etils import epath
 from synthesis.core.refusals import InputError, Refusal
 
 Folder = str | os.PathLike[str]
-"""Where a file or folder is: a path on disk, or gs://bucket/folder."""
+"""Location of a file or folder: a path on disk, or gs://bucket/folder."""
 
 GCS, S3 = "gs://", "s3://"
-"""Google Cloud Storage, which everything knows; and S3 with what speaks its protocol, where synthesis works."""
+"""Google Cloud Storage, supported everywhere; S3 and services with its protocol, supported in synthesis."""
 _CLIENTS = {GCS: ("gcsfs", "gcs"), S3: ("s3fs", "s3")}
-"""The package that a kind of bucket wants, the extra that brings it; fsspec names its settings as the latter."""
+"""Package that a kind of bucket needs, and the extra that installs it; fsspec uses the extra's name for its
+settings."""
 
 _guards: dict[str, Callable[[], None]] = {}
-"""By folder or file that this process holds: raises if it no longer does (`workdir`, and `leases` in a bucket)."""
+"""Folder or file that this process holds → check that raises if it no longer does (`workdir`; `leases` in a bucket)."""
 
 MOST_BYTES = 2 << 30
-"""Of a file that is read whole."""
+"""Maximum size of a file that is read whole, bytes."""
 MOST_LINE_BYTES = 64 << 20
 
 
 class StorageError(Refusal):
-    """A bucket cannot be used, or something could not be written to it; the message says why, and how to mend it."""
+    """A bucket cannot be used, or a write to it failed; the message says why, and how to fix it."""
 
     away = True
 
@@ -59,20 +60,20 @@ class RemovedError(Refusal):
 
 
 def may_be_storage(error: Exception, folder: Folder) -> bool:
-    """Whether an error of a library that writes there may be of the disk or the bucket, and not only a bug.
+    """Return whether a library's error while writing there may come from the disk or bucket, and not only from a bug.
 
-    tensorstore raises a disk's as ValueError, Orbax as RuntimeError; what clients of buckets say has no common base.
+    tensorstore raises a disk's as ValueError, Orbax as RuntimeError; errors of bucket clients have no common base.
     """
     return in_bucket(folder) or isinstance(error, (OSError, ValueError, RuntimeError))
 
 
 def in_bucket(path: Folder) -> bool:
-    """Whether it is `gs://BUCKET/...` or `s3://BUCKET/...`."""
+    """Return whether the path is `gs://BUCKET/...` or `s3://BUCKET/...`."""
     return os.fspath(path).startswith((GCS, S3))
 
 
 def names_itself(name: str) -> bool:
-    """Whether the last part of an object's name, joined to a folder of a disk, is a file or folder in it.
+    """Return whether the last part of an object's name, joined to a folder on disk, is a file or folder in it.
 
     A bucket is flat, so its objects may be called `tools/../../.bashrc`.
     """
@@ -80,13 +81,13 @@ def names_itself(name: str) -> bool:
 
 
 def location(path: Folder, *, s3: bool = False) -> epath.Path:
-    """A folder or file: on disk, absolute, or in a bucket.
+    """Return the location of a file or folder: on disk, absolute, or in a bucket.
 
     Args:
-        s3: it may be `s3://BUCKET/...`. Checkpoints, and datasets where training reads them, may not.
+        s3: allow `s3://BUCKET/...`; checkpoints, and datasets that training reads, cannot be there.
 
     Raises:
-        ValueError: it is a URL of another kind, names no folder in its bucket, or its client is not installed.
+        ValueError: it is a URL of another kind, names only a bucket, or its client is not installed.
     """
     text = os.fspath(path)
     if "://" not in text:
@@ -109,7 +110,7 @@ def location(path: Folder, *, s3: bool = False) -> epath.Path:
 
 @contextlib.contextmanager
 def guarding(place: Folder, check: Callable[[], None]) -> Iterator[None]:
-    """Call `check` before anything is written there or below (`holding`, `check_held`), until the context is left."""
+    """Call `check` before any write there or below (`holding`, `check_held`), until the context is left."""
     name = _absolute(place)
     _guards[name] = check
     try:
@@ -122,7 +123,7 @@ def holding(path: Folder) -> Callable[[], None]:
     """Return the check to call before each write there or below. It covers what the process holds now.
 
     A process that was asleep may find its folder in a bucket taken over by another one, which has resumed its run. A
-    folder on disk may be removed or replaced while a run uses it; to write there would make a part of it again.
+    folder on disk may be removed or replaced while a run uses it; a write would recreate a part of it.
 
     Raises:
         LeaseError: by the check: another process has taken over the folder in a bucket.
@@ -150,7 +151,7 @@ def _absolute(path: Folder) -> str:
 
 
 def user_cache(name: str) -> Path:
-    """A folder in the user's cache, for files that can be made again; it is made if it is not there.
+    """Return a folder in the user's cache, for files that can be made again; it is created if needed.
 
     Raises:
         InputError: there is no home directory, as in a container whose user id has no passwd entry, or the folder
@@ -171,16 +172,16 @@ def user_cache(name: str) -> Path:
 
 
 def unpacked(path: Path) -> IO[bytes]:
-    """A file on disk, opened for reading; gunzipped where its name ends in .gz."""
+    """Open a file on disk for reading; gunzipped if its name ends in .gz."""
     return gzip.open(path) if path.name.lower().endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
 
 
 def read_unpacked(path: Path) -> bytes:
-    """All of such a file: of `MOST_BYTES` at most, since a few packed megabytes may be any number.
+    """Read all of such a file, up to `MOST_BYTES`, since a few packed megabytes may unpack to any size.
 
     Raises:
         InputError: it has more.
-        OSError, EOFError, zlib.error: it cannot be read, or is no such file inside.
+        OSError, EOFError, zlib.error: it cannot be read, or its content is not valid.
     """
     with unpacked(path) as file:
         data = file.read(MOST_BYTES + 1)
@@ -190,7 +191,7 @@ def read_unpacked(path: Path) -> bytes:
 
 
 def unpacked_lines(path: Path) -> Iterator[bytes]:
-    """The lines of such a file, one after another, each of `MOST_LINE_BYTES` at most. Raises as `read_unpacked`."""
+    """Yield the lines of such a file, each of `MOST_LINE_BYTES` at most. Raises as `read_unpacked`."""
     with unpacked(path) as file:
         number = 0
         while line := file.readline(MOST_LINE_BYTES + 1):
@@ -212,7 +213,7 @@ def write_bytes(path: Path | epath.Path, data: bytes) -> None:
 
     Raises:
         StorageError: it could not be written to a bucket.
-        LeaseError: another process has taken over what of the bucket this one held.
+        LeaseError: another process has taken over the location that this one held.
         RemovedError: the folder that this process holds was removed or replaced.
         OSError: it could not be written to the disk.
     """
@@ -236,7 +237,7 @@ def write_bytes(path: Path | epath.Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def naming(path: Folder) -> Iterator[None]:
-    """An error of the operating system that names no file, as that of a full disk, names this one."""
+    """Add this file's name to an operating system error that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -254,7 +255,8 @@ def copy_files(source: Path, target: epath.Path) -> None:
 
 @contextlib.contextmanager
 def on_disk(folder: epath.Path) -> Iterator[Path]:
-    """A folder to write into with what knows no buckets: `folder` itself, or one whose files are copied there after."""
+    """Yield a folder for code that knows no buckets: `folder` itself, or one whose files are copied there
+    afterwards."""
     if not in_bucket(folder):
         yield Path(folder)
         return
@@ -266,5 +268,5 @@ def on_disk(folder: epath.Path) -> Iterator[Path]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, or its type."""
+    """Return the first line of an error's text, or its type."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,6 +1,6 @@
-"""Does a final answer state the expected value, and commit to it?
+"""Test whether a final answer states the expected value, and commits to it.
 
-A tool may list what it knows; whoever answers may not. `matching` decides whether a text holds a value. `judge_answer`
+A tool may list what it knows; a final answer may not. `matching` decides whether a text holds a value. `judge_answer`
 also asks that the text commits to it: one value (or the asked list), stated, not negated, not one of several. The
 reward `answer`, the score of MCP tasks, evaluation and `PlayedEpisode.says` use it; tool outputs keep `matching`.
 
@@ -12,9 +12,9 @@ How a text is read:
 3. A correction ("no", "wait", 不对) takes back what was said before it.
 4. An explicit mark decides where there is one: "the answer is", "Answer:", `\\boxed{}`, one bold value.
 5. Other values of the same kind (numbers of the same dimension, days, times, names) are candidates. They contradict
-   the value where they are joined with it ("or", "and", a list, a range), where another clause says the same of another
-   value, and where a statement about nothing else ("It is 41.") names another one. In a text with many numbers only its
-   first and its last sentence count.
+   the value if they are joined with it ("or", "and", a list, a range). So does another clause that states the same of
+   another value, and a statement about nothing else ("It is 41.") with another value. In a text with many numbers only
+   its first and its last sentence count.
 
 One hedged value ("maybe 40") is still one value. What cannot be decided is not stated: fail closed.
 """
@@ -243,7 +243,7 @@ class _Judge:
         return _STATED if stated == set(range(len(self._read.wanted))) else AnswerVerdict(False, worst)
 
     def _marked(self, clauses: list[Clause]) -> Iterator[Clause]:
-        """The clauses behind an explicit mark, with a list of values that goes on in the lines below it."""
+        """Yield the clauses behind an explicit mark, with a list of values that continues in the lines below it."""
         goes_on = False
         for one in clauses:
             is_value = one.slots or one.others if self._read.is_typed else self._is_element(one)

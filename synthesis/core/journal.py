@@ -1,4 +1,4 @@
-"""What a run has finished, on disk: SQLite files with batched commits; what is read back is always whole."""
+"""Storage of a run's finished work: SQLite files with batched commits; every entry is read back whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = tuple[bytes | None, str, str]
 _AT_ONCE = 64
 """Rows that are held while a stage's are read."""
 _PACKED = b"\x78"
-"""How zlib's streams begin, and no JSON does: journals of older versions have that."""
+"""First byte of zlib's streams, and of no JSON: journals of older versions have such entries."""
 _WORTH = 256
 """Bytes; smaller rows are not packed."""
 
@@ -81,7 +81,7 @@ class Store:
 
     @contextlib.contextmanager
     def _naming(self, done: str = "written") -> Iterator[None]:
-        """What the disk refuses names the file. (To be told from a file that is none: nobody should delete that one.)
+        """Add the file's name to errors of the disk. (Unlike an invalid file, such a file must not be deleted.)
 
         Raises:
             StoreError: instead of SQLite's errors that a disk, or another process, causes.

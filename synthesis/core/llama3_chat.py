@@ -38,7 +38,7 @@ HEADER_START, HEADER_END, TURN_END = "<|start_header_id|>", "<|end_header_id|>",
 PYTHON_TAG = "<|python_tag|>"
 
 TODAY = "26 Jul 2024"
-"""What the template says where it is not told the date. The day of a run would make its tokens another run's."""
+"""Date that the template writes by default. The day of a run would make its tokens differ from another run's."""
 _ARGUMENTS = "parameters"
 _CALL = CallFrame(before='{"name": "', middle=f'", "{_ARGUMENTS}": ', after="}", between=None, opens="")
 _TOOLS_HEADER = (

@@ -1,4 +1,4 @@
-"""What the Unicode CLDR does not say of a language, for `locales`: yes and no, sentences, word forms, the clock.
+"""Language data for `locales` beyond the Unicode CLDR: yes and no, sentences, word forms, the clock.
 
 A language is read once it has an entry in `WORDS`. All patterns are matched without heed of case, against text that
 `Locale.plain` made.
@@ -25,7 +25,7 @@ Half = Literal["am", "pm", "night", "evening"]
 
 @dataclass(frozen=True)
 class Clock:
-    """How a language writes the time of the day.
+    """Notation of the time of day in a language.
 
     Attributes:
         hour: pattern of the mark behind the hour.

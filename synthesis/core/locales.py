@@ -1,5 +1,4 @@
-"""How a language writes numbers, dates and times: text in it is rewritten in the notation that `quantities` and `dates`
-read.
+"""Numbers, dates and times of other languages, rewritten in the notation that `quantities` and `dates` read.
 
 Number signs, multipliers, units, currencies and months are those of the Unicode CLDR (through Babel); all else is in
 `locale_words`. A language is loaded when it is first asked for, Babel with the first: a process that reads only English
@@ -61,7 +60,7 @@ _ERAS: Final = {"令和": 2018, "平成": 1988, "昭和": 1925, "大正": 1911, 
 _BUDDHIST: Final = 543
 _BUDDHIST_YEAR = re.compile(r"พ\.ศ\.[ ]?(\d{4})(?!\d)")
 _LONGEST_PREFIX: Final = 16
-"""Of a unit that stands before its number: 시속 120km."""
+"""Longest unit before its number: 时速 120km."""
 _AND_HALF = re.compile(r"(\d)[ ]?(時間|年|か月|ヶ月|カ月|시간|년|개월)[ ]?[半반]")
 _CENTS = re.compile(r"(?<![\d.,])(\d{1,6})[ ]?([€£$])(\d\d)(?!\d|[.,]\d)")
 _NO_CENTS = re.compile(r"(?<=\d),-{1,2}(?![\w-])")
@@ -125,7 +124,7 @@ class Locale:
         return self._judged.sub("", part)
 
     def is_sentence(self, text: str) -> bool:
-        """Whether a `plain` text is a sentence, not a name or a value."""
+        """Return whether a `plain` text is a sentence, not a name or a value."""
         words = text.split()
         if len(words) >= self.words.fewest and self._sentence.search(text):
             return True
@@ -423,7 +422,7 @@ _KINDS: Final = re.compile(
     r"[()（） ]|中国|中國|香港|澳门|澳門|共和国|共和國|王国|王國|联邦|聯邦|特别行政区|特別行政區|"
     "群岛|群島|诸岛|諸島|[岛島市州省县縣区區]"
 )
-"""What a Chinese name of a place may have beside it and stay the name of that place: 法罗群岛 is 法罗."""
+"""Additions to a Chinese place name that do not change the place: 法罗群岛 is 法罗."""
 
 
 _LONGEST_PLACE: Final = 12

@@ -1,6 +1,6 @@
 """JSON as models write it, read where one repair makes it JSON and nothing is lost or guessed.
 
-Repairs, by the names that are counted:
+Repairs, by their counted names:
 
     byte_order_mark     an invisible mark before the JSON
     code_fence          the whole text is one code block of Markdown

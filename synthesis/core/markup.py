@@ -106,7 +106,7 @@ _IN_TURN = re.compile(
 _STRUCK = re.compile(r"<(/?)s>", re.IGNORECASE)
 """Ends a turn of Llama 2 and Mistral; HTML strikes text out between two of them."""
 _WRAPPERS = ("answer", "final_answer", "response", "analysis", "plan")
-"""Tags that enclose a whole turn: Hunyuan's, ERNIE's, and those that prompts ask for. Within a text they are XML."""
+"""Tags that enclose a whole turn: Hunyuan's, ERNIE's, and tags that prompts ask for. Within a text they are XML."""
 _FENCE = re.compile(r"^[ \t]{0,8}(?:```+|~~~+)", re.MULTILINE)
 _CODE_SPAN = re.compile(r"`[^`\n]{1,200}`")
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "„": "“", "「": "」", "『": "』", "《": "》"}
@@ -183,7 +183,7 @@ def split_thought(text: str, first: str = THINK_START, last: str = THINK_END) ->
 
 
 class Quotes:
-    """Where a text quotes: code blocks and code spans of Markdown, and what stands between quotation marks."""
+    """Quoted parts of a text: code blocks and code spans of Markdown, and text between quotation marks."""
 
     def __init__(self, text: str) -> None:
         self._text, self._code = text, _code(text)

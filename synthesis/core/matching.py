@@ -1,17 +1,17 @@
-"""Does a tool's output contain the expected answer? Decided by typed rules, never by substring.
+"""Test whether a tool's output contains the expected answer, by typed rules, never by substring.
 
-Both synthesis (is this tool right?) and the RL reward (is this sub-task solved?) ask `contains`; `match` names the rule
-that decided. Final answers of a policy have to commit to a value as well: see `final_answers`. An output is any JSON
-value; its leaves are searched, and a string that holds JSON is opened first. Keys are no values, neither of JSON nor of
-JSON quoted in a text; of a key only the unit counts (`elevation_ft`). A leaf is either a *value* (short: it must equal
-the answer as a whole, or one of its comma-separated parts must) or a *text* (a sentence: the answer may also be a
-whole-word phrase of it).
+Synthesis (is this tool right?) and the RL reward (is this sub-task solved?) both call `contains`. `match` names the
+rule that decided. Final answers of a policy must also commit to a value: see `final_answers`. An output is any JSON
+value; its leaves are searched, and a string that holds JSON is opened first. Keys are not values, in JSON or in JSON
+quoted in a text; only the unit in a key counts (`elevation_ft`). A leaf is a *value* or a *text*. A value is short; it, or one
+of its comma-separated parts, must equal the answer. A text is a sentence; the answer may also be a whole-word phrase of
+it.
 
 Rules, by the answer's type:
-  number    equal within `tolerance`; thousands separators, signs, full-width and Chinese numerals, multipliers
-            (million, k, 万, 亿), powers of ten, currencies before and after, and units that convert ("1.5 km" is
-            1500 m, 68 °F is 20 °C). "5" is not in "15", "A5", "5G", "5-10", "5th", nor in a date, time, version or
-            telephone number, and 2 h is not in "2 h 30 min", which is 150 min. Units and multipliers of keys count.
+  number    equal within `tolerance`. It may have thousands separators, signs, full-width and Chinese numerals,
+            multipliers (million, k, 万, 亿), powers of ten and currencies. Units convert ("1.5 km" is 1500 m, 68 °F is
+            20 °C). "5" is not in "15", "A5", "5G", "5-10", "5th", nor in a date, time, version or telephone number. 2 h is
+            not in "2 h 30 min", which is 150 min. Units and multipliers of keys count.
   date      an ISO date answer equals the same day in another notation ("5 January 2026", "2026年1月5日"). Where day and
             month could change places (05/01/2026) nothing matches.
   time      an answer such as "14:30" equals the same time in another notation ("2:30 PM", "14点30分").
@@ -25,9 +25,9 @@ Rules, by the answer's type:
             not in "10:12:30".
   list      every element is found, in any order; "and" parts elements too.
 Texts are read in English, in Chinese, and in the language that they are said to be in (`locales`): its signs, units,
-months, clock, words for yes and no, and forms of names. What is ambiguous (1.234) is read as that language writes it.
-Aliases count like the value, and the alias of a number may be a number ("1.5 km"). Anything else does not
-match, nor does an empty answer, nor anything in an output too large to be one answer (see `readings`): fail closed.
+months, clock, words for yes and no, and forms of names. Ambiguous text (1.234) is read as that language writes it.
+Aliases count like the value, and the alias of a number may be a number ("1.5 km"). Anything else does
+not match. An empty answer and an output too large to be one answer (see `readings`) match nothing: fail closed.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ from synthesis.core.word_forms import MOST_PLACES, is_letter
 
 _CHINESE = re.compile(rf"[{CJK}]")
 _GLUE = frozenset("-+/#@&_.")
-"""What makes one identifier of two words: Guinea-Bissau, Europe/Oslo, +47, #f0f8ff, .no, GMT+1."""
+"""Characters that join two words into one identifier: Guinea-Bissau, Europe/Oslo, +47, #f0f8ff, .no, GMT+1."""
 _SHORT: Final = 3
-"""A Latin answer this short is searched in texts with its case: the code "NO" is not the word "no"."""
+"""Longest Latin answer that is searched in texts with its case: the code "NO" is not the word "no"."""
 _DIGITS = re.compile(r"\d+(?:\.\d+)?|\d{1,3}(?:,\d{3})+")
 _LONGER_BEFORE = frozenset(
     {"New", "North", "South", "East", "West", "Northern", "Southern", "Eastern", "Western", "Equatorial", "Papua"}
 )
 _LONGER_AFTER = frozenset({"City", "State", "Island", "Islands"})
-"""Capitalised words that make another name of the name beside them: New Mexico, Mexico City."""
+"""Capitalised words that form another name with the name beside them: New Mexico, Mexico City."""
 _LONGER_NAME_BEFORE = re.compile(bare(LONGER_BEFORE))
 _LONGER_NAME_AFTER = re.compile(rf"[ ](?:{LONGER_AFTER})(?!\w)")
 
 
 def contains(output: Any, answer: Answer, language: str = "en") -> bool:
-    """Whether a tool's JSON output contains the answer; see `match`."""
+    """Return whether a tool's JSON output contains the answer; see `match`."""
     return match(output, answer, language) is not None
 
 
 def match(output: Any, answer: Answer, language: str = "en") -> str | None:
-    """The name of the rule by which the output contains the answer (`number`, `date`, …, `alias`), or None.
+    """Return the rule by which the output contains the answer (`number`, `date`, …, `alias`), or None.
 
     Args:
         output: a JSON value, or the `Reading` of one to search for several answers.
@@ -92,7 +92,7 @@ def match(output: Any, answer: Answer, language: str = "en") -> str | None:
 
 
 def same(first: Answer, second: Answer, language: str = "en") -> bool:
-    """Whether two answers say the same."""
+    """Return whether two answers mean the same."""
     return contains(_as_output(first), second, language) and contains(_as_output(second), first, language)
 
 
@@ -101,7 +101,7 @@ def _as_output(answer: Answer) -> Any:
 
 
 def _meanings(alias: str, answer: Answer, locale: Locale | None) -> Iterator[Answer]:
-    """An alias as it stands and, for a number, as the one number that it is."""
+    """Yield an alias unchanged and, for a number, as the one number that it is."""
     yield Answer(alias)
     if isinstance(answer.value, int | float) and not isinstance(answer.value, bool):
         numbers = quantities(locale.numbers(locale.dates(locale.spelled(alias))) if locale else alias)
@@ -162,7 +162,7 @@ def _string_in(reading: Reading, value: str, wanted: str) -> bool:
 def _in_text(
     reading: Reading, text: ReadText, wanted: str, phrase: str, number: str, accented: str, *, is_chinese: bool
 ) -> bool:
-    """Return whether a text holds a phrase.
+    """Return whether a text contains a phrase.
 
     Args:
         number: the phrase, with numbers and units in the notation that `quantities` reads.
@@ -194,12 +194,13 @@ def _in_text(
 
 
 def _is_element(part: str, phrase: str) -> bool:
-    """Whether a part is an element of a list with a word, in small letters or not, and nothing else."""
+    """Return whether a part is an element of a list with a word, in small letters or not, and nothing else."""
     return phrase.islower() and phrase.capitalize() in part and BULLET.match(part) is not None
 
 
 def _phrase_in(text: ReadText, phrase: str, *, cased: bool) -> bool:
-    """Whether the phrase stands in the text as whole words. (No pattern is compiled: the RL reward asks this often.)"""
+    """Return whether the text contains the phrase as whole words. Compiles no pattern, as the RL reward calls it
+    often."""
     if phrase.casefold().startswith("the ") and not cased:
         phrase = phrase[4:]
     line, folded, locale = text.line, text.line if cased else text.folded_line, text.locale
@@ -239,7 +240,7 @@ def _phrase_in(text: ReadText, phrase: str, *, cased: bool) -> bool:
 
 
 def _places(folded: str, phrase: str, locale: Locale | None) -> Iterator[tuple[int, int]]:
-    """Start and end of each place of the phrase, and of each form of it that the language knows."""
+    """Yield start and end of each occurrence of the phrase, and of each form of it that the language knows."""
     start = -1
     for _ in range(MOST_PLACES):
         start = folded.find(phrase, start + 1)
@@ -261,7 +262,7 @@ _NUMBER_AFTER = re.compile(r"[,~]\d|\s?[aApP]\.?[mM]\b")
 
 
 def _cuts_a_number(text: str, start: int, end: int) -> bool:
-    """Whether a phrase that begins or ends in digits is cut from a number or a time that goes on there."""
+    """Return whether a phrase that starts or ends in digits is cut from a longer number or time."""
     if text[start].isdigit():
         before, group = text[max(0, start - 5) : start], text[start : start + 4]
         if _NUMBER_BEFORE.search(before):

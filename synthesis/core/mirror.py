@@ -1,9 +1,9 @@
-"""What a run has in buckets: files that it reads, and its folder.
+"""Files of a run in buckets: its input files, and its folder.
 
-The folder is worked in on this machine's disk (SQLite files want one, and ArrayRecord's writer too), and kept in the
-bucket, so that another machine can go on. What a run goes on from (its stores and its datasets'
-cards) is fetched before it begins; snapshots of the stores are kept while it runs, and all its files when it ends,
-however it ends. What a machine that is lost takes with it is what was done since the last snapshot.
+The run works on this machine's disk (SQLite files and ArrayRecord's writer need one). The folder is kept in the bucket,
+so that another machine can resume. The stores and the datasets' cards are fetched at the start. Snapshots of the stores
+are uploaded during the run, and all files at its end, however it ends. A lost machine loses only the work since the
+last snapshot.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from synthesis.core.workdir import LOCK
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_SECONDS = 60.0
-"""Between two; longer where the last took more than a twentieth of it."""
+"""Time between two snapshots; longer if the last took more than a twentieth of it."""
 _STORES = ".sqlite"
 _OF_STORES = (_STORES, f"{_STORES}-wal", f"{_STORES}-shm")
 _BLOCK = 16 << 20
 _MOST_DOWNLOADED = 256 << 20
 _DOWNLOAD_SECONDS = 120.0
-"""For each wait, and for a whole document at a URL."""
+"""Timeout for each wait, and for a whole document at a URL."""
 
 
 @contextlib.asynccontextmanager
 async def mirrored(workdir: epath.Path) -> AsyncIterator[Path]:
-    """The folder to work in: `workdir` itself, or one on this machine's disk where that is in a bucket.
+    """Yield the folder to work in: `workdir` itself or, if it is in a bucket, one on this machine's disk.
 
-    Who holds it (`workdir.locked`), and loses it to another process while it sleeps, writes nothing there any more.
+    A process that holds it (`workdir.locked`) and loses it while it sleeps writes nothing there any more.
 
     Raises:
         StorageError: the bucket cannot be read or written.
@@ -69,8 +69,9 @@ async def mirrored(workdir: epath.Path) -> AsyncIterator[Path]:
 
 @functools.cache
 def fetched(name: Folder) -> Path:
-    """Return the path of a file or folder that is read. Of what is at a URL or in a bucket, it is that of a copy on
-    this machine's disk, which is removed when the process ends.
+    """Return the local path of an input file or folder.
+
+    From a URL or a bucket it is copied to this machine's disk; the copy is removed when the process ends.
 
     Raises:
         InputError: it is a URL of another kind, has no document, or names nothing in its bucket.
@@ -93,7 +94,7 @@ def fetched(name: Folder) -> Path:
 
 
 def _downloaded(url: str, folder: Path) -> Path:
-    """Return the copy of a document, with a suffix that says how it is read.
+    """Return the copy of a document, with a suffix that tells how to read it.
 
     Raises:
         InputError: nothing is there, or too much.
@@ -125,18 +126,19 @@ def _downloaded(url: str, folder: Path) -> Path:
 
 
 class _Mirror:
-    """Files below a folder, and in a bucket those of the same names."""
+    """Files below a folder, and their copies of the same names in a bucket."""
 
     def __init__(self, bucket: epath.Path, folder: Path) -> None:
         self._bucket, self._folder = bucket, folder
         self._check = holding(bucket)
         self._there: dict[Path, tuple[int, int]] = {}
-        """Times and sizes of the files that the bucket has as they are."""
+        """Times and sizes of the files whose copies in the bucket are current."""
         self._writing = threading.Lock()
-        """A snapshot under way when the run ends is finished first: it must not replace the last one."""
+        """Held while a snapshot is written: one under way at the run's end finishes first, so it cannot replace the
+        last one."""
 
     def fetch(self) -> None:
-        """What a run goes on from."""
+        """Download the files that a run needs to resume."""
         for path in _below(self._bucket):
             if path.name == CARD_FILE or path.name.endswith(_STORES):
                 file = self._folder / path.relative_to(self._bucket)
@@ -145,7 +147,7 @@ class _Mirror:
                 self._there[file] = _state(file)
 
     async def keep(self) -> None:
-        """Snapshots of the stores, from time to time. Raises `LeaseError`."""
+        """Upload snapshots of the stores from time to time. Raises `LeaseError`."""
         pause = SNAPSHOT_SECONDS
         while True:
             await asyncio.sleep(pause)
@@ -157,7 +159,8 @@ class _Mirror:
             pause = max(SNAPSHOT_SECONDS, 20 * (time.monotonic() - began))
 
     def finish(self) -> None:
-        """All files, a dataset's card as its last: without one it is none. Raises `LeaseError` and `StorageError`."""
+        """Upload all files, a dataset's card last: without it there is no dataset. Raises `LeaseError` and
+        `StorageError`."""
         self._stores()
         every = [path for path in sorted(self._folder.rglob("*")) if path.is_file() and self._is_kept(path)]
         changed = [path for path in every if self._there.get(path) != _state(path)]
@@ -169,8 +172,8 @@ class _Mirror:
             self._send(path, path)
 
     def _stores(self) -> None:
-        """A journal must not hold what was made of an answer that the recording lacks: so journals, which are named so,
-        or in a folder that is, are taken first, and written last."""
+        """Upload the stores. A journal must not hold results of an answer that the recording lacks. So journals, known
+        by their name or their folder's, are copied first and uploaded last."""
         with self._writing:
             self._snapshot()
 
@@ -195,7 +198,8 @@ class _Mirror:
                 self._there[path] = state
 
     def _is_kept(self, path: Path) -> bool:
-        """Whether it is no store, which has snapshots, no lock, and not hidden, as a dataset is until it is whole."""
+        """Return whether a file is uploaded at the end: it is no store, which has snapshots, no lock, and not
+        hidden."""
         hidden = any(part.startswith(".") for part in path.relative_to(self._folder).parts)
         return not hidden and path.name != LOCK and not path.name.endswith(_OF_STORES)
 
@@ -207,10 +211,10 @@ class _Mirror:
 
 
 def _below(folder: epath.Path) -> Iterator[epath.Path]:
-    """All files, those of folders that are not there: none.
+    """Yield all files below a folder; none if it does not exist.
 
     Raises:
-        StorageError: an object is called so that its copy would lie elsewhere on this machine.
+        StorageError: an object's name would place its copy elsewhere on this machine.
     """
     if folder.exists():
         for path in sorted(folder.iterdir()):
@@ -228,7 +232,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _copy(source: epath.Path, target: epath.Path, problem: str) -> None:
-    """In blocks; an object comes into being when all of it is there. Raises `StorageError`."""
+    """Copy in blocks; an object appears when all of it is there. Raises `StorageError`."""
     try:
         with source.open("rb") as given, target.open("wb") as taken:
             shutil.copyfileobj(given, taken, _BLOCK)

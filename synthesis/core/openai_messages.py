@@ -35,7 +35,7 @@ _AROUND_NAME = re.compile(
 """A tool's name within a namespace (OpenAI, Gemini), with a number (Kimi) or the model's own markup behind it
 (`find<|channel|>commentary`), quoted, or as an empty call."""
 _FUNCTIONS = ("function", "functionCall", "toolUse")
-"""Where a call's name and arguments stand: OpenAI, Gemini, Bedrock."""
+"""Keys that hold a call's name and arguments: OpenAI, Gemini, Bedrock."""
 _PARSERS = "serve the model with the parsers of its calls and its thinking"
 
 
@@ -224,8 +224,8 @@ def _parts(value: Any) -> list[str | Mapping[str, Any]]:
 
 
 def is_thought(part: Any) -> bool:
-    """Whether a part of a message's content is thinking: `type` begins with `thinking` or `reasoning`, or Gemini marks
-    it."""
+    """Return whether a part of a message's content is thinking, by its `type` (`thinking…`, `reasoning…`) or Gemini's
+    mark."""
     if not isinstance(part, Mapping):
         return False
     kind = part.get("type")

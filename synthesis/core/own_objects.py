@@ -10,11 +10,11 @@
         def score(self, episode) -> float:
             return float(episode.says(40))
 
-Beside `question` it may have `system` (a system message), `id`, `answer` (what the final answer should say), `language`
-(ISO 639-1 code of the final answer's language; English without it) and `call_seconds` (for a call). Every episode plays
-in a process of its own, which holds a copy of the object (`own_workers.py`), so a method may keep state anywhere, and a
-call that hangs is killed. The methods have the rights of the user who started the run. Their arguments are whatever a
-model wrote, checked against the annotations, converted to them, and nothing else.
+Beside `question` it may have `system` (a system message), `id` and `answer` (the expected final answer). `language` is
+the ISO 639-1 code of the final answer's language, by default English; `call_seconds` limits a call. Every episode runs
+in its own process with a copy of the object (`own_workers.py`). So a method may keep state anywhere, and a call that
+hangs is killed. The methods have the rights of the user who started the run. Their arguments are whatever a model
+wrote, checked against the annotations, converted to them, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Run a user's environments and rewards in processes of their own. `own_workers.py` is the trainer's side.
 
-The trainer starts one process for them, which loads the objects once. It forks a *worker* for each episode: the fork is
+The trainer starts one process, which loads the objects once. It forks a *worker* for each episode: the fork is
 the episode's copy of everything, class attributes and module globals included. A worker carries out one request after
 the other; once something asynchronous comes, it runs an event loop. It can be killed at any moment.
 
-    trainer -> process   what to load; then ("open", token) with a descriptor, or ("kill", token)
-    process -> trainer   whether that was loaded; then (token, exit code) of workers that ended by themselves
+    trainer -> process   list of objects to load. Then ("open", token) with a descriptor, or ("kill", token)
+    process -> trainer   success of the load. Then (token, exit code) of workers that ended by themselves
     trainer -> worker    (number, action, position of the object, arguments), pickled
     worker  -> trainer   (number, kind, text or number), MessagePack: what a worker writes is never unpickled
 """
@@ -57,11 +57,11 @@ Kind = Literal["ok", "error", "share", "no_share"]
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What a process loads.
+    """Objects that a process loads.
 
     Attributes:
-        files: modules of the user's that were loaded by path.
-        reference: what to import the environments by; "" where they are pickled.
+        files: the user's modules that were loaded by path.
+        reference: import path of the environments; "" if they are pickled.
     """
 
     files: Sequence[str]
@@ -266,7 +266,7 @@ class _Worker:
         self._reply(number, *reply)
 
     def _begin(self, action: str, position: int, given: Any) -> tuple[Callable[[Any], tuple[Kind, Any]], Any]:
-        """Call the user's code. Returns how its result is told, and the result or what is to be awaited for it."""
+        """Call the user's code. Returns a function that encodes its result, and the result or an awaitable of it."""
         if action == "ping":
             return lambda made: ("ok", ""), None
         subject = self._objects[position]

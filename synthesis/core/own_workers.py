@@ -1,12 +1,12 @@
-"""Call a user's environments and rewards in processes of their own, and kill those that hang. See `own_process.py`.
+"""Call a user's environments and rewards in their own processes, and kill processes that hang. See `own_process.py`.
 
     workers = OwnWorkers([environment_object])
     worker = await workers.open()                                   # a copy of the object, for one episode
     kind, text = await worker.ask("call", 0, ("stock_of", {"item": "bolts"}), seconds=60)
     worker.kill()
 
-Objects are pickled by value where a process could not import them (cloudpickle); locks arrive unlocked. What cannot be
-pickled is imported in the process, by the name that the user gave.
+Objects are pickled by value where a process could not import them (cloudpickle); locks arrive unlocked. Other objects
+are imported in the process, by the name that the user gave.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class OwnWorker(asyncio.Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes requests."""
+        """True if it accepts requests."""
         return self._transport is not None
 
     async def ask(
@@ -337,7 +337,7 @@ class OwnWorkers:
         return len(self._objects) - 1
 
     def _sent_objects(self) -> Any:
-        """What a process is sent: the annotations of the environments' tools, and the objects."""
+        """Return the data sent to a process: the annotations of the environments' tools, and the objects."""
         if self._reference:
             return {}, self._objects[self._own :]
         kinds = {type(one): one for one in self._objects[: self._own]}
@@ -388,7 +388,7 @@ class OwnWorkers:
 
 
 def _is_over(starting: asyncio.Task[_Zygote]) -> bool:
-    """Whether a start has failed, or what it started has ended."""
+    """Return whether a start has failed, or the started process has ended."""
     if not starting.done():
         return False
     return starting.cancelled() or starting.exception() is not None or not starting.result().is_alive

@@ -187,12 +187,12 @@ def missing_properties(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _shows(value: Any) -> bool:
-    """Whether a value is a schema that says more than words."""
+    """Return whether a value is a schema with more than descriptive keywords."""
     return isinstance(value, Mapping) and bool(set(value) & _SHOWS_SCHEMA)
 
 
 def _is_schema(given: Mapping[str, Any]) -> bool:
-    """Whether an object is a JSON schema: one of its keywords has a value that no parameter has."""
+    """Return whether an object is a JSON schema: one of its keywords has a value that no parameter has."""
     inner = given.get("properties")
     return (
         isinstance(given.get("type"), str | list)

@@ -1,4 +1,4 @@
-"""What a running stage shows: a bar; in synthesis with its inputs and the traffic with model endpoints."""
+"""Progress display of a running stage: a bar; in synthesis with its inputs and the traffic with model endpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from synthesis.core.terminal import printable
 
 
 def progress_bar(**options: Any) -> tqdm:
-    """A bar on standard error; where that is no terminal, a line now and then (see `_Log`).
+    """Return a bar on standard error; without a terminal, a line from time to time (see `_Log`).
 
     Args:
         options: as `tqdm` takes them.
@@ -27,14 +27,14 @@ def progress_bar(**options: Any) -> tqdm:
 
 
 def say_beside_bars(line: str) -> None:
-    """A line on standard error, where the bars are; standard output is for the result."""
+    """Print a line on standard error, where the bars are; standard output is for the result."""
     tqdm.write(printable(line, lines=False), file=sys.stderr)
 
 
 class _Log:
-    """Standard error as a bar's file: its state is a line every half minute, and one at its end.
+    """Standard error as a bar's file: it prints the state as a line every half minute, and once at the end.
 
-    A bar that is drawn over itself leaves thousands of states in a log, in one line.
+    A bar that overwrites itself leaves thousands of states in a log, in one line.
     """
 
     SECONDS = 30.0
@@ -44,7 +44,7 @@ class _Log:
         self._next = time.monotonic() + self.SECONDS
 
     def write(self, text: str) -> None:
-        """`tqdm` writes a carriage return and a state, and a line feed when it is closed."""
+        """Write a text of `tqdm`: a carriage return and a state, or a line feed when it is closed."""
         self._state = text.strip() or self._state
         if self._state and (text.endswith("\n") or time.monotonic() >= self._next):
             with contextlib.suppress(OSError, ValueError):  # without `protect_streams`, as in a program of a user's
@@ -52,28 +52,28 @@ class _Log:
             self._state, self._next = "", time.monotonic() + self.SECONDS
 
     def flush(self) -> None:
-        """Lines are flushed as they are written."""
+        """Do nothing: lines are flushed as they are written."""
 
 
 @dataclass
 class Traffic:
-    """What this process asked of model endpoints.
+    """Traffic of this process with model endpoints.
 
-    Attributes:
-        requests: that were sent, failed ones too.
-        tokens: of prompts and completions, as the answers say.
-    """
+        Attributes:
+                requests: that were sent, failed ones too.
+            tokens: of prompts and completions, as the answers say.
+        """
 
     requests: int = 0
     tokens: int = 0
 
 
 TRAFFIC = Traffic()
-"""Of all endpoints of this process; counted, never read back, so that nothing depends on it but what a person sees."""
+"""Traffic with all endpoints of this process. It is only displayed; nothing else depends on it."""
 
 
 class Progress:
-    """A progress bar; `ticking` renews its figures, so that counting costs an addition."""
+    """A progress bar; `ticking` refreshes its numbers, so that counting costs an addition."""
 
     SECONDS = 1.0
 
@@ -93,7 +93,7 @@ class Progress:
         self._bar.close()
 
     async def ticking(self) -> None:
-        """Renew the figures until cancelled."""
+        """Refresh the numbers until cancelled."""
         while True:
             await asyncio.sleep(self.SECONDS)
             self._renew()

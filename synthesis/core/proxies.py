@@ -14,7 +14,7 @@ _OWN = ("localhost", "127.0.0.1", "127.0.1.1", "::1")
 
 
 def exempt_this_machine() -> None:
-    """Add this machine's names to `no_proxy`, for all clients of this process and of those that it starts."""
+    """Add this machine's names to `no_proxy`, for all clients of this process and of its child processes."""
     if not any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ):
         return
     given = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))

@@ -1,7 +1,7 @@
 """Numbers and units in free text: the part of `matching` that reads `$1,234.5`, `15 km` and `三百二十万`.
 
-Every pattern here starts with a plain character class, so that `re` skips quickly over text without digits, and looks
-back with a lookbehind after that first character; none can backtrack over more than one number.
+Every pattern here starts with a plain character class, so that `re` skips quickly over text without digits. A
+lookbehind follows that first character. No pattern can backtrack over more than one number.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CJK: Final = r"\u3400-\u4dbf\u4e00-\u9fff\u3040-\u30ff"
 
 
 def quantities(text: str) -> list[Quantity]:
-    """The numbers of a text, each with its unit if that is a known one."""
+    """Return the numbers of a text, each with its unit if it is a known one."""
     return list(each_quantity(plain(text)))
 
 
 def each_quantity(text: str) -> Iterator[Quantity]:
-    """The numbers of a text that is `plain` already, one after the other."""
+    """Yield the numbers of a text that is already `plain`, in order."""
     if (ordinal := _ORDINAL.fullmatch(text.strip())) and (number := _ordinal(ordinal)) is not None:
         yield Quantity(number)
         return
@@ -33,7 +33,7 @@ def each_quantity(text: str) -> Iterator[Quantity]:
 
 
 def whole_quantity(text: str) -> Quantity | None:
-    """The quantity that all of a `plain` text is: `5 km`, `$5`, `14亿人`; None for `5 apples` and `Apollo 11`."""
+    """Return the quantity that a whole `plain` text is: `5 km`, `$5`, `14亿人`; None for `5 apples` and `Apollo 11`."""
     if not _HAS_DIGIT.search(text) or len(found := list(_joined(_numbers(text), text))) != 1:
         return None
     start, end, _, quantity, _ = found[0]
@@ -43,18 +43,18 @@ def whole_quantity(text: str) -> Quantity | None:
 
 
 def numerals(text: str) -> list[str]:
-    """The numbers of a text as they are written, without what multiplies them."""
+    """Return the numbers of a text as written, without those with a multiplier."""
     return [written for _, _, written, _, _ in _arabic(plain(text))]
 
 
 def each_numeral(text: str) -> Iterator[str]:
-    """The numbers of a text that is `plain` already, as they are written; not the 5 of 5 million or of 5 ft 10 in."""
+    """Yield the numbers of a `plain` text as written, but not the 5 of 5 million or of 5 ft 10 in."""
     return (written for _, _, written, _, factor in _joined(_arabic(text), text) if factor == 1 and written)
 
 
 def is_in_longer(text: str, start: int, end: int) -> bool:
-    """Whether digits of a `plain` text that commas or brackets set apart belong to more: to `(555) 123-4567`,
-    `May 5, 2026`, `12,34,567` or `1 234,5`."""
+    """Return whether digits of a `plain` text between commas or brackets belong to more: to `(555) 123-4567`, `May 5,
+    2026`, `12,34,567` or `1 234,5`."""
     near = max(0, start - _LONGEST_TOKEN)
     for one in _TOKEN.finditer(text[near : end + _LONGEST_TOKEN]):
         if near + one.start() <= start and end <= near + one.end():
@@ -63,7 +63,7 @@ def is_in_longer(text: str, start: int, end: int) -> bool:
 
 
 def is_multiplied(text: str, end: int) -> bool:
-    """Whether a multiplier stands behind what ends there: 5 million, 14亿."""
+    """Return whether a multiplier follows the number that ends there: 5 million, 14亿."""
     return _MULTIPLIER_AFTER.match(text, end) is not None
 
 
@@ -73,9 +73,9 @@ _ONE_NUMBER = re.compile(r"-?(?:0|[1-9]\d*|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d+)?")
 
 
 def written_number(text: str) -> int | float | None:
-    """The one number that a string is in plain digits, with or without thousands separators; else None.
+    """Return the one number that a string is in plain digits, with or without thousands separators; else None.
 
-    `02` and `5 km` are none, nor is one of more digits than any answer has.
+    `02` and `5 km` are none, nor is a number of more digits than any answer has.
     """
     text = text.strip()
     if len(text) > _LONGEST_NUMBER or not _ONE_NUMBER.fullmatch(text):
@@ -114,7 +114,8 @@ def _small(digits: str | None) -> int:
 
 
 def plain(text: str) -> str:
-    """The text without differences of width, of quotes, hyphens and minus signs, and without invisible characters."""
+    """Return the text without differences of width, quotes, hyphens and minus signs, and without invisible
+    characters."""
     if text.isascii():
         return text
     text = _POWER.sub(lambda one: "^" + normalized("NFKC", one[0]), text)  # NFKC would make 103 of 10³
@@ -194,19 +195,20 @@ _MINUS = re.compile(r"(?<!\d )\b[Mm]inus $")  # 5 minus 3 is a difference
 
 
 _Number: TypeAlias = tuple[int, int, str, Quantity, int]
-"""A number of a text: where its digits begin, where its unit or multiplier ends, its digits and sign as written ("" of
-several numbers that are one), what it is, and the factor of its multiplier. (No class: a long text makes very many.)"""
+"""A number of a text: start of its digits, end of its unit or multiplier, its digits and sign as written, its quantity,
+and the factor of its multiplier. The digits are "" if several numbers are one. A tuple, as a long text makes very
+many."""
 
 
 def _numbers(text: str) -> Iterator[_Number]:
-    """All numbers, in their order."""
+    """Yield all numbers in their order."""
     if not _HAS_CHINESE.search(text):
         return _arabic(text)
     return heapq.merge(_arabic(text), _chinese(text))
 
 
 def _joined(numbers: Iterator[_Number], text: str) -> Iterator[_Number]:
-    """The numbers, those that are one quantity together as one: 14亿1178万, 12万3456, 2 h 30 min, 5 ft 10 in."""
+    """Yield the numbers; parts of one quantity are joined: 14亿1178万, 12万3456, 2 h 30 min, 5 ft 10 in."""
     waiting = next(numbers, None)
     if waiting is None:
         return
@@ -226,11 +228,11 @@ _FARTHEST: Final = 6
 _NEXT_TO: Final = ("", " ")
 _AND: Final = (", ", " and ", ", and ", "零", "又", "和")
 _SPLIT: Final = frozenset({"h", "min", "day", "week", "year", "ft", "lb"})
-"""What is told in two units with "and" between; 5 km and 300 m are mostly two lengths."""
+"""Units of quantities that are given in two units joined by "and"; 5 km and 300 m are mostly two lengths."""
 
 
 def _sum(text: str, first: _Number, second: _Number) -> _Number | None:
-    """Two neighbours as one quantity, where they are one."""
+    """Return two neighbours as one quantity, if they are one."""
     start, after, _, (value, unit), factor = first
     before, end, written, (rest, rest_unit), rest_factor = second
     between = text[after:before]
@@ -264,7 +266,7 @@ _INCHES = re.compile(r" ?in(?![A-Za-z0-9])")
 
 
 def _arabic(text: str) -> Iterator[_Number]:
-    """The numbers written in digits, each by itself."""
+    """Yield the numbers written in digits, each by itself."""
     if not _HAS_DIGIT.search(text):
         return
     for one in _TOKEN.finditer(text):
@@ -302,7 +304,7 @@ def _arabic(text: str) -> Iterator[_Number]:
 
 
 def _before(text: str, start: int) -> tuple[int, str, str | None]:
-    """Sign, currency and a leading "." of the number that starts there; None for the "." when the number is none."""
+    """Return sign, currency and a leading "." of the number that starts there; None for the "." if it is no number."""
     last = text[start - 1 : start]
     if (text[start - 2 : start - 1] if last == " " else last) not in _MARKS_BEFORE:
         return 1, "", ""
@@ -326,7 +328,7 @@ def _before(text: str, start: int) -> tuple[int, str, str | None]:
 
 
 def _value(one: re.Match[str], fraction: str) -> int | float | None:
-    """The number of a token, or None where it is too long to be one that anybody expects."""
+    """Return the number of a token, or None if it is implausibly long."""
     if (digits := one[0]).isdecimal() and not fraction:
         return int(digits) if len(digits) <= _LONGEST_NUMBER else None
     power = one["exponent"] or ""
@@ -368,12 +370,12 @@ _ORDINAL = re.compile(rf"(\d{{1,9}})(?:st|nd|rd|th)|第\s?(?:(\d{{1,9}})|([{_N}]
 
 
 def _ordinal(found: re.Match[str]) -> int | None:
-    """The rank that a whole text is: 5th, 第五名. Within a text a rank is no number."""
+    """Return the rank that a whole text is: 5th, 第五名. Within a text a rank is no number."""
     return chinese_number(found[3]) if found[3] else int(found[1] or found[2])
 
 
 def _chinese(text: str) -> Iterator[_Number]:
-    """The numbers written in Chinese characters, each by itself."""
+    """Yield the numbers written in Chinese characters, each by itself."""
     text = text.translate(_OTHER_CHARACTERS)
     alone = text.strip()
     for one in _CHINESE.finditer(text):
@@ -393,7 +395,7 @@ def _chinese(text: str) -> Iterator[_Number]:
 
 
 def _is_counted(text: str, numeral: str, end: int) -> bool:
-    """Whether Chinese digits in running text are a number: 一 is mostly a part of a word, 三五 is a guess."""
+    """Return whether Chinese digits in running text are a number: 一 is mostly a part of a word, 三五 is a guess."""
     if any(c in _TENS or c in _MYRIADS for c in numeral):
         return len(numeral) > 1
     return len(numeral) > 2 or (numeral in "二两三四五六七八九" and _MEASURE_AFTER.match(text, end) is not None)
@@ -404,7 +406,7 @@ def _digits(text: str) -> str:
 
 
 def chinese_number(text: str) -> int | None:
-    """三百二十万 → 3200000; 二〇二六 → 2026; None for what is no one number, as 七八百."""
+    """Return 3200000 for 三百二十万, 2026 for 二〇二六; None for anything that is not one number, such as 七八百."""
     if len(text) > 40:
         return None
     if not any(c in _TENS or c in _MYRIADS for c in text):

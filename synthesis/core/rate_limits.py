@@ -1,4 +1,4 @@
-"""What an endpoint may be asked: so much a minute, so much in all; and how long to wait after a failure."""
+"""Limits of an endpoint, a minute and in total; and the wait after a failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from synthesis.core.stages import Stopped
 
 STAGE: ContextVar[str] = ContextVar("stage", default="")
-"""For which stage of a run a request is made: what is spent is also counted by it. "" where no stage is."""
+"""Stage of the run for which a request is made; costs are also counted by it. "" outside a stage."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Usage:
 
 @dataclass
 class Spent:
-    """What was used so far. `money` is in the currency of the prices, at the prices of the time."""
+    """Usage so far. `money` is in the currency of the prices, at the prices of the time."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -49,13 +49,13 @@ class Spent:
         self.money += money
 
     def take_over(self, other: Spent) -> None:
-        """Be what the other is, for whoever counts by this one."""
+        """Copy the values of another account, for holders of this object."""
         self.requests, self.money = other.requests, other.money
         self.prompt_tokens, self.completion_tokens = other.prompt_tokens, other.completion_tokens
 
 
 def summed(accounts: Iterable[Spent]) -> Spent:
-    """All of it."""
+    """Return the sum of all accounts."""
     every = Spent()
     for one in accounts:
         every.requests += one.requests
@@ -67,33 +67,33 @@ def summed(accounts: Iterable[Spent]) -> Spent:
 
 @dataclass(frozen=True)
 class Prices:
-    """Of a million prompt tokens, and of a million completion tokens, in any one currency."""
+    """Prices of a million prompt tokens and of a million completion tokens, in any one currency."""
 
     prompt: float = 0.0
     completion: float = 0.0
 
     def of(self, usage: Usage) -> float:
-        """What it costs."""
+        """Return the price of a usage."""
         return (usage.prompt * self.prompt + usage.completion * self.completion) / 1e6
 
 
 class BudgetSpent(Stopped):
-    """The teacher's budget is used up; the message says what was spent, what is finished, and how to go on."""
+    """The teacher's budget is used up; the message says what was spent, what is finished, and how to resume."""
 
 
 class TokenBucket:
-    """A rate limit (token bucket): refilled evenly, and holds a second's worth, at least one.
+    """A rate limit (token bucket), refilled evenly; its capacity is a second's worth, at least one.
 
-    Whoever takes more than it holds waits until it is full and leaves it in debt, so any minute sees at most
-    `per_minute` and what it holds. First come, first served.
+    A request for more than its capacity waits until it is full and leaves it in debt. So any minute sees at most
+    `per_minute` plus the capacity. First come, first served.
 
     Args:
-        paused: for how many more seconds nobody takes anything; who waits in that time keeps its turn, so that those
-            who waited do not come all at once.
+        paused: returns for how many more seconds nothing is taken; waiting requests keep their turns, so that they do
+            not come all at once.
     """
 
     NAP_SECONDS = 0.25
-    """Longest sleep at a time: what is given back shortens the wait."""
+    """Longest sleep at a time: returned tokens shorten the wait."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class TokenBucket:
         self._queue = asyncio.Lock()
 
     async def take(self, amount: Callable[[], float]) -> float:
-        """Wait for one's turn and take what `amount` says then; it is given back."""
+        """Wait for one's turn, take the amount that `amount` then returns, and return it."""
         async with self._queue:
             while True:
                 missing, pause = min(amount(), self._holds) - self._now(), self._paused()
@@ -121,7 +121,7 @@ class TokenBucket:
             return taken
 
     def give_back(self, amount: float) -> None:
-        """Correct an estimate: what was taken and not used, or (negative) was used beyond it."""
+        """Correct an estimate: return tokens that were not used, or (negative) take those used beyond it."""
         self._level = min(self._now() + amount, self._holds)
 
     def _now(self) -> float:
@@ -132,10 +132,10 @@ class TokenBucket:
 
 
 class Budget:
-    """A cap on all that is spent, requests in flight counted as expected; several endpoints may share one.
+    """A cap on total cost, with the expected cost of requests in flight; several endpoints may share one.
 
-    It is overrun by at most one request and what those in flight cost above what was expected. A request whose answer
-    was lost on its way is taken to have cost what it can have: its prompt and its `max_tokens`.
+    It is overrun by at most one request, plus the unexpected cost of those in flight. A request whose answer was lost
+    counts with its maximum: its prompt and its `max_tokens`.
 
     Args:
         tokens: cap; None is none.
@@ -152,17 +152,17 @@ class Budget:
         self._landed = asyncio.Event()
 
     def count(self, spent: Spent) -> None:
-        """Count what an account holds, now and whenever it grows; each once."""
+        """Count the amounts of an account, now and whenever it grows; each account once."""
         if not any(one is spent for one in self._counted):
             self._counted.append(spent)
 
     @property
     def spent(self) -> Spent:
-        """Of all accounts."""
+        """Return the sum of all accounts."""
         return summed(self._counted)
 
     async def reserve(self, expected: Callable[[], Usage], prices: Prices) -> Usage:
-        """Set aside what a request is expected to cost; waits while requests in flight may leave too little for it.
+        """Set aside the expected cost of a request; waits while requests in flight may leave too little for it.
 
         Raises:
             BudgetSpent: nothing is left.
@@ -184,7 +184,7 @@ class Budget:
         return usage
 
     def settle(self, reserved: Usage, prices: Prices) -> None:
-        """The request is over; what it used is in its account."""
+        """End the reservation of a request; its usage is in its account."""
         self._flying -= 1
         self._flying_tokens -= reserved.tokens
         self._flying_money -= prices.of(reserved)
@@ -202,12 +202,14 @@ class Budget:
 
 
 def backoff(failures: int, *, first: float, longest: float, rng: random.Random) -> float:
-    """Seconds to wait after so many failures (1, 2, ...): doubling from `first` up to `longest`, within half of it."""
+    """Return the seconds to wait after so many failures (1, 2, ...): doubling from `first` to `longest`, within half of
+    it."""
     return min(longest, first * 2.0 ** min(failures - 1, 30)) * rng.uniform(0.5, 1.5)
 
 
 def retry_after(header: str | None) -> float | None:
-    """Seconds that a `Retry-After` header asks for (RFC 9110, section 10.2.3): a number or a date; None if neither."""
+    """Return the seconds in a `Retry-After` header (RFC 9110, section 10.2.3), a number or a date; None if it is
+    neither."""
     if header is None:
         return None
     if header.strip().isdigit():

@@ -1,8 +1,8 @@
-"""A tool's output as `matching` searches it: its values and texts, each form of them made once for all answers.
+"""Searchable form of a tool's output for `matching`: its values and texts, each form made once for all answers.
 
-What an output may cost is bounded before anything is searched. An output of more than `MOST_CHARACTERS` or
-`MOST_VALUES` lists everything and holds no answer; neither do the numbers, or the parts, of texts that have more of
-them than that. All of it is linear in the output.
+The cost of an output is bounded before the search. An output of more than `MOST_CHARACTERS` or `MOST_VALUES` lists
+everything and contains no answer. A text with too many numbers, or too many parts, contains none of these either. All
+work is linear in the output.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from synthesis.core.quantities import (
 from synthesis.core.units import LONGEST_UNIT, Quantity
 
 MOST_VALUES: Final = 1_000
-"""About what a model is shown of a list of short words."""
+"""Roughly the number of short words in a list that a model is shown."""
 _GROWING: Final = "\ufdfa"
-"""The one letter of which NFKC makes eighteen; of the others it makes eight at most."""
+"""The one letter that NFKC expands to eighteen; it expands any other to eight at most."""
 _MOST_GROWING: Final = 100
 _LONGEST_PIECED: Final = 10_000
 _SAID_WITHIN: Final = 200
@@ -48,7 +48,7 @@ _PARTS = re.compile(
 # Where a comma is the decimal sign.
 _PARTS_OF_COMMAS = re.compile(_PARTS.pattern.replace(r"(?<!\d),|,(?!\d{3}(?!\d))", r"(?<!\d),|,(?!\d)"))
 BULLET = re.compile(r"\s{0,9}(?:[-*+•·]|\d{1,2}[.)])\s{1,3}")
-"""What an element of a list begins with."""
+"""Start of a list element."""
 _SENTENCE_END = re.compile(r"(?<=[.!?。])(?:\s+|(?=[^\s\d.]))")
 _NO_SENTENCE = re.compile(r"\W{0,3}[Nn]o[.!]\s+[^\W\d_a-zà-ÿ]")  # not the number of "No. de"
 _AND = re.compile(r" and | & |(?<=[\u3400-\u9fff])[和与及](?=[\u3400-\u9fff])")
@@ -63,7 +63,7 @@ _MAX_VALUE_WORDS: Final = 5
 
 
 class Reading:
-    """An output, read.
+    """A tool's output, parsed for the search.
 
     Args:
         output: a JSON value.
@@ -71,9 +71,9 @@ class Reading:
 
     Attributes:
         quantities: its JSON numbers, each with the unit beside it (`{"n": 5, "unit": "km"}`).
-        booleans: those that are JSON.
-        texts: its strings, those opened that hold JSON.
-        splits_and: whether it is in pieces, see `in_pieces`.
+        booleans: its JSON booleans.
+        texts: its strings; JSON within a string is opened.
+        splits_and: True if it is split at "and", see `in_pieces`.
     """
 
     splits_and = False
@@ -105,7 +105,7 @@ class Reading:
 
     @cached_property
     def said(self) -> set[bool]:
-        """Which of true and false it says, as JSON or in words."""
+        """Return which of true and false it states, as JSON or in words."""
         said = set(self.booleans)
         for text in self.texts:
             said |= text.said
@@ -116,12 +116,12 @@ class Reading:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it has a "no" that may be a code, an abbreviation or a heading."""
+        """Return whether it has a "no" that may be a code, an abbreviation or a heading."""
         return any(text.is_doubtful for text in self.texts)
 
     @cached_property
     def numbers(self) -> list[Quantity]:
-        """Those that are JSON, and those in texts; none where there are too many."""
+        """Return the JSON numbers and the numbers in texts; none if there are too many."""
         found = list(self.quantities)
         for text in self.texts:
             found += text.quantities
@@ -131,7 +131,7 @@ class Reading:
 
     @cached_property
     def spelled(self) -> frozenset[str]:
-        """Its JSON numbers as strings, in their own notation alone: "02" is an identifier, not the number 2."""
+        """Return its JSON numbers as strings, in their own notation alone: "02" is an identifier, not the number 2."""
         spelled: set[str] = set()
         for value, _ in self.quantities:
             if isinstance(value, float):
@@ -144,12 +144,12 @@ class Reading:
 
     @cached_property
     def keys(self) -> str:
-        """The keys of all texts, for the quick no."""
+        """Return the keys of all texts, for a quick rejection."""
         return "\0".join(text.key for text in self.texts)
 
     @cached_property
     def in_pieces(self) -> Reading:
-        """The same with the elements, each a text of its own, that "and" parts in texts that are not long."""
+        """Return a copy in which the elements that "and" joins in short texts are texts of their own."""
         whole = Reading(None, self.language)
         whole.splits_and = True
         whole.quantities, whole.booleans, whole.texts = self.quantities, self.booleans, list(self.texts)
@@ -165,11 +165,11 @@ class Reading:
     def without(
         self, is_word: Callable[[str], bool], is_number: Callable[[float], bool], flags: Mapping[str, bool]
     ) -> Reading:
-        """Return the same without the words and the numbers for which these are true, and without these flags.
+        """Return a copy without the words and numbers for which these are true, and without these flags.
 
         Args:
-            is_word: asked for each run of letters, and each of digits, of its texts.
-            is_number: asked for its JSON numbers.
+            is_word: called for each run of letters, and each run of digits, of its texts.
+            is_number: called for its JSON numbers.
             flags: names and values of JSON booleans.
         """
         rest = Reading(None, self.language)
@@ -182,7 +182,7 @@ class Reading:
 
     @cached_property
     def is_parted(self) -> bool:
-        """Whether the parts of its texts are few enough to be looked at."""
+        """Return whether the parts of its texts are few enough to be searched."""
         return sum(len(text.parts) + len(text.clauses) - 2 for text in self.texts) <= MOST_VALUES
 
 
@@ -190,8 +190,8 @@ class ReadText:
     """A string of an output, or a piece of one, in the forms in which it is searched.
 
     Args:
-        locale: of the language that it is in; None for English and Chinese.
-        is_code: whether its key says that it is a code or a name, so that "no" is one.
+        locale: of the text's language; None for English and Chinese.
+        is_code: True if its key marks it as a code or a name, so that "no" is one.
     """
 
     def __init__(self, leaf: str, locale: Locale | None = None, *, is_code: bool = False) -> None:
@@ -202,7 +202,7 @@ class ReadText:
 
     @cached_property
     def plain(self) -> str:
-        """See `quantities.plain`; empty where the normal form is many times as long, as of some Arabic ligatures."""
+        """See `quantities.plain`; empty if the normal form is many times as long, as with some Arabic ligatures."""
         if self.leaf.count(_GROWING) > _MOST_GROWING:
             return ""
         text = plain(self.leaf)
@@ -230,14 +230,14 @@ class ReadText:
 
     @cached_property
     def toned(self) -> str:
-        """Its words with their accents, for languages where these make other words; empty where it is written without
-        any."""
+        """Return its words with their accents, for languages in which accents change the word; empty if it has no
+        accents."""
         text = fold(self.plain)
         return with_tones(text) if bare(text) != text else ""
 
     @cached_property
     def is_text(self) -> bool:
-        """Whether it is a sentence, in which a phrase may be searched, and not a bare value."""
+        """Return whether it is a sentence, in which a phrase may be searched, and not a bare value."""
         leaf = self.leaf
         if len(leaf) > 1000 or (self.locale and self.locale.is_sentence(self.plain)):
             return True
@@ -251,12 +251,12 @@ class ReadText:
 
     @cached_property
     def parts(self) -> list[str]:
-        """What commas, brackets and the like part."""
+        """Return the parts between commas, brackets and similar marks."""
         return self.marks.split(self.bare)
 
     @cached_property
     def clauses(self) -> list[str]:
-        """Of a Chinese sentence: what stands on both sides of "is"."""
+        """Return the two sides of "is" in a Chinese sentence."""
         return _CHINESE_IS.split(self.bare) if self.is_text else [self.bare]
 
     @cached_property
@@ -269,7 +269,7 @@ class ReadText:
 
     @cached_property
     def line(self) -> str:
-        """`bare`, on one line, each space single."""
+        """Return `bare` on one line, with single spaces."""
         return " ".join(self.bare.split())
 
     @cached_property
@@ -278,17 +278,17 @@ class ReadText:
 
     @cached_property
     def said(self) -> set[bool]:
-        """Which of true and false its parts say; a word of agreement far inside a text agrees with something else."""
+        """Return which of true and false its parts state; agreement far inside a text refers to something else."""
         return self._words[0]
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether one of its parts is a "no" that may be a code, an abbreviation or a heading."""
+        """Return whether a part is a "no" that may be a code, an abbreviation or a heading."""
         return self._words[1]
 
     @cached_property
     def _words(self) -> tuple[set[bool], bool]:
-        """What it says, and whether it has a doubtful "no"."""
+        """Return which of true and false it states, and whether it has a doubtful "no"."""
         head = _EMPHASIS.sub("", plain(self.leaf[:_SAID_WITHIN]))
         parts = self.marks.split(head)
         judged = judgement_at_start(head)
@@ -326,21 +326,21 @@ class ReadText:
 
     @cached_property
     def quantities(self) -> list[Quantity]:
-        """The numbers in it; of too many no more than show that."""
+        """Return the numbers in it; of too many, only enough to show that they are too many."""
         return list(islice(each_quantity(self.numeric), MOST_VALUES + 1))
 
     def split_at_and(self, part: str) -> list[str]:
-        """The elements of a list that "and", in English, Chinese or the text's language, joins in one of its parts."""
+        """Split a part at the "and" of a list, in English, Chinese or the text's language."""
         elements = _AND.split(part)
         if self.locale:
             elements = [one for element in elements for one in self.locale.joins.split(element)]
         return elements
 
     def holds_digits(self, wanted: str, *, splits_and: bool) -> bool:
-        """Whether one of its parts is these digits, and they are not of a telephone number, a date or a longer number.
+        """Return whether a part is these digits, outside telephone numbers, dates and longer numbers.
 
         Args:
-            splits_and: whether "and" parts too.
+            splits_and: True: "and" separates parts too.
         """
         if not splits_and and wanted not in self.parts_by_key:
             return False
@@ -360,7 +360,7 @@ class ReadText:
 
     @cached_property
     def numerals(self) -> frozenset[str]:
-        """The numbers in it as they are written, but for parts of larger quantities; none where there are too many."""
+        """Return the numbers in it as written, except parts of larger quantities; none if there are too many."""
         found = list(islice(each_numeral(self.numeric if self.locale else self.bare), MOST_VALUES + 1))
         return frozenset(found) if len(found) <= MOST_VALUES else frozenset()
 
@@ -373,12 +373,12 @@ class ReadText:
         return dates.digits_in_dates(self.dated)
 
     def days(self, year: int) -> set[datetime.date]:
-        """Every calendar day of a year that it names in full."""
+        """Return every calendar day of a year that it names in full."""
         return dates.dates_of_year(self._digits_in_dates, year)
 
 
 def _says_no(head: str, start: int, end: int, behind: int) -> bool:
-    """Whether a "no" between two marks of a text is the word."""
+    """Return whether a "no" between two marks of a text is the word."""
     before, after = head[:start].rstrip(" \"'"), head[end : behind + 1].lstrip("\"'")
     if before.endswith((":", "=", "->", "→")):
         label = before[-LONGEST_UNIT:]
@@ -393,7 +393,7 @@ def _says_no(head: str, start: int, end: int, behind: int) -> bool:
 
 
 def key(text: str, locale: Locale | None = None) -> str:
-    """`fold`, and also without differences of accents, brackets, "&", hyphens between letters, and a leading "the"."""
+    """Return `fold(text)` without accents, brackets, "&", hyphens between letters and a leading "the"."""
     return _key(bare(locale.spelled(text) if locale else plain(text)))
 
 

@@ -1,4 +1,4 @@
-"""What a teacher was asked, what it answered and what that cost, in one SQLite file beside a run's journal."""
+"""Recording of a teacher's requests, answers and costs, in one SQLite file beside a run's journal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class NotRecorded(Stopped):
 class Recording(Store):
     """Answers by the digest of their request, and what was spent on each model.
 
-    An answer is committed before any result that was made of it; what is spent is committed with the answers, so that a
-    kill forgets at most `COMMIT_SECONDS` of both. Several runs may have one recording at once: each adds what it spent
-    to what is there, and counts the others' with each commit; between commits none holds the file.
+    An answer is committed before any result made from it. Costs are committed with the answers, so a kill loses at most
+    `COMMIT_SECONDS` of both. Several runs may share a recording: each adds its own costs, and reads the others' with
+    each commit. No run locks the file between commits.
 
     Raises:
-        ValueError: the file is no recording.
+        ValueError: the file is not a recording.
     """
 
     NOUN = "recording"
@@ -44,10 +44,10 @@ class Recording(Store):
         self._spent: dict[str, Spent] = {}
         self._by_stage: dict[str, dict[str, Spent]] = {}
         self._booked: dict[tuple[str, ...], Spent] = {}
-        """What of each account, a model's or a model's stage, the file has."""
+        """Costs of each account (of a model, or of a model's stage) that the file already has."""
 
     def answer(self, digest: bytes) -> tuple[str, str] | None:
-        """The answer's text and "", or "" and why no answer was valid; None where it was not recorded."""
+        """Return the answer's text and "", or "" and why no answer was valid; None if it was not recorded."""
         if (kept := self._kept.get(digest)) is not None:
             return kept
         with self._naming("read"):
@@ -59,13 +59,13 @@ class Recording(Store):
         self._written()
 
     def spent(self, model: str) -> Spent:
-        """What was spent on a model, in this run and those before it; counted up by whoever spends."""
+        """Return the account of a model, over this run and earlier ones; its users increase it."""
         if model not in self._spent:
             self._spent[model] = self._opened(model)
         return self._spent[model]
 
     def spent_by_stage(self, model: str) -> dict[str, Spent]:
-        """The same by stage, as far as it is known; what recordings of older versions hold is not."""
+        """Return the account by stage, as far as it is known; recordings of older versions do not have it."""
         if model not in self._by_stage:
             with self._naming("read"):
                 asked = self._db.execute("SELECT stage FROM spent_by_stage WHERE model = ?", (model,)).fetchall()
@@ -73,11 +73,11 @@ class Recording(Store):
         return self._by_stage[model]
 
     def touch(self) -> None:
-        """Something was spent: see to it that it is committed."""
+        """Schedule a commit after something was spent."""
         self._written()
 
     def _flush(self) -> None:
-        """In a transaction of its own, since what failed may be written again, and must not be added twice."""
+        """Write in a separate transaction: a failed write is repeated, and must not be added twice."""
         accounts: dict[tuple[str, ...], Spent] = {(model,): spent for model, spent in self._spent.items()}
         for model, stages in self._by_stage.items():
             accounts |= {(model, stage): spent for stage, spent in stages.items()}
@@ -98,13 +98,13 @@ class Recording(Store):
             grown[key].take_over(total)
 
     def _opened(self, *key: str) -> Spent:
-        """An account, a model's or a model's stage, as the file has it."""
+        """Return an account, of a model or a model's stage, as the file has it."""
         with self._naming("read"):
             self._booked[key] = self._read(key)
         return replace(self._booked[key])
 
     def _added(self, key: tuple[str, ...], spent: Spent) -> Spent:
-        """Add what was spent since the last commit; what the file has then, others' spending included."""
+        """Add the costs since the last commit; return the file's new total, with the costs of other runs."""
         table, names = _table(key)
         before = astuple(self._booked.get(key, Spent()))
         more = [now - then for now, then in zip(astuple(spent), before, strict=True)]
@@ -125,5 +125,5 @@ class Recording(Store):
 
 
 def _table(key: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Where an account stands, and its key there."""
+    """Return the table of an account, and its key columns."""
     return ("spent", ("model",)) if len(key) == 1 else ("spent_by_stage", ("model", "stage"))

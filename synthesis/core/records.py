@@ -28,7 +28,7 @@ from synthesis.core.executions import ToolOrigin as ToolOrigin
 from synthesis.core.typed import json_decoder
 
 SCHEMA_VERSION = 1
-"""Raised by one whenever a record changes in a way that old readers would misread."""
+"""Increased by one when a record changes in a way that old readers would misread."""
 
 Language = Literal[
     "af", "ar", "az", "be", "bg", "bn", "bs", "ca", "cs", "cy", "da", "de", "el", "en", "es", "et", "eu", "fa", "fi",
@@ -36,22 +36,22 @@ Language = Literal[
     "lo", "lt", "lv", "mk", "ml", "mn", "mr", "ms", "my", "ne", "nl", "no", "pa", "pl", "ps", "pt", "ro", "ru", "si",
     "sk", "sl", "sq", "sr", "sv", "sw", "ta", "te", "th", "tl", "tr", "uk", "ur", "uz", "vi", "zh",
 ]  # fmt: skip
-"""By ISO 639-1 code; the offline teacher and the facts know `en` and `zh`."""
+"""ISO 639-1 code of a language. The offline teacher and the facts know `en` and `zh`."""
 
 
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who made a record, of what, with which code; what does not apply is left out.
+    """Origin of a record: the models, the source and the code that made it. Fields that do not apply are left out.
 
     Attributes:
         teacher: the type of the teacher that answered.
         model: its name, as it is served.
-        endpoint: where it was asked, without what may be secret.
+        endpoint: URL of the teacher, without secrets.
         prompts: digest of all prompts.
-        temperature: of sampling.
-        max_tokens: of one answer.
-        licence: of the source that the record is about, as its document or the settings name it.
+        temperature: sampling temperature.
+        max_tokens: limit for one answer.
+        licence: licence of the record's source, as the source's document or the settings name it.
         code: commit or version of this code.
-        models: by role, who of several models it was; the judge is that of what the record is made of.
+        models: role → model, where several models took part; the judge judged the record's input.
     """
 
     teacher: str
@@ -66,7 +66,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def judged_its_own(self) -> bool:
-        """Whether the judge is the model that wrote the record: the agent where there is one, else the author."""
+        """Return whether the judge is the model that wrote the record: the agent if there is one, else the author."""
         writer = self.models.get("agent", self.models.get("author"))
         return writer is not None and self.models.get("judge") == writer
 
@@ -83,7 +83,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
     parameters: dict[str, Any]
 
     def to_openai(self) -> dict[str, Any]:
-        """The `tools=[...]` entry of a chat-completions request."""
+        """Return the `tools=[...]` entry of a chat-completions request."""
         return {
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
@@ -94,7 +94,7 @@ class CodeTool(msgspec.Struct, frozen=True):
     """A tool together with the Python module that implements it.
 
     The module defines a function of the tool's name that takes the schema's properties as keyword arguments and returns
-    a JSON value. It runs in the sandbox only. Without code it is a function of its environment's world.
+    a JSON value. It runs in the sandbox only. Empty code: the tool is a function of its environment's world.
     """
 
     spec: ToolSpec
@@ -102,7 +102,7 @@ class CodeTool(msgspec.Struct, frozen=True):
 
 
 class ToolServer(msgspec.Struct, frozen=True):
-    """Tools of one origin, normalised (paper §2.1.1); or those of a group of servers, for tasks over several."""
+    """Tools of one origin, normalised (paper §2.1.1), or the tools of a group of servers for tasks over several."""
 
     id: str
     title: str
@@ -112,19 +112,19 @@ class ToolServer(msgspec.Struct, frozen=True):
     tools: list[ToolSpec]
     execution: Execution
     licence: str = ""
-    """Of the server or its document, as that names it; "" where it does not."""
+    """Licence as the server or its document names it; "" if it names none."""
     resources: list[ServedResource] | msgspec.UnsetType = msgspec.UNSET
-    """Of a running server; not there where it offers none. Nothing reads them: tasks are about tools."""
+    """Resources of a running server; unset if it offers none. Nothing reads them: tasks are about tools."""
     prompts: list[ServedPrompt] | msgspec.UnsetType = msgspec.UNSET
 
     def origin(self, tool: str) -> ToolOrigin:
-        """Whose a tool is: this server's, or that of one of its group; a name that it has not is its own."""
+        """Return the server of a tool: this one, or a member of this group. An unknown name belongs to this server."""
         own = ToolOrigin(self.id, tool)
         return self.execution.tools.get(tool, own) if isinstance(self.execution, GroupExecution) else own
 
     @property
     def servers(self) -> list[str]:
-        """The ids of the servers that its tools are of, in the order of the tools: of more than one for a group."""
+        """Return the ids of the servers whose tools it has, in the order of the tools; a group has more than one."""
         return list(dict.fromkeys(self.origin(tool.name).server_id for tool in self.tools))
 
 
@@ -133,14 +133,14 @@ class ToolServer(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What one verification operator decided, and why."""
+    """Decision of one verification operator, with the reason."""
 
     valid: bool
     reason: str
 
 
 class ToolChain(msgspec.Struct, frozen=True):
-    """An ordered tool sequence drawn by a weighted walk over its server's transition graph (paper §2.1.2)."""
+    """An ordered tool sequence, sampled by a weighted walk over its server's transition graph (paper §2.1.2)."""
 
     id: str
     server_id: str
@@ -154,7 +154,7 @@ Score = Annotated[int, Bound(least=1, most=5)]
 
 
 class TaskScores(msgspec.Struct, frozen=True):
-    """1 (worst) to 5 (best) each (paper §2.1.3)."""
+    """Scores of a task, each from 1 (worst) to 5 (best) (paper §2.1.3)."""
 
     question_quality: Score
     scenario_realism: Score
@@ -165,19 +165,19 @@ Conduct = Literal[
     "missing_tool", "irrelevant_tools", "missing_parameter", "infeasible", "refused", "confirmation", "done",
     "dialogue", "later_tool",
 ]  # fmt: skip
-"""What a conversation teaches beside calling tools: not to call where the tool that is needed is not there, where all
-that are there are about something else, where no tool can do it, or where the agent is told not to; to ask for what is
-missing; to have a change confirmed; to stop when the user has all; to serve a user over several turns; and to go on
-once the tool that was not there is."""
+"""Behaviour that a conversation teaches beside calling tools. Make no call: the tool is missing, all tools are off
+topic, no tool can do it (`infeasible`), or the policy forbids it (`refused`). Ask: for a missing value, or to confirm a
+change. Stop when the user has everything (`done`). Serve a user over several turns. Call a missing tool once it is
+there."""
 
 
 class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that a simulated user wants.
 
     Attributes:
-        says: how it is asked for.
-        tools: that it needs; none may be called for one without any.
-        when_asked: what the user says of it only when the agent asks, one at a time: a value, a yes, another wish.
+        says: the user's request.
+        tools: needed for the goal; empty: no tool may be called for it.
+        when_asked: replies that the user gives only when the agent asks, one at a time: a value, a yes, another wish.
     """
 
     says: str
@@ -186,17 +186,17 @@ class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Dialogue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is settled about a conversation before it begins.
+    """Plan of a conversation, fixed before it starts.
 
     Attributes:
-        goals: of the user, in order; the first one's `says` opens the conversation.
-        user_turns: most messages of the user; 1: nobody answers the agent.
+        goals: of the user, in order; `says` of the first opens the conversation.
+        user_turns: maximum number of user messages; 1: nobody answers the agent.
         persona: who the user is.
-        policy: what the agent is told, in its system message.
+        policy: instructions in the agent's system message.
         forbids: tools that the policy forbids; a goal of one has no tools.
-        writes: tools that change something, which the user must have agreed to.
-        withheld: tools of the server that the agent is not offered,
-        returned: before the user speaks for this time, from 2 on; 0: ever.
+        writes: tools that change something; the user must agree to such a call first.
+        withheld: tools of the server that the agent is not offered (see `returned`).
+        returned: number of the user message, from 2, with which `withheld` tools are offered; 0: never.
         thanks: the user says at the end that it has all.
     """
 
@@ -212,15 +212,15 @@ class Dialogue(msgspec.Struct, frozen=True, omit_defaults=True):
     forbids: list[str] = []
 
     def lacks(self, spoken: int) -> list[str]:
-        """The tools that the agent is not offered once the user has spoken so often."""
+        """Return the names of the tools that the agent is not offered after `spoken` user messages."""
         return [] if self.returned and spoken >= self.returned else self.withheld
 
 
 class Task(msgspec.Struct, frozen=True):
     """A user request for one server, or for a group of them.
 
-    `tools` is the chain it needs (mode `chain`), the expected set (`server`; of all goals: `dialogue`), or empty where
-    it is deliberately about none of them (`no_tool`).
+    `tools` is the needed chain (mode `chain`), the expected set (`server`), or the expected set of all goals
+    (`dialogue`). It is empty if the task deliberately needs no tool (`no_tool`).
     """
 
     id: str
@@ -232,18 +232,18 @@ class Task(msgspec.Struct, frozen=True):
     tools: list[str]
     scores: TaskScores
     dialogue: Dialogue | msgspec.UnsetType = msgspec.UNSET
-    """Of a conversation with more to it than a request and its answer."""
+    """Plan of the conversation, if it is more than a request and its answer."""
     servers: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Whose tools it offers, where these are several servers; `server_id` is then that of the group."""
+    """Ids of the servers whose tools the task offers, if there are several; `server_id` is then the id of the group."""
 
     @property
     def family(self) -> str:
-        """The id of its original: one draws its models, whatever becomes of it."""
+        """Return the id of the original task, which selects the models for the original and all its variations."""
         return self.id.removesuffix(f"-{self.augmentation}")
 
 
 class AxisScore(msgspec.Struct, frozen=True):
-    """One of the seven reward axes (paper §2.1.5). `score` is in [0, 1]."""
+    """Score on one of the seven reward axes (paper §2.1.5). `score` is in [0, 1]."""
 
     score: float
     reason: str
@@ -276,30 +276,30 @@ class Trajectory(msgspec.Struct, frozen=True):
     messages: list[Message]
     injected_failures: int
     scores: dict[str, AxisScore]
-    """Of the axes that were judged: one without a call has no results to understand. Records of older versions have 1
-    there."""
+    """Scores of the judged axes. A trajectory without calls has no results to understand, so that axis is absent.
+    Records of older versions have 1 there."""
     reward: float | None
-    """Mean of the axis scores; None where nothing was judged."""
+    """Mean of the axis scores; None if nothing was judged."""
     failures: list[InjectedFailure] = []
-    """Which calls the injected failures were; records of older versions have only their number."""
+    """The injected failures, one entry a call; records of older versions have only their number."""
     errors: list[CallError] = []
-    """Which calls failed by themselves; records of older versions do not say."""
+    """The calls that failed by themselves; records of older versions do not have them."""
     needs: list[str] | None = None
-    """The tools that its task names: the run called all of them. Empty: the task is deliberately for none, and the run
-    called none. None: records of older versions, and foreign ones, do not say."""
+    """Tools that the task names; the run called all of them. Empty: the task deliberately needs none, and the run
+    called none. None: unknown, in foreign records and those of older versions."""
     dialogue: Dialogue | msgspec.UnsetType = msgspec.UNSET
-    """What it teaches beside calling tools, and what its user wanted; not there where that was one request."""
+    """Plan of the conversation, with its goals; unset for a single request."""
     servers: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Whose tools it offers, where these are several servers; `server_id` is then that of the group."""
+    """Ids of the servers whose tools are offered, if there are several; `server_id` is then the id of the group."""
     repaired: dict[str, list[str]] | msgspec.UnsetType = msgspec.UNSET
-    """Repairs that calls needed to be read, by call id (`core/loose_json.py`); not there where none did."""
+    """Call id → repairs that were needed to read the call (`core/loose_json.py`); unset if no call needed one."""
     unfinished: bool | msgspec.UnsetType = msgspec.UNSET
-    """Its last turn was broken off by a limit: that it ends there is not to be learnt. Not there where it was not."""
+    """True if a limit cut off the last turn, whose end must not be learnt; unset otherwise."""
     provenance: Provenance | msgspec.UnsetType = msgspec.UNSET
-    """Not there in records of older versions, and foreign ones."""
+    """Unset in foreign records and in those of older versions."""
 
     def tools_once(self, spoken: int) -> list[ToolSpec]:
-        """Those of `tools` that the agent had when the user had spoken so often."""
+        """Return the tools of `tools` that the agent has after `spoken` user messages."""
         lacks = self.dialogue.lacks(spoken) if self.dialogue and self.dialogue.returned else ()
         return [tool for tool in self.tools if tool.name not in lacks] if lacks else self.tools
 
@@ -314,15 +314,15 @@ class Answer(msgspec.Struct, frozen=True):
     value: str | int | float | bool | list[str]
     unit: str = ""
     tolerance: float = 0.0
-    """Absolute tolerance; numbers only."""
+    """Absolute tolerance; for numbers only."""
     aliases: list[str] = []
 
 
 Structure = Literal["single_hop", "parallel_single_hop", "multi_hop", "parallel_multi_hop"]
 
 Mode = Literal["unconditional", "question", "augmented", "imported", "world"]
-"""Where a question comes from: a domain or a text, a given question, the tools of another environment, a foreign
-record, or a world with state. Versions that know no worlds refuse those by this name."""
+"""Source of a question: a domain or a text, a given question, the tools of another environment, a foreign record, or a
+world with state. Older versions, which do not know worlds, refuse `world` by this name."""
 
 
 class SubQuestion(msgspec.Struct, frozen=True):
@@ -337,9 +337,9 @@ class SubQuestion(msgspec.Struct, frozen=True):
     intent: str
     """Sub-questions of one intent ask the same relation of different subjects; `merge` makes one tool of them."""
     check: str | msgspec.UnsetType = msgspec.UNSET
-    """Source of a function `check(before, after)` over the rows of the environment's world: whether the state that was
-    asked for is there. It runs in the sandbox only. Such a sub-task is solved by what calls leave behind, not by what
-    they return; its `answer` is true, and is looked for nowhere."""
+    """Source of a function `check(before, after)` over the rows of the environment's world. It returns whether the
+    wanted state is reached, and runs in the sandbox only. Such a sub-task is solved by the state after the calls, not
+    by their output: its `answer` is true, and no output is searched for it."""
 
     @property
     def asks_state(self) -> bool:
@@ -347,7 +347,7 @@ class SubQuestion(msgspec.Struct, frozen=True):
 
 
 class QualityScores(msgspec.Struct, frozen=True):
-    """The paper's four indicators (eq. 13-21), each in [0, 1]; None: there was nothing to judge."""
+    """The paper's four indicators (eq. 13-21), each in [0, 1]; None: nothing to judge."""
 
     dependency_consistency: float | None
     atomicity: float
@@ -356,13 +356,13 @@ class QualityScores(msgspec.Struct, frozen=True):
 
     @property
     def mean(self) -> float:
-        """Of those that were judged."""
+        """Return the mean of the indicators that were judged."""
         every = (self.dependency_consistency, self.atomicity, self.sequential_rationality, self.completeness)
         return fmean(one for one in every if one is not None)
 
 
 class Decomposition(msgspec.Struct, frozen=True):
-    """A question, its answer, and the sub-questions that lead there."""
+    """A question, its answer, and the sub-questions that lead to the answer."""
 
     id: str
     language: Language
@@ -374,15 +374,15 @@ class Decomposition(msgspec.Struct, frozen=True):
     entities: list[str]
     """Every named subject in the question or in an intermediate answer; splits keep them apart."""
     signature: str
-    """The question's structure without its entities, e.g. `capital_of>population_of`; splits keep these apart too."""
+    """The question's structure without entities, e.g. `capital_of>population_of`; splits keep structures apart too."""
     quality: QualityScores | None = None
 
 
 class ReferenceCall(msgspec.Struct, frozen=True):
     """The call that answers one sub-question, proven in the sandbox.
 
-    `rule` is the rule of `synthesis.core.matching` by which the output holds the answer (`number`, `date`, `string` …),
-    or `state`, where the sub-question's own check decides.
+    `rule` is the rule of `synthesis.core.matching` by which the output contains the answer (`number`, `date`, `string`
+    …). It is `state` if the sub-question's own check decides.
     """
 
     sub_question: int
@@ -393,28 +393,28 @@ class ReferenceCall(msgspec.Struct, frozen=True):
 
 
 class Difficulty(msgspec.Struct, frozen=True):
-    """How hard an environment is, known before any training; for curricula."""
+    """Difficulty of an environment, known before training; used for curricula."""
 
     hops: int
-    """Calls on the longest path to the answer."""
+    """Number of calls on the longest path to the answer."""
     parallel_share: float
     """Share of the sub-questions that share their hop level with another, 0 to 1."""
     distractor_closeness: float
     """Largest cosine similarity of an irrelevant tool's document to a needed one's, -1 to 1; 0 without any."""
     solve_rate: float | None = None
-    """Mean F1 reward of a given policy over its episodes, 0 to 1; None until one was measured."""
+    """Mean F1 reward of a policy over its episodes, 0 to 1; None until it is measured."""
     policy: str = ""
-    """Which policy that was."""
+    """Name of the policy of `solve_rate`."""
 
 
 Cell = str | int | float | bool
 Rows = dict[str, dict[str, dict[str, Cell]]]
-"""A world's state: table → id → column → value."""
+"""State of a world: table → id → column → value."""
 ColumnType = Literal["string", "integer", "number", "boolean"]
 
 
 class StateChange(msgspec.Struct, frozen=True):
-    """A row that is otherwise than at the beginning; None where it was not there, or is there no more."""
+    """A row that differs from the initial state. None: the row was absent before, or is absent after."""
 
     table: str
     id: str
@@ -423,25 +423,25 @@ class StateChange(msgspec.Struct, frozen=True):
 
 
 class World(msgspec.Struct, frozen=True):
-    """A small database that an episode's calls read and write; each episode begins with its own `rows`."""
+    """A small database that the calls of an episode read and write; each episode starts with its own copy of `rows`."""
 
     tables: dict[str, dict[str, ColumnType]]
     """The schema: table → column → type. Every row has every column."""
     rows: Rows
     code: str
-    """A module, over the global `STATE` (the rows): a function for each of the tools, and `broken()`, the list of the
-    invariants that do not hold."""
+    """Source of a module over the global `STATE` (the rows). It has one function per tool, and `broken()`, which
+    returns the list of violated invariants."""
     changes: list[StateChange]
-    """What differs after any of the reference calls: all else that an episode changes does harm."""
+    """Differences after all reference calls; any other change that an episode makes is harm."""
     open: list[str] = []
-    """`table.column` of what the task leaves open, or what follows from other columns: no harm is seen in it."""
+    """`table.column` of columns that the task leaves open or that follow from others; changes there are no harm."""
 
 
 class ToolEnvironment(msgspec.Struct, frozen=True):
-    """An executable, self-checking world for one question (paper §2.2).
+    """An executable, self-checking environment for one question (paper §2.2).
 
-    `tools` are the needed ones, or all of its world; `distractors` are irrelevant but executable, by band of embedding
-    similarity (`high`, `medium`, `low`). Tool names are unique over both.
+    `tools` are the needed tools, or all tools of its world; `distractors` are irrelevant but executable, by band of
+    embedding similarity (`high`, `medium`, `low`). Tool names are unique over both.
     """
 
     id: str
@@ -461,16 +461,16 @@ class ToolEnvironment(msgspec.Struct, frozen=True):
     quality: QualityScores | None = None
     difficulty: Difficulty | None = None
     provenance: Provenance | msgspec.UnsetType = msgspec.UNSET
-    """Not there in records of older versions, and foreign ones."""
+    """Unset in foreign records and in those of older versions."""
     world: World | msgspec.UnsetType = msgspec.UNSET
-    """What the calls of an episode share and change; not there where each call stands alone."""
+    """State that the calls of an episode share and change; unset if the calls are independent."""
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """Canonical JSON bytes: the same record always gives the same bytes."""
+    """Return canonical JSON bytes: equal records always give equal bytes."""
     return msgspec.json.encode(record)
 
 

@@ -22,17 +22,17 @@ FORM: Final = "my_module:my_name or FILE.py:my_name"
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text is one, whatever it names."""
+    """Return whether a text has the form of a reference, whatever it names."""
     module, _, name = text.rpartition(":")
     in_file = module.endswith(".py") and "://" not in module
     return name.isidentifier() and (in_file or all(part.isidentifier() for part in module.split(".")))
 
 
 def referred(text: str) -> Any:
-    """What a reference names. Its module is imported, which runs it: it is the operator's own.
+    """Return the object that a reference names. Its module is imported, and so executed: it is the operator's own.
 
     Raises:
-        InputError: there is no such module or name, or the module fails; says which, and why.
+        InputError: there is no such module or name, or the module fails; names it, and the reason.
     """
     if not is_reference(text):
         raise InputError(f"{text!r:.200} names nothing; write {FORM}")
@@ -86,7 +86,7 @@ def loaded_files() -> list[str]:
 
 
 def _public(module: ModuleType) -> str:
-    """What a module holds, as a message lists it. Of many names, those that it defines itself come first."""
+    """Return the names in a module for a message. Of many names, its own definitions come first."""
     found = {k: v for k, v in vars(module).items() if not (k.startswith("_") or isinstance(v, ModuleType))}
     if len(found) <= _MOST_NAMES:
         return ", ".join(found) or "nothing public"

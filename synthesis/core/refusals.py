@@ -1,7 +1,7 @@
-"""What ends a program with one line: what whoever runs it can mend. Any other exception is a bug, and is shown whole.
+"""Errors that end a program with one line, which the user can act on. Any other exception is a bug, with a traceback.
 
-An error of another library, or a bare `ValueError`, is never taken for one: a bug would look like a mistake of the
-user's ("max() arg is an empty sequence").
+An error of another library, or a bare `ValueError`, never counts as one: a bug would look like a mistake of the user's
+("max() arg is an empty sequence").
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import ClassVar
 
 
 class Refusal(Exception):
-    """Something that is asked for cannot be done; the message names what, and the remedy. Programs exit with 2."""
+    """A request cannot be carried out; the message names it, and the fix. Programs exit with 2."""
 
     away: ClassVar[bool] = False
-    """Whether what is missing may come back without anybody's doing: a server, a host, a bucket. The same command may
-    succeed then, and programs exit with 69, so that whatever starts them again can tell."""
+    """True if the missing thing may come back by itself: a server, a host, a bucket. The same command may succeed
+    later. Programs exit with 69, so that a supervisor that restarts them can tell."""
 
 
 class InputError(Refusal, ValueError):
-    """What was given does not work: a setting, a record, a file, or two that do not fit each other."""
+    """Invalid input: a setting, a record, a file, or two that do not fit each other."""

@@ -1,15 +1,14 @@
 """The trajectory-level reward (paper eq. 30-31): F1 of sub-task recall and call precision.
 
-Decided by rules from the sandbox's outputs alone. A sub-task is solved when its typed answer, and that of no other
-sub-task, appears in the output of a successful call to its own tool; the words of the final answer are not rewarded. So
-a call solves one sub-task at most, and both parts and the reward lie in [0, 1]. A call that makes a tool list all that
-it knows has found nothing: to count one of the listed answers, or all, would pay for a call that needs none of the
-question. Nor has a call whose own arguments state the answer (`synthesis.core.echoes`).
+Rules decide it from the sandbox's outputs alone; the words of the final answer are not rewarded. A sub-task is solved
+if its typed answer, and no other sub-task's, appears in the output of a successful call to its own tool. So a call
+solves one sub-task at most, and both parts and the reward lie in [0, 1]. A call that lists everything a tool knows
+solves nothing: otherwise a call that ignores the question would pay. Nor does a call whose arguments state the answer
+(`synthesis.core.echoes`).
 
-A sub-task that asks for a state (`SubQuestion.check`) is solved when its check holds of the state that the episode
-leaves (`synthesis.core.worlds`). What else the episode changed is harm: a row that no reference call leaves so counts
-in the precision as one more call, beside the call that changed it. So whoever reaches the goal and does damage has less
-than 1, and less than whoever reads too much.
+A sub-task that asks for a state (`SubQuestion.check`) is solved if its check holds for the episode's final state
+(`synthesis.core.worlds`). Other changes are harm: a row that no reference call leaves so counts in the precision as one
+more call. So an episode that reaches the goal and does damage gets less than 1, and less than one that reads too much.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Reward(msgspec.Struct, frozen=True):
     """A scored episode: `value` is trained on.
 
     `recall` = solved/needed, `precision` = solved/(calls + harm + epsilon). `unevaluated`: sub-tasks whose check could
-    not be evaluated; they count as not solved. `needed` is 0 where nothing of this is known: in environments that are
-    no records of ours. `parts`: the named rewards that `value` is the weighted sum of (`synthesis.core.rewards`).
+    not be evaluated; they count as not solved. `needed` is 0 if the counts are unknown: in environments that are not
+    records of ours. `parts`: the named rewards that `value` is the weighted sum of (`synthesis.core.rewards`).
     """
 
     value: float
@@ -47,7 +46,7 @@ class Reward(msgspec.Struct, frozen=True):
 
     @property
     def f1(self) -> float:
-        """The F1 reward of the same counts, whatever `value` is."""
+        """Return the F1 reward of the same counts, whatever `value` is."""
         return f1_reward(solved=self.solved, needed=self.needed, calls=self.calls, harm=self.harm).value
 
 
@@ -58,12 +57,12 @@ class SubTask(SubQuestion, frozen=True, kw_only=True):
 
 
 class Grade(NamedTuple):
-    """What the state that an episode left says: see `synthesis.core.worlds`.
+    """Grade of an episode's final state; see `synthesis.core.worlds`.
 
     Attributes:
         met: ids of the sub-questions whose check holds.
-        harm: rows that are otherwise than any reference call leaves them.
-        unevaluated: checks that raised, came to no end or could not be asked.
+        harm: number of rows that differ from the result of every reference call.
+        unevaluated: number of checks that raised, did not finish or could not run.
     """
 
     met: frozenset[int] = frozenset()
@@ -72,7 +71,7 @@ class Grade(NamedTuple):
 
 
 STATELESS: Final = Grade()
-"""Of an episode without a world."""
+"""Grade of an episode without a world."""
 
 
 def f1_reward(
@@ -90,15 +89,15 @@ def f1_reward(
         solved: distinct sub-tasks solved.
         needed: sub-tasks that need a tool, >= 1.
         calls: all calls the policy made: failed, malformed and irrelevant ones too.
-        harm: rows that it left otherwise than it should, >= 0.
-        unevaluated: only noted.
+        harm: rows that it left in a wrong state, >= 0.
+        unevaluated: only recorded.
         epsilon: keeps the precision of an episode without calls finite; >= 0.
 
     Returns:
         The reward, in [0, 1] as are its parts; all are 0 when nothing is solved.
 
     Raises:
-        ValueError: counts that no episode can have, or a negative or endless `epsilon`.
+        ValueError: counts that no episode can have, or a negative or infinite `epsilon`.
     """
     if needed < 1:
         raise ValueError(f"needed is {needed}: an environment without tool sub-questions cannot be scored; drop it")
@@ -124,9 +123,9 @@ def graded_reward(
     *,
     epsilon: float = 1e-6,
 ) -> Reward:
-    """The reward of an episode whose calls found these sub-tasks' answers and left a state of this grade.
+    """Return the reward of an episode whose calls found these sub-tasks' answers and left a state of this grade.
 
-    A call solves one sub-task at most, also one that leaves what two of them ask for.
+    A call solves one sub-task at most, even if its state satisfies two.
     """
     needed = sum(map(len, sub_tasks.values()))
     solved = min(len({*found, *grade.met}), calls)
@@ -163,7 +162,7 @@ def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubTask]]:
 def answered_by(
     sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any, language: str = "en"
 ) -> list[int]:
-    """Return the ids of the called tool's sub-questions whose answers its output holds, from wherever it has them."""
+    """Return the ids of the called tool's sub-questions whose answers its output contains, whatever their source."""
     asked = [sub for sub in sub_tasks.get(tool, ()) if not sub.asks_state]
     reading = Reading(output, language) if asked else None
     return [sub.id for sub in asked if contains(reading, sub.answer)]

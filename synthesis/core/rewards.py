@@ -45,7 +45,7 @@ BUILT_IN: Final = {
     "format": "share of the calls that could be carried out; 0 without a final answer, or without a call",
 }
 _COUNTED: Final = ("f1", "recall", "precision")
-"""Of sub-tasks, which only records of ours have."""
+"""Rewards over sub-tasks, which only records of ours have."""
 _HEAVIEST: Final = 1_000.0
 _OF_SILENT: Final = "of an episode without calls whose answer is empty; fix it"
 _ROUNDING: Final = 1e-6
@@ -68,7 +68,7 @@ class WeightedReward:
 
     @property
     def metric(self) -> str:
-        """What it is called in a run's metrics."""
+        """Name of the reward in a run's metrics."""
         return self.name.replace(":", ".").replace("/", ".")
 
 
@@ -136,7 +136,7 @@ class Rewards:
             self._position(name, self._workers)
 
     def check(self, environment: AnyEnvironment) -> None:
-        """Whether they can judge an environment's episodes.
+        """Check that the rewards can judge an environment's episodes.
 
         Raises:
             InputError: names the reward, and what to use.
@@ -257,7 +257,7 @@ class Rewards:
             raise Unscorable(f"reward {name} could not be asked: {error}") from error
 
     def _position(self, name: str, workers: OwnWorkers) -> int:
-        """Where a function of the user's is in those processes. Raises `InputError`: it cannot be sent there."""
+        """Return the position of a user's function in the processes. Raises `InputError`: it cannot be sent there."""
         try:
             return workers.add(self._own[name])
         except InputError as error:

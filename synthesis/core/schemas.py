@@ -1,9 +1,9 @@
 """One normal form of JSON schemas, whatever draft or OpenAPI version they were written for.
 
-References are resolved, schemas that hold at once are merged, words that JSON Schema does not know are dropped, and
-type names are spelled as JSON Schema (Draft 2020-12) spells them. Null stays where a document allows it. Keywords that
-`synthesis.core.tool_schemas` does not check have no normal form: nobody could say whether arguments fit. The normal
-form of a normal form is itself.
+References are resolved, and schemas that apply at once are merged. Unknown keywords are dropped, and type names are
+spelled as in JSON Schema (Draft 2020-12). Null stays where a document allows it. Keywords that
+`synthesis.core.tool_schemas` does not check have no normal form: arguments could not be checked. The normal form of a
+normal form is itself.
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ from synthesis.core.tool_schemas import (
 )
 
 _REFERENCES = 16
-"""Most references on the way to a place in a schema."""
+"""Maximum number of references on the way to a place in a schema."""
 _UNROLLED = (2, 1)
-"""How often a schema that holds itself is written out, at most; fewer times where it becomes too large."""
+"""Maximum number of times that a recursive schema is expanded; fewer if it becomes too large."""
 _UNCHECKED = {"dependencies", "dependentSchemas", "dependentRequired", "if", "then", "else", "contains", "minContains",
               "maxContains", "extends", "disallow", "divisibleBy"}  # fmt: skip
-"""JSON Schema's keywords that nothing here checks; none of the 9,978 tools of 1,704 public MCP servers has one."""
+"""Keywords of JSON Schema that nothing here checks; none of the 9,978 tools of 1,704 public MCP servers has one."""
 _KNOWN = (KEYWORDS | {"additionalItems"}) - {"$schema", "$id", "$comment", "example", "readOnly", "writeOnly"}
-"""What is kept, but for words that say nothing to a model."""
+"""Keywords that are kept: all but those without meaning for a model."""
 _MAY_BE_NULL = {"type", "const", "default"}
-"""Keywords that null is a value of; Go and Python write it at others for a keyword that is not there."""
+"""Keywords whose value may be null; Go and Python also write null for absent keywords."""
 _SAYS_NOTHING = {"id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "unevaluatedProperties", "unevaluatedItems",
                  "x-nullable", "propertyOrdering", "contentSchema", "collectionFormat", "allowEmptyValue", "style",
                  "explode", "allowReserved"} | KEYWORDS | OTHER_WORDS  # fmt: skip
-"""Keywords that are read elsewhere, or that say nothing of values."""
+"""Keywords that are read elsewhere, or that do not constrain values."""
 _COMBINED = {"$ref", "$recursiveRef", "anyOf", "oneOf", "allOf"}
 _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength",
             "minItems", "maxItems", "minProperties", "maxProperties"}  # fmt: skip
 """Keywords whose value is a number, which protobuf's JSON (Gemini) writes as a text."""
 _ANY_NAME = {"", ".*", "^.*$", "^(.*)$", "(.*)", ".+", "^.+$", "^", "^[\\s\\S]*$"}
-"""Patterns that every property name fits."""
+"""Patterns that match every property name."""
 _LONGEST_REFERENCE = 1_000
 _MOST_PARTS = 64
 _MOST_SEARCHED = 100_000
-"""Objects and lists of a document that are searched for a schema's `$id`."""
+"""Maximum number of objects and lists of a document that are searched for a schema's `$id`."""
 _ONE = {"additionalProperties", "additionalItems", "propertyNames", "not"}
 """Keywords whose value is a schema."""
 
 
 class Unmappable(Exception):
-    """What has no normal form.
+    """Raised for a schema that has no normal form.
 
     Attributes:
-        reason: it is counted by this.
+        reason: code by which it is counted.
         detail: one line for a person.
         path: names of the properties that lead to the schema at fault.
     """
@@ -86,7 +86,7 @@ class Unmappable(Exception):
         self.reason, self.detail, self.path = reason, where + " ".join(detail.split())[: 300 - len(where)], path
 
     def inside(self, name: str) -> Unmappable:
-        """Return the same of a schema that has this one as its property `name`."""
+        """Return the same error for a schema that has this one as its property `name`."""
         if self.reason == "schema_too_large":  # the whole is
             return self
         return Unmappable(self.reason, str(self), [name, *self.path])
@@ -100,7 +100,7 @@ def normal_schema(
     Args:
         schema: of any draft from 3 on, or of OpenAPI 2 and 3.
         root: the document that references (`#/components/schemas/Pet`) point into; the schema itself when None.
-        changes: gets what the normal form says otherwise than the schema: the kind of change, and one line about it.
+        changes: receives the differences between normal form and schema: kind of change → one line about it.
 
     Raises:
         Unmappable: foreign references, schemas that contradict each other, unknown types, too large or deep.
@@ -170,11 +170,11 @@ def object_schema(
 
 
 _SILENT = {"$defs", "definitions", "patternProperties", "unevaluatedProperties", "propertyOrdering", "annotations"}
-"""Names beside `properties` that are no parameters."""
+"""Names beside `properties` that are not parameters."""
 
 
 def resolve(reference: Any, root: Any) -> Any:
-    """What a local reference (`#/a/b`, RFC 6901) points to.
+    """Return the target of a local reference (`#/a/b`, RFC 6901).
 
     Raises:
         Unmappable: `foreign_reference`: it points elsewhere, or to nothing.
@@ -202,7 +202,7 @@ class _Normalizer:
         self.names: dict[str, Any] | None = None
 
     def schema(self, schema: Any, trail: tuple[str, ...], depth: int) -> Any:
-        """`trail` holds the references that led here."""
+        """Return the normal form of a schema; `trail` holds the references that led here."""
         self.count(depth)
         if isinstance(schema, bool):
             return schema
@@ -233,7 +233,7 @@ class _Normalizer:
         return self.fitted(merged, is_merged=True)
 
     def merged(self, schema: Mapping[str, Any], trail: tuple[str, ...], depth: int) -> Any:
-        """One schema for a schema, what it refers to, and its `allOf`, `anyOf` and `oneOf`."""
+        """Merge a schema with its references and its `allOf`, `anyOf` and `oneOf` into one."""
         merged: Any = True
         for key in ("$ref", "$recursiveRef"):
             if key in schema:
@@ -248,7 +248,7 @@ class _Normalizer:
         return merged
 
     def note_left_out(self, schema: Mapping[str, Any], merged: dict[str, Any]) -> None:
-        """Count properties that `merged` lacks: read-only ones, and those that an `allOf` beside them forbids."""
+        """Record properties that `merged` lacks: read-only ones, and those forbidden by an `allOf` beside them."""
         left: dict[str, Any] = {}
         for part in self.parts(schema):
             if isinstance(named := part.get("properties"), Mapping):
@@ -265,7 +265,7 @@ class _Normalizer:
                 self.changes["closed_by_all_of"] = line
 
     def parts(self, schema: Any) -> list[Mapping[str, Any]]:
-        """The schema and those that hold at once with it, at most `_MOST_PARTS`."""
+        """Return the schema and the schemas that apply together with it, at most `_MOST_PARTS`."""
         found: list[Mapping[str, Any]] = []
         waiting = [schema]
         while waiting and len(found) < _MOST_PARTS:
@@ -289,7 +289,8 @@ class _Normalizer:
         return listed
 
     def alternatives(self, merged: Any, options: list[Any]) -> Any:
-        """A schema with `anyOf`; `oneOf` is one too: alternatives may differ in what is not checked (`format`)."""
+        """Return a schema with `anyOf`; `oneOf` becomes one too, as alternatives may differ in unchecked keywords
+        (`format`)."""
         different = list({json.dumps(option, sort_keys=True): option for option in reversed(options)}.values())[::-1]
         others = [option for option in different if option != {"type": "null"}]
         if len(others) == 1:
@@ -297,7 +298,7 @@ class _Normalizer:
         return intersection(merged, {"anyOf": different})
 
     def own(self, schema: Mapping[str, Any], trail: tuple[str, ...], depth: int) -> dict[str, Any]:
-        """The normal form of a schema without its references and alternatives."""
+        """Return the normal form of a schema without its references and alternatives."""
         normal: dict[str, Any] = {}
         for key, value in schema.items():
             if not isinstance(key, str):
@@ -367,7 +368,7 @@ class _Normalizer:
         return self.fitted(normal, is_merged=False)
 
     def name_patterns(self, normal: dict[str, Any], patterns: Any, trail: tuple[str, ...], depth: int) -> None:
-        """Properties by patterns of their names: patterns are words for the model, values are checked."""
+        """Normalise properties by name pattern: patterns are only shown to the model, values are checked."""
         if not isinstance(patterns, Mapping):
             raise Unmappable("invalid_schema", f"patternProperties is {brief(patterns):.80}, not schemas by pattern")
         schemas = [self.schema(one, trail, depth + 1) for _, one in _named("patternProperties", patterns)]
@@ -402,7 +403,7 @@ class _Normalizer:
         return self.schema(target, (*trail, reference), depth + 1)
 
     def identified(self, reference: Any) -> Any:
-        """The schema whose `$id` or `$anchor` a reference names; None where it is a path, or there is none."""
+        """Return the schema whose `$id` or `$anchor` a reference names; None if it is a path, or there is none."""
         if not isinstance(reference, str) or reference.startswith("#/") or reference == "#":
             return None
         if self.names is None:
@@ -419,9 +420,9 @@ class _Normalizer:
         return self.names.get(reference)
 
     def fitted(self, schema: dict[str, Any], *, is_merged: bool) -> dict[str, Any]:
-        """The schema with `enum`, `const`, `default` and `examples` of its type.
+        """Return the schema with `enum`, `const`, `default` and `examples` of its type.
 
-        What a document lists beside a type is converted to it. Of a merged schema, values that only one part takes go.
+        Values of another type are converted to it. In a merged schema, values that only one part allows are dropped.
         """
         names = type_names(schema)
         if not names or not all(isinstance(name, str) for name in names):
@@ -447,7 +448,7 @@ class _Normalizer:
         return schema
 
     def plain(self, value: Any, depth: int) -> Any:
-        """A keyword's value that is no schema; it must be JSON, which YAML and Python values need not be."""
+        """Return a keyword's value that is not a schema; it must be JSON, which YAML and Python values need not be."""
         self.count(depth)
         if isinstance(value, Mapping):
             return {name: self.plain(one, depth + 1) for name, one in _named("a value", value)}
@@ -478,7 +479,7 @@ def _only_refers(target: Any) -> bool:
 
 
 def _type(value: Any) -> dict[str, Any]:
-    """What the keyword `type` says, as keywords of JSON Schema: `List[int]` says something of `items` too.
+    """Return the keywords of JSON Schema that a `type` stands for: `List[int]` also gives `items`.
 
     YAML reads `null` without quotes as the value.
     """

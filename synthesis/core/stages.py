@@ -1,9 +1,9 @@
-"""One life for every synthesis stage: bounded concurrency, retries, a journal, rejected records kept with their reason.
+"""Execution of a synthesis stage: bounded concurrency, retries, a journal, and rejected records with their reason.
 
-A stage is an async function `record -> records` that raises `Rejected` for a record to be dropped. `run_stage` feeds
-it; each finished input is written to an SQLite journal, so a killed run goes on where it stopped and every input counts
-exactly once, but for what failed by no fault of its own (`OUTSIDE`): the next run tries that again. Outputs come in
-the order of the inputs, whatever the order of completion: same seed, same bytes.
+A stage is an async function `record -> records` that raises `Rejected` to drop a record; `run_stage` feeds it. Each
+finished input is written to an SQLite journal, so a killed run resumes where it stopped, and every input counts exactly
+once. Inputs that failed by no fault of their own (`OUTSIDE`) are retried by the next run. Outputs come in the order of
+the inputs, whatever the order of completion: same seed, same bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from synthesis.core.typed import json_decoder
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
 
 COLLECT_AFTER = (50_000, 20, 100)
-"""New objects that the collector waits for, and young and middle collections before it looks at older objects."""
+"""New objects before a garbage collection, and young and middle collections before older objects are checked."""
 
 OUTSIDE = ("transient_failure", "mcp_server_unavailable")
-"""Reasons of rejections that do not lie with the record. They are counted, and a later run, before which somebody may
-have done what their details say, tries these inputs again."""
+"""Reasons of rejections that are not the record's fault. They are counted. A later run, before which somebody may have
+followed their details, retries these inputs."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -57,16 +57,16 @@ class Rejected(Exception):
 
 
 class Transient(Exception):
-    """Raised by a stage for a failure that another try may mend (a busy endpoint, a dropped connection)."""
+    """Raised by a stage for a failure that a retry may resolve (a busy endpoint, a dropped connection)."""
 
 
 class Stopped(Refusal):
-    """Raised by a stage to end the whole run where nothing is wrong with its record: it is neither done nor rejected.
+    """Raised by a stage to end the whole run, without fault of its record: it is neither finished nor rejected.
 
     Attributes:
-        problem: why the run cannot go on.
-        remedy: what to do before the same command is run again.
-        finished: what is done and where it is kept; the runner fills it in.
+        problem: why the run cannot continue.
+        remedy: steps before the same command is repeated.
+        finished: the finished work and its location; the runner fills it in.
     """
 
     def __init__(self, problem: str, remedy: str) -> None:
@@ -80,23 +80,23 @@ class Stopped(Refusal):
 
 
 class NothingAccepted(Stopped):
-    """Next to nothing that a step made was accepted; the message has the most common reasons."""
+    """Nearly all outputs of a step were rejected; the message has the most common reasons."""
 
 
 @dataclass
 class Acceptance:
-    """Counts of what a step accepted and rejected, which stop a run that would be paid for in vain.
+    """Counts of a step's accepted and rejected results; they stop a run that would waste money.
 
     Attributes:
         what: name of the things counted, for the message.
-        stop_after: so many are counted before the first verdict; 0: the run never stops.
+        stop_after: number of results before the first verdict; 0: the run never stops.
         setting: setting of `stop_after`, as the user wrote it.
     """
 
     MIN_SHARE: ClassVar[float] = 0.01
     """Below this share of accepted things the run stops."""
     REASONS: ClassVar[int] = 3
-    """The message names so many."""
+    """Number of reasons in the message."""
 
     what: str
     stop_after: int
@@ -106,11 +106,11 @@ class Acceptance:
     examples: dict[str, str] = field(default_factory=dict)
 
     def accept(self) -> None:
-        """Count one that was accepted."""
+        """Count an accepted result."""
         self.accepted += 1
 
     def reject(self, reason: str, example: str) -> None:
-        """Count one that was rejected.
+        """Count a rejected result.
 
         Raises:
             NothingAccepted: too few were accepted.
@@ -135,10 +135,10 @@ class Acceptance:
 
 @dataclass
 class StageResult(Generic[Out]):
-    """What a stage made of its inputs.
+    """Result of a stage.
 
     Attributes:
-        outputs: in the order of the inputs; a `Stored` where that was asked for; empty where a sink took them.
+        outputs: in the order of the inputs; a `Stored` if that was requested; empty if a sink took them.
         rejected: how many inputs were dropped, by reason.
         details: one example detail for each reason.
         resumed: how many inputs were taken from the journal.
@@ -156,7 +156,7 @@ class StageResult(Generic[Out]):
 
 
 def rng_for(seed: int, *parts: object) -> random.Random:
-    """A random generator that depends on the seed and the parts alone, never on the order of work."""
+    """Return a random generator that depends on the seed and the parts alone, never on the order of work."""
     material = "\x1f".join(str(part) for part in (seed, *parts))
     return random.Random(int.from_bytes(hashlib.sha256(material.encode()).digest()[:8], "big"))
 
@@ -179,27 +179,27 @@ async def run_stage(
 ) -> StageResult[Out]:
     """Run one stage over all its inputs.
 
-    Encoded outputs are kept in the journal only. With `sink` or `stored`, and inputs that are made as they are taken (a
-    generator) or read as they are asked for (a `Stored`), memory holds the keys and what is in work.
+    Encoded outputs are kept in the journal only. Inputs may be a generator, or a `Stored` that is read on demand. With
+    these, and `sink` or `stored`, memory holds only the keys and the inputs in work.
 
     Args:
         name: the stage's name in the journal; unique in a run.
-        function: `input -> outputs`; raises `Rejected` to drop the input, `Transient` to be tried again, `Stopped` to
-            end the run.
+        function: `input -> outputs`; raises `Rejected` to drop the input, `Transient` to be retried, `Stopped` to end
+            the run.
         inputs: a sequence, or any iterable, which is taken from only as work begins.
         key: names an input; must be unique and the same in every run.
         out: the type of the outputs, to read them back from the journal.
-        retries: how often a `Transient` failure is tried again before the input is rejected as `transient_failure`.
+        retries: how often a `Transient` failure is retried before the input is rejected as `transient_failure`.
         backoff_seconds: the first pause; doubles with each try, with seeded jitter.
         description: the progress bar's label; the name when empty.
         sink: takes the outputs in order, one by one, when all inputs are finished; then the result has no outputs.
         stop_after: inputs after which the run stops if less than one in a hundred is accepted; 0: never. Failures of
             the infrastructure (`OUTSIDE`) do not count, nor do inputs of earlier runs.
-        stored: the result's outputs are read from the journal whenever they are asked for, while it is open.
+        stored: the result's outputs are read from the journal on demand, while it is open.
 
     Raises:
         ValueError: two inputs have the same key; for a sequence before any work.
-        Stopped: a stage ended the run; no further input was begun, what was in work was finished where it could be.
+        Stopped: a stage ended the run; no further input was started, and inputs in work were finished if possible.
         Exception: whatever else `function` raises; finished inputs stay in the journal.
     """
     work = _StageWork(name, function, inputs, key, journal, retries, backoff_seconds)
@@ -277,7 +277,7 @@ class _StageWork(Generic[In, Out]):
 
     @property
     def summary(self) -> str:
-        """What is finished and kept, for the message of a run that stops."""
+        """Return what is finished and kept, for the message of a run that stops."""
         of = "" if self.total is None else f" of {self.total}"
         rejections = f" ({self._dropped} rejected since it began)" if self._dropped else ""
         return (
@@ -285,7 +285,7 @@ class _StageWork(Generic[In, Out]):
         )
 
     async def work(self) -> None:
-        """Work on inputs until there are none left, or the run stops."""
+        """Process inputs until there are none left, or the run stops."""
         for item_key, item in self._queue:  # a shared iterator is the queue: each input is taken once
             try:
                 row = await self._attempt(item_key, item)
@@ -320,7 +320,7 @@ class _StageWork(Generic[In, Out]):
                 self.progress.count(rejected=False)
 
     async def _attempt(self, item_key: str, item: In) -> Row:
-        """Call the stage on an input, several times if it fails in passing; the row for the journal."""
+        """Call the stage on an input, and retry transient failures; return the row for the journal."""
         for attempt in range(self._retries + 1):
             try:
                 return self._encoder.encode(list(await self._function(item))), "", ""
@@ -336,9 +336,9 @@ class _StageWork(Generic[In, Out]):
 
 @asynccontextmanager
 async def _fewer_collections() -> AsyncIterator[None]:
-    """Look for reference cycles less often than after every 700 objects.
+    """Search for reference cycles less often than after every 700 objects.
 
-    A stage makes thousands of objects for each record and hardly a cycle: the search takes an eighth to a sixth of the
+    A stage makes thousands of objects for each record and hardly a cycle. The search takes an eighth to a sixth of the
     processor time of a stage that asks an endpoint (`benchmarks/teacher.py`).
     """
     before = gc.get_threshold()

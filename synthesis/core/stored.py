@@ -1,7 +1,7 @@
-"""Many records as a sequence that is read as it is asked for: what a stage finished, a part of it, several in a row.
+"""Sequences of many records that are read on demand: the outputs of a stage, a selection, or several joined.
 
-A run holds an index of them (`Keys` of the inputs, 12 bytes for an output, 8 for one of a part), never the records:
-each pass over them reads them anew.
+Memory holds an index (`Keys` of the inputs, 12 bytes for an output, 8 for a selected one), never the records. Each pass
+reads them from the journal.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from synthesis.core.typed import json_decoder
 
 T = TypeVar("T")
 _AT_ONCE = 64
-"""Records that are held while a sequence is read."""
+"""Records in memory at a time while a sequence is read."""
 
 
 class Records(Sequence[T]):
-    """A sequence of records, read anew by each pass; slices and sums of it are such sequences too."""
+    """A sequence of records that every pass reads from its source; its slices and sums are such sequences too."""
 
     @abstractmethod
     def at(self, places: Iterable[int]) -> Iterator[T]:
-        """The records at some places, from 0, one after the other."""
+        """Yield the records at some positions, from 0."""
 
     def __iter__(self) -> Iterator[T]:
         return self.at(range(len(self)))
@@ -46,11 +46,11 @@ class Records(Sequence[T]):
         return Joined([self, other])
 
     def take(self, places: Iterable[int]) -> Records[T]:
-        """Those at some places, in their order."""
+        """Return the records at some positions, in their order."""
         return Chosen(self, places)
 
     def where(self, wanted: Callable[[T], object]) -> Records[T]:
-        """Those that are wanted, for which each is read once."""
+        """Return the records for which `wanted` is true; each record is read once for this."""
         return Chosen(self, (place for place, one in enumerate(self) if wanted(one)))
 
 
@@ -61,11 +61,11 @@ def outputs_of(
     decoder: msgspec.json.Decoder[list[T]],
     rejected: Callable[[str, str], object] | None = None,
 ) -> Iterator[tuple[int, list[T]]]:
-    """What was made of finished inputs: the number of each that was not dropped, and its outputs.
+    """Yield the outputs of finished inputs, with each input's number; rejected inputs have none.
 
     Args:
         decoder: of one input's outputs.
-        rejected: is told reason and detail of each input that was dropped.
+        rejected: called with reason and detail of each rejected input.
 
     Raises:
         InputError: the outputs are of another type.
@@ -85,15 +85,15 @@ def outputs_of(
 
 
 class Stored(Records[T]):
-    """What a stage has finished, in the order of its inputs. It can be read as long as the journal is open.
+    """Outputs of a finished stage, in the order of its inputs. They can be read while the journal is open.
 
     Args:
         keys: of the inputs, all of them finished.
         out: the outputs' type.
-        rejected: is told reason and detail of each input that was dropped.
+        rejected: called with reason and detail of each rejected input.
 
     Raises:
-        InputError: they are of another type.
+        InputError: the outputs are of another type.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Stored(Records[T]):
 
 
 class Chosen(Records[T]):
-    """Records of a sequence by their places."""
+    """Records of a sequence, selected by position."""
 
     def __init__(self, records: Sequence[T], places: Iterable[int]) -> None:
         self._records = records
@@ -138,7 +138,7 @@ class Chosen(Records[T]):
 
 
 class Joined(Records[T]):
-    """Several sequences, one behind the other."""
+    """Concatenation of several sequences."""
 
     def __init__(self, parts: Sequence[Sequence[T]]) -> None:
         self._parts = parts
@@ -161,7 +161,7 @@ class Joined(Records[T]):
 
 
 class Made(Records[T]):
-    """What a function makes of the records of several sequences of one length, those at one place together."""
+    """Results of a function applied to the records at each position of several sequences of equal length."""
 
     def __init__(self, function: Callable[..., T], *parts: Records[Any]) -> None:
         self._function, self._of = function, parts
@@ -181,7 +181,7 @@ def _at(records: Sequence[T], places: Iterable[int]) -> Iterator[T]:
 
 
 class Keys(Sequence[str]):
-    """Names of a stage's inputs in their order, each once: their UTF-8 and 8 bytes for each.
+    """Unique names of a stage's inputs, in their order: UTF-8 text plus 8 bytes for each.
 
     Args:
         stage: for the message of `add`.
@@ -207,7 +207,7 @@ class Keys(Sequence[str]):
         return self._text[self._ends[index] : self._ends[index + 1]].decode()
 
     def add(self, key: str) -> str:
-        """One more, which is returned. Raises `InputError`: it is there already."""
+        """Add a name and return it. Raises `InputError`: it is there already."""
         if (hashed := hash(key)) in self._hashes and key in self:  # of equal hashes one in 10^19 is of another key
             raise InputError(f"stage {self._stage}: two inputs have the key {key!r}; keys must be unique")
         self._hashes.add(hashed)
@@ -216,5 +216,5 @@ class Keys(Sequence[str]):
         return key
 
     def close(self) -> None:
-        """No more come."""
+        """Finish: no more names are added."""
         self._hashes.clear()

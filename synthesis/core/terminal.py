@@ -59,7 +59,7 @@ class _Stream(io.FileIO):
     """
 
     is_required = True
-    """Of standard output: its text is the result of the program."""
+    """True for standard output: its text is the result of the program."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -150,8 +150,7 @@ def fitting(line: str, columns: int) -> str:
 
 
 class Screen:
-    """A terminal that is drawn over, as a program's own page: what was there comes back when it is left, and what was
-    drawn last is said below it."""
+    """A full-screen page on a terminal. Leaving it restores the earlier content and prints the last page below."""
 
     def __init__(self) -> None:
         self._last = ""

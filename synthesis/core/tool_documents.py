@@ -21,15 +21,15 @@ from synthesis.core.tool_schemas import brief
 
 PARAMETER_KEYS = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema",
                "parameter_definitions", "inputs", "args_schema", "args", "arguments", "params")  # fmt: skip
-"""Where tool documents have their parameters: OpenAI, Anthropic, MCP, Gemini, Cohere, smolagents, LangChain."""
+"""Keys of a tool's parameters in tool documents: OpenAI, Anthropic, MCP, Gemini, Cohere, smolagents, LangChain."""
 WRAPPER_KEYS = ("function", "toolSpec", "tool_spec")
-"""What a tool stands in: OpenAI, Amazon Bedrock."""
+"""Keys of objects that wrap a tool: OpenAI, Amazon Bedrock."""
 _SCHEMA_WRAPPERS = ("json", "jsonSchema", "schema")
-"""What a tool's parameters stand in: Amazon Bedrock, AI SDK."""
+"""Keys of objects that wrap a tool's parameters: Amazon Bedrock, AI SDK."""
 
 
 HOLDER_KEYS = ("tools", "functions", "functionDeclarations", "function_declarations", "function")
-"""Where a record, or a group of tools in it, has its tools."""
+"""Keys of the tools in a record, or in a group of tools within it."""
 
 
 def listed_tools(record: Mapping[str, Any]) -> Any:

@@ -1,12 +1,12 @@
-"""What a model is shown of a tool call: one text, cut, escaping, error form and check of arguments for all of them.
+"""Text of a tool call's result for a model: one rule for cutting, escaping, errors and the check of arguments.
 
-Trajectory runs, and so SFT data, rollouts and evaluation call these functions, so that a policy sees in training what
-it was taught to read.
+Trajectory runs, and so SFT data, rollouts and evaluation call these functions. So a policy sees in training the form
+that it learnt to read.
 
-JSON is written without spaces and with Unicode as it is. Counted with the vocabulary of Qwen (the tiktoken file of
-qwen-agent 0.0.34): 365,706 tokens for 401,217 with spaces over 36,074 results of the fact tools and of the quickstart's
-data (8.9 % fewer); 3,534,390 for 4,142,592 over 1,704 nested documents of public MCP servers (14.7 % fewer). Escaping
-what is not ASCII costs 5.6 % more on the latter, and 4.4 times as much on Chinese.
+JSON is written without spaces and with Unicode unescaped. Token counts use Qwen's vocabulary (the tiktoken file of
+qwen-agent 0.0.34). Without spaces, 36,074 results of the fact tools and of the quickstart's data have 365,706 tokens
+instead of 401,217 (8.9 % fewer). 1,704 nested documents of public MCP servers have 3,534,390 instead of 4,142,592 (14.7
+% fewer). Escaping non-ASCII text costs 5.6 % more on the latter, and 4.4 times as much on Chinese.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_CHARACTERS = 8_192
 """Longer results are cut: about 2k tokens, so that one careless call cannot fill the context."""
 _MOST_PARSED = 10_000_000
-"""Longer texts of a server are not even parsed."""
+"""Maximum length of a server's text that is parsed."""
 _STRING_OR_SPACE = re.compile(rf"{JSON_STRING.pattern}|\s+", re.DOTALL)
 
 
@@ -36,7 +36,7 @@ _STRING_OR_SPACE = re.compile(rf"{JSON_STRING.pattern}|\s+", re.DOTALL)
 
 
 def value_text(value: Any, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """What a tool returned, a JSON value, as it is shown.
+    """Return the shown text of a tool's JSON value.
 
     The chat format's tags are escaped, which in JSON means the same: a tool must not be able to end its turn and speak
     for the user. Lone surrogates, which no tokenizer takes, become question marks.
@@ -45,25 +45,26 @@ def value_text(value: Any, *, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def server_text(text: str, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """What a server said, as it is shown: as `value_text` where it is JSON, else stripped.
+    """Return the shown text of a server's answer: as `value_text` if it is JSON, else stripped.
 
-    Numbers of JSON keep the server's digits (`1.10` may be a version), and names that an object has twice stay.
+    Numbers in JSON keep the server's digits (`1.10` may be a version), and duplicate names in an object stay.
     """
     return _shown(_respelled(text), max_characters)
 
 
 def error_text(message: str, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """Why a call failed, in the one form that errors have: `{"error":…}`."""
+    """Return an error in the one form that errors have: `{"error":…}`."""
     return value_text({"error": message}, max_characters=max_characters)
 
 
 def server_error_text(text: str, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """A server's text about a call that failed, in the form of `error_text`."""
+    """Return a server's text about a failed call in the form of `error_text`."""
     return error_text(_respelled(text) or "the tool failed and gave no message", max_characters=max_characters)
 
 
 def outcome_text(result: CallResult, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """What became of a call in the sandbox: the value, or the tool's error, or the kind of outcome if it has none."""
+    """Return the shown text of a sandbox call: the value, the tool's error, or the kind of outcome if there is no
+    text."""
     if result.ok:
         return value_text(result.value, max_characters=max_characters)
     return error_text(result.error.strip() or result.kind.value, max_characters=max_characters)
@@ -85,7 +86,7 @@ def _respelled(text: str) -> str:
 
 
 def _respelled_part(found: re.Match[str]) -> str:
-    """A string with Unicode as it is; nothing for the space between values."""
+    """Return a string with Unicode unescaped; nothing for the space between values."""
     part = found[0]
     if not part.startswith('"'):
         return ""
@@ -104,13 +105,13 @@ def _shown(text: str, max_characters: int) -> str:
 
 
 def refusal(call: Call, specs: Mapping[str, ToolSpec]) -> tuple[str, str] | None:
-    """Why a call is not carried out.
+    """Return why a call is not executed.
 
     Args:
         specs: the tools that are offered, by name.
 
     Returns:
-        None where nothing is wrong; else the kind (`malformed`, `unknown_tool`, `invalid_arguments`) and the words, for
+        None if the call is valid; else the kind (`malformed`, `unknown_tool`, `invalid_arguments`) and the message for
         `error_text`.
 
     Raises:

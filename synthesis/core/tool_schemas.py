@@ -1,11 +1,11 @@
-"""The JSON schemas that tools may have, and whether arguments fit one: a closed vocabulary, checked in bounded steps.
+"""JSON schemas of tools, and the check of arguments against them: a closed vocabulary, checked in bounded steps.
 
-A schema comes from whoever wrote the tool. Here it is a tree of keywords that are all known: no references, so nothing
-is fetched and nothing contains itself, and no regular expressions, so nothing backtracks. `pattern` and `format` are
-words for the model, which the tool itself may check: 52 of the 9,978 tools of 1,704 public MCP servers have a pattern.
-A step is one keyword's look at one value; arguments that need more than `MOST_STEPS` are refused.
+A schema comes from a tool's author. Here it is a tree of known keywords: no references, so nothing is fetched or
+contains itself, and no regular expressions, so nothing backtracks. `pattern` and `format` are only shown to the model,
+and the tool itself may check them: 52 of the 9,978 tools of 1,704 public MCP servers have a pattern. A step checks one
+keyword on one value; arguments that need more than `MOST_STEPS` are refused.
 
-The rules are JSON Schema's (Draft 2020-12), for the keywords that there are; 0.3 is a multiple of 0.1.
+The rules are JSON Schema's (Draft 2020-12), for the known keywords; 0.3 is a multiple of 0.1.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 MOST_DEPTH: Final = 40
-"""Schemas within schemas, and values within values."""
+"""Maximum nesting of schemas, and of values."""
 MOST_VALUES: Final = 5_000
-"""Of a schema: keywords, names, values, and each hundred characters. The largest of those tools has 2,210."""
+"""Maximum size of a schema: keywords, names, values, and each hundred characters. The largest known has 2,210."""
 MOST_STEPS: Final = 20_000
 TYPES: Final = ("string", "integer", "number", "boolean", "array", "object", "null")
 
 
 class UncheckableSchema(Exception):
-    """A tool's schema that arguments cannot be checked against; the message names the keyword and the remedy."""
+    """A tool's schema that arguments cannot be checked against; the message names the keyword and the fix."""
 
 
 _REPR = reprlib.Repr()
@@ -36,7 +36,8 @@ _REPR.maxlevel = 2
 
 
 def brief(value: Any) -> str:
-    """`repr` of the beginning of a value, of bounded length and work: a few aliases of YAML are lists of a billion."""
+    """Return the start of a value's `repr`, of bounded length and work: a few aliases of YAML are lists of a
+    billion."""
     return _REPR.repr(value)
 
 
@@ -45,10 +46,10 @@ def brief(value: Any) -> str:
 
 
 def check_schema(schema: Any) -> None:
-    """Whether arguments can be checked against a schema, whatever it is.
+    """Check that arguments can be checked against a schema, whatever it is.
 
     Raises:
-        UncheckableSchema: a keyword that is not known, or whose value is not what it must be; too large or too deep.
+        UncheckableSchema: an unknown keyword, or one with an invalid value; too large or too deep.
     """
     check_size(schema)
     try:
@@ -58,7 +59,7 @@ def check_schema(schema: Any) -> None:
 
 
 def check_size(schema: Any) -> None:
-    """Whether a schema that arguments are not checked against is at least small enough to be shown.
+    """Check that a schema that is only shown is small enough.
 
     Raises:
         UncheckableSchema: too large or too deep.
@@ -107,7 +108,7 @@ _REMEDIES: Final = {"$ref": "put what it refers to in its place", "patternProper
 
 
 def _inner(keyword: str, value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """The schemas of a keyword, with what leads to them."""
+    """Yield the schemas of a keyword, with the path to them."""
     if keyword == "properties":
         if not isinstance(value, dict):
             raise UncheckableSchema(f"{where} must be an object of schemas by name, not {brief(value)}")
@@ -150,13 +151,13 @@ CHECKED: Final[_Forms] = {
     "minLength": _COUNT, "maxLength": _COUNT, "minItems": _COUNT, "maxItems": _COUNT,
     "minProperties": _COUNT, "maxProperties": _COUNT,
 }  # fmt: skip
-"""Keywords that arguments are checked by and that hold no schemas, with what their values must be."""
+"""Keywords that arguments are checked by and that hold no schemas, with the form of their values."""
 WORDS: Final[_Forms] = {
     "title": _TEXT, "description": _TEXT, "format": _TEXT, "pattern": _TEXT, "contentEncoding": _TEXT,
     "contentMediaType": _TEXT, "$schema": _TEXT, "$id": _TEXT, "$comment": _TEXT, "default": _ANY, "example": _ANY,
     "examples": _LIST, "deprecated": _BOOLEAN, "readOnly": _BOOLEAN, "writeOnly": _BOOLEAN,
 }  # fmt: skip
-"""Keywords that say something to the model, by which no argument is checked; so are all that begin with `x-`."""
+"""Keywords that are only for the model, by which no argument is checked; so are all that start with `x-`."""
 _FORMS: Final[_Forms] = CHECKED | WORDS
 KEYWORDS: Final = _SCHEMAS | _FORMS.keys()
 
@@ -166,13 +167,13 @@ KEYWORDS: Final = _SCHEMAS | _FORMS.keys()
 
 
 _OPEN: Final = ("allOf", "anyOf", "oneOf")
-"""A schema that says more about names than its `properties` do decides itself which ones it takes."""
+"""A schema with more rules on names than its `properties` decides itself which names it takes."""
 
 
 def argument_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    """Why the arguments do not fit the tool's JSON schema, or the empty string.
+    """Return why the arguments do not fit the tool's JSON schema, or the empty string.
 
-    Names that the schema does not list are refused where it says nothing about others: a tool's function takes its
+    Names that the schema does not list are refused unless it has a rule for others: a tool's function takes its
     properties as keywords and would raise.
 
     Raises:
@@ -220,12 +221,12 @@ def _kinds(schema: Any) -> Sequence[str]:
 
 
 _Message = Callable[[], str]
-"""What is wrong, made when it is asked for: nobody hears an alternative's, and a long value's takes longer than its
+"""Makes an error message on demand: messages of alternatives are never read, and a long value's takes longer than its
 check."""
 
 
 def value_error(schema: Mapping[str, Any], value: Any) -> str:
-    """Return why a value, such as a default, does not fit a schema that can be checked; "" where it does."""
+    """Return why a value, such as a default, does not fit a schema that can be checked; "" if it fits."""
     try:
         _Check().value(schema, value, ())
     except _Unfit as error:
@@ -240,11 +241,11 @@ class _Unfit(Exception):
 
 
 class _TooLarge(_Unfit):
-    """Nothing that another alternative could mend."""
+    """An error that no other alternative can avoid."""
 
 
 class _Check:
-    """One look at one value; the schema was checked before, so it is a tree of known keywords."""
+    """Check of one value; the schema was checked before, so it is a tree of known keywords."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -255,7 +256,7 @@ class _Check:
             raise _TooLarge(path, lambda: "the arguments are too large to be checked; make them smaller")
 
     def value(self, schema: Any, value: Any, path: tuple[str | int, ...]) -> None:
-        """Raises `_Unfit`; what is wrong with a value is said before what is wrong inside it."""
+        """Check a value. Raises `_Unfit`; errors of the value itself come before errors inside it."""
         self.step(path, 1 if isinstance(schema, bool) else len(schema))
         if schema is False:
             raise _Unfit(path, lambda: f"nothing is allowed here, not even {brief(value)}")
@@ -273,7 +274,7 @@ class _Check:
             self.items(schema, value, path)
 
     def own(self, schema: Mapping[str, Any], value: Any, path: tuple[str | int, ...]) -> _Message | None:
-        """What is wrong with the value itself."""
+        """Return the error of the value itself, or None."""
         if "const" in schema and self.frozen(value, path) != self.frozen(schema["const"], path):
             return lambda: f"{brief(schema['const'])} was expected"
         if "enum" in schema:
@@ -341,7 +342,7 @@ class _Check:
         return any(self.frozen(one, path) == wanted for one in listed)
 
     def frozen(self, value: Any, path: tuple[str | int, ...], depth: int = 0) -> Any:
-        """A value that equals another as JSON does, by which 1 is 1.0 but not true."""
+        """Return a hashable form that is equal for values that JSON treats as equal: 1 is 1.0 but not true."""
         self.step(path)
         if depth > MOST_DEPTH:
             raise _TooLarge(path, lambda: f"the value nests deeper than {MOST_DEPTH}")

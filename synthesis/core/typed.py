@@ -1,9 +1,9 @@
-"""Data read as a type: JSON, MessagePack and plain values into structs, from any number of threads.
+"""Typed decoding: JSON, MessagePack and plain values into structs, from any number of threads.
 
-msgspec (0.22) looks at a struct's fields when the type is first asked for, and other threads see what it has of them by
-then: two that ask at once end the process by a segmentation fault, in a decoder's first use and in `msgspec.convert`
-alike. Here a type is looked at by one thread, before anybody reads by it. So nothing else in the project makes
-msgspec's decoders, or gives it a type to read by.
+msgspec (0.22) inspects a struct's fields at the first use of the type, and other threads see a partial result. Two
+threads that do so at once crash the process with a segmentation fault, in a decoder's first use and in
+`msgspec.convert`. Here one thread inspects a type before anybody decodes with it. So nothing else in the project makes
+msgspec's decoders, or passes it a type to decode.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _looking = threading.RLock()
 _MOST_KINDS = 1024
-"""How many types are kept at hand; forms of answers are made while a run goes on."""
+"""Maximum number of cached types; types of answers are made during a run."""
 
 
 def _looked_at(decoder: Callable[[Any], T]) -> Callable[[Any], T]:
@@ -38,12 +38,12 @@ _msgpack: Callable[[Any], msgspec.msgpack.Decoder[Any]] = _looked_at(msgspec.msg
 
 
 def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """What decodes JSON as `kind`. Raises `TypeError`: msgspec reads nothing as such a type."""
+    """Return the JSON decoder of `kind`. Raises `TypeError`: msgspec does not support the type."""
     return _json(kind)
 
 
 def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
-    """What decodes MessagePack as `kind`. Raises `TypeError`: msgspec reads nothing as such a type."""
+    """Return the MessagePack decoder of `kind`. Raises `TypeError`: msgspec does not support the type."""
     return _msgpack(kind)
 
 
@@ -77,7 +77,7 @@ def decode_msgpack(data: bytes | bytearray | memoryview, kind: type[T]) -> T: ..
 @overload
 def decode_msgpack(data: bytes | bytearray | memoryview, kind: UnionType) -> Any: ...
 def decode_msgpack(data: bytes | bytearray | memoryview, kind: Any) -> Any:
-    """The value that is written in MessagePack. Raises as `decode_json` does."""
+    """Decode a MessagePack value. Raises as `decode_json` does."""
     return _msgpack(kind).decode(data)
 
 
@@ -86,11 +86,12 @@ def convert_to(value: Any, kind: type[T]) -> T: ...
 @overload
 def convert_to(value: Any, kind: UnionType) -> Any: ...
 def convert_to(value: Any, kind: Any) -> Any:
-    """Plain dictionaries, lists, strings and numbers as `kind`. Raises `msgspec.ValidationError`: they are none."""
+    """Convert plain dictionaries, lists, strings and numbers to `kind`. Raises `msgspec.ValidationError`: they do not
+    fit."""
     _msgpack(kind)
     return msgspec.convert(value, kind)
 
 
 def value_or_json(given: Any, kind: type[T]) -> T:
-    """What is given, as `kind`, or what the JSON says that is given as text. Raises as `decode_json` does."""
+    """Convert a value to `kind`; text is decoded as JSON. Raises as `decode_json` does."""
     return decode_json(given, kind) if isinstance(given, str) else convert_to(given, kind)

@@ -1,7 +1,7 @@
-"""Units and multipliers: how they are spelled, what converts into what, and what a JSON key says of its number.
+"""Units and multipliers: their spellings, conversions, and the unit that a JSON key gives its number.
 
-A number whose unit is not among these counts as one without a unit, which is no difference to any. So the tables hold
-more than answers are given in: a `5 MW` that nothing knows would be 5 kW.
+A number with an unknown unit counts as one without a unit, which equals any. So the tables hold more units than answers
+use: an unknown `5 MW` would be 5 kW.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Quantity(NamedTuple):
 
 
 def same_quantity(found: Quantity, wanted: Quantity, tolerance: float) -> bool:
-    """Whether two quantities are equal within an absolute tolerance, in the wanted one's unit.
+    """Return whether two quantities are equal within an absolute tolerance, in the wanted one's unit.
 
-    A missing unit on either side is no difference, nor is an uncertain one of something else; units that do not convert
-    are.
+    A missing unit on either side makes no difference, nor does an uncertain unit of another dimension. Units that do
+    not convert do.
     """
     (value, unit), (goal, goal_unit) = found, wanted
     try:
@@ -63,7 +63,8 @@ def _close(value: float, wanted: float, tolerance: float, size: float = 0.0) -> 
 
 
 def steps_between(larger: str, smaller: str) -> int | None:
-    """How many of the smaller unit make the larger one, where people count in both: 60 of `h` and `min`; else None."""
+    """Return how many of the smaller unit make the larger one, if people count in both: 60 of `h` and `min`; else
+    None."""
     have, want = UNITS.get(larger), UNITS.get(smaller)
     if have is None or want is None or have[0] != want[0] or have[0] not in _COUNTED_IN_TWO:
         return None
@@ -154,7 +155,7 @@ _SPELLINGS: Final = {
     "g/cm^3": "g/cm3", "kg/m^3": "kg/m3",
 }  # fmt: skip
 _CASED: Final = {"mW": "milliwatt", "mWh": "milliwatt-hour", "mHz": "millihertz", "mJ": "millijoule", "MV": "megavolt"}
-"""The symbols that mean another unit in another case; the other is the one that is meant where nobody heeds case."""
+"""Symbols that mean another unit in another case. The other one is meant where case is ignored."""
 _COUNTS: Final = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 MULTIPLIERS: Final = (
     _COUNTS
@@ -166,11 +167,11 @@ MULTIPLIERS: Final = (
         "万亿": 10**12,
     }
 )  # fmt: skip
-"""What stands behind a number and multiplies it. `k`, `m` and `b` do where they touch it (see `quantities`)."""
+"""Words behind a number that multiply it. `k`, `m` and `b` do only directly after it (see `quantities`)."""
 
 
 def _fill_in() -> None:
-    """Add what is made of parts: prefixes, squares and cubes, and the plurals of words."""
+    """Add the derived entries: prefixes, squares and cubes, and the plurals of words."""
 
     def put(name: str, dimension: str, factor: float, spellings: Iterable[str]) -> None:
         UNITS.setdefault(name, (dimension, factor))
@@ -206,7 +207,7 @@ NAMES: Final = frozenset([*UNITS, *_SPELLINGS]) - {"in"}
 
 
 def unit_named(name: str) -> str:
-    """A unit's one name: `km` of `Kilometers`; the name itself in lower case where no such unit is known."""
+    """Return a unit's canonical name: `km` for `Kilometers`; the lower-case name itself if the unit is unknown."""
     name = normalized("NFKC", name.replace("º", "°")).strip().rstrip(".")
     if name in _CASED:
         return _CASED[name]
@@ -215,7 +216,8 @@ def unit_named(name: str) -> str:
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern for any of the words, the longest first. It is a tree: `re` tries the words of a list one by one."""
+    """Return a pattern for any of the words, the longest first. It is a tree: `re` tries the words of a list one by
+    one."""
     tree: dict[str, Any] = {}
     for word in words:
         node = tree
@@ -235,7 +237,7 @@ def _branches(node: dict[str, Any]) -> str:
 
 
 class _Meaning(NamedTuple):
-    """What a `Quantity`'s unit says; the name and dimension are "" where it is a mere multiplier or none."""
+    """Parsed unit of a `Quantity`; name and dimension are "" for a mere multiplier or no unit."""
 
     name: str
     dimension: str
@@ -256,14 +258,14 @@ _IN_KEYS: Final = {
 }  # fmt: skip
 """Units, and parts of other names: `temp_min` gives no minutes, `wait_min` may."""
 LONGEST_UNIT: Final = 40
-"""Characters. No unit is longer; of a key only its end is read."""
+"""Characters of the longest unit; of a key only its end is read."""
 _BETWEEN = re.compile(r"[\s_.,:;()\[\]{}-]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 @lru_cache(maxsize=1024)
 def _meaning(unit: str) -> _Meaning:
-    """Of a unit as people and `unit_of_key` write it: `km`, `million usd`, `USD (millions)`, `万人`, `min?`."""
+    """Parse a unit as people and `unit_of_key` write it: `km`, `million usd`, `USD (millions)`, `万人`, `min?`."""
     is_sure = not unit.endswith("?")
     name, multiplier = unit_named(unit.rstrip("?")), 1
     if name not in UNITS:
@@ -279,8 +281,8 @@ def _meaning(unit: str) -> _Meaning:
 
 
 def unit_of_key(key: str) -> str:
-    """The unit in which a JSON key says that its number is: `ft` of `elevation_ft`, `km2` of `area (km2)` and
-    `areaSqKm`, `billion usd` of `gdp_billion_usd`; "" for none, as of `price_per_kg`. `min?` may be one.
+    """Return the unit that a JSON key gives its number: `ft` for `elevation_ft`, `km2` for `area (km2)` and `areaSqKm`,
+    `billion usd` for `gdp_billion_usd`; "" for none, as for `price_per_kg`. `min?` may be one.
     """
     key = normalized("NFKC", key[-LONGEST_UNIT:])
     words = [word for word in _BETWEEN.split(key) if word]
@@ -311,7 +313,7 @@ def _unit_at_end(words: list[str]) -> str:
 
 
 def _known(words: list[str], size: int) -> str:
-    """The unit that these words of a key spell."""
+    """Return the unit that these words of a key spell."""
     if len(words) != size:
         return ""
     if size == 1 and (name := words[0].casefold()) in _IN_KEYS:

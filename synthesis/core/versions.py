@@ -1,4 +1,4 @@
-"""Of which code something is."""
+"""Version of the code that made something."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where a name stands in a text of another language: with particles, clitics and case endings, but not in another word.
+"""Search for a name in a text of another language: with particles, clitics and case endings, but not in another word.
 
-Works on folded text without accents (`matching`). All of it is linear in the text.
+Works on folded text without accents (`matching`). The work is linear in the text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from synthesis.core.locale_words import Words
 from synthesis.core.normal_text import bare
 
 _LONGEST_ENDING: Final = 16
-"""Letters before or behind a name in its word that are read."""
+"""Letters before or after a name in its word that are read."""
 MOST_PLACES: Final = 1_000
-"""Places of one name in a text that are checked. A name that is a part of longer words more often is nowhere."""
+"""Maximum number of checked positions of a name in a text. A name that is more often a part of longer words is not
+found."""
 _LATIN = re.compile(r"[A-Za-zÀ-ɏ0-9_]")
 _RUSSIAN: Final = {
     # By the end of the base form, which they replace; adjectives first.
@@ -51,7 +52,7 @@ class WordForms:
         self._russian = {end: pattern(cases) for end, cases in _RUSSIAN.items()} if language == "ru" else {}
 
     def may_start(self, text: str, start: int) -> bool:
-        """Whether a name that starts there starts its word, but for clitics."""
+        """Return whether a name that starts there starts its word, apart from clitics."""
         if self.beside:
             if start == 0 or (_LATIN.match(text, start) and not _LATIN.match(text, start - 1)):
                 return True
@@ -64,7 +65,8 @@ class WordForms:
         return first == start or self._before.fullmatch(text, first, start) is not None
 
     def end_of_word(self, text: str, end: int) -> int | None:
-        """Where the word of a name ends that ends at `end`, behind particles or case ending; None in a longer word."""
+        """Return the end of the word of a name that ends at `end`, with particles or case ending; None within a longer
+        word."""
         if self.beside:
             is_apart = end == len(text) or (_LATIN.match(text, end - 1) and not _LATIN.match(text, end))
             return end if is_apart or self._after.match(text, end) else None
@@ -79,7 +81,7 @@ class WordForms:
         return last if last == end or endings.fullmatch(text, end, last) else None
 
     def inflected(self, text: str, phrase: str) -> Iterator[tuple[int, int]]:
-        """Start and end of each place of a folded phrase in another form than its own."""
+        """Yield start and end of each occurrence of a folded phrase in an inflected form."""
         words = phrase.split(" ")
         of_each = [list(self._stems(word)) for word in words]
         for first, _ in of_each[0] if all(of_each) else ():
@@ -107,11 +109,11 @@ class WordForms:
         return next((end for end in ends if end is not None), None)
 
     def may_hold(self, keys: str, wanted: str) -> bool:
-        """Whether a phrase, in any form, may be in texts whose keys these are: the quick no."""
+        """Return whether a phrase, in any form, may be in texts with these keys; used for a quick rejection."""
         return any(stem in keys for stem, _ in self._stems(wanted.split(" ")[0]))
 
     def _stems(self, word: str) -> Iterator[tuple[str, re.Pattern[str]]]:
-        """The beginnings to which case endings are added, each with its endings."""
+        """Yield the stems to which case endings are added, each with its endings."""
         if self._language == "ar" and word.startswith("ال") and len(word) > 4:
             yield "لل" + word[2:], self._after
         if self._language == "ru" and len(word) > 2 and "а" <= word[-1] <= "я":
@@ -127,7 +129,7 @@ class WordForms:
 
 
 def _finnish_stems(word: str) -> Iterator[str]:
-    """Weak grade, and other vowels: Helsinki and Helsingi-, Suomi and Suome-, Tampere and Tamperee-."""
+    """Yield weak grade and other vowels: Helsinki and Helsingi-, Suomi and Suome-, Tampere and Tamperee-."""
     head, vowel = word[:-1], word[-1]
     weak = next((head.removesuffix(strong) + weak for strong, weak in _GRADES if head.endswith(strong)), None)
     if weak is not None:
@@ -139,7 +141,7 @@ def _finnish_stems(word: str) -> Iterator[str]:
 
 
 def is_letter(character: str) -> bool:
-    """Whether a character is part of a word: a letter, a digit, or a mark on a letter."""
+    """Return whether a character is part of a word: a letter, a digit, or a mark on a letter."""
     if character.isascii():
         return character.isalnum() or character == "_"
     return character.isalnum() or unicodedata.category(character)[0] == "M"

@@ -23,7 +23,7 @@ LOCK = "lock"
 """The file that the program which works in a workdir holds."""
 
 _held: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("held", default=frozenset())
-"""The locks of whoever runs: what a program holds, the training that it calls need not ask for."""
+"""Locks held in this context: a training that a program calls need not acquire the program's locks."""
 
 
 class WorkdirError(Refusal):

@@ -1,10 +1,9 @@
-"""Worlds with state: what an episode's calls share, and what the state that they leave is worth.
+"""Worlds with state: the state that the calls of an episode share, and the grade of the final state.
 
-A world's module is its rows (`STATE`), its tools and a few lines of ours. Every call runs in a process of its own that
-first repeats the episode's earlier calls (`sandbox.SandboxEpisode`): a call that fails leaves nothing behind, and no
-episode can see another's rows. When an episode is over, one more call of the module asks the sub-tasks' checks and
-says which rows are otherwise than at the beginning. What these changes are worth is decided here, where no foreign code
-runs.
+A world's module is its rows (`STATE`), its tools and a few lines of ours. Every call runs in its own process, which
+first repeats the episode's earlier calls (`sandbox.SandboxEpisode`). So a failed call leaves nothing behind, and no
+episode can see another's rows. After the episode, one more call of the module runs the sub-tasks' checks and returns
+the rows that differ from the start. These changes are graded here, where no foreign code runs.
 """
 
 from __future__ import annotations
@@ -108,27 +107,27 @@ def _world_plays(plays, checks, closely):
     STATE = _world_copy.deepcopy(_WORLD_BEFORE)
     return results
 '''
-"""What is put behind a world's code, so that names of ours win."""
+"""Appended to a world's code, so that our names win."""
 
 
 def module_of(world: World) -> str:
-    """Source of the one module that all calls of a world run in."""
+    """Return the source of the module in which all calls of a world run."""
     return f"TABLES = {world.tables!r}\nSTATE = {world.rows!r}\n{world.code}{_HARNESS}"
 
 
 def checks_of(steps: Iterable[SubQuestion]) -> list[tuple[int, str]]:
-    """The checks of the sub-questions that ask for a state."""
+    """Return the checks of the sub-questions that ask for a state."""
     return [(step.id, step.check) for step in steps if isinstance(step.check, str) and step.needs_tool]
 
 
 class EpisodeCalls:
-    """The calls of one episode of an environment: to a tool with a module of its own, or to its world.
+    """The calls of one episode of an environment, to a tool with its own module or to the environment's world.
 
     Args:
         sandbox: where they run.
         environment: whose world it is, if it has one.
-        seed: of everything random that a world's code can see.
-        now: the moment that it sees, Unix seconds; None for the sandbox's own.
+        seed: seed of all randomness that a world's code can see.
+        now: time that the code sees, Unix seconds; None for the sandbox's own.
     """
 
     def __init__(
@@ -141,17 +140,17 @@ class EpisodeCalls:
 
     @property
     def stateful(self) -> bool:
-        """Whether calls leave something behind that later ones see."""
+        """True if calls leave state behind that later calls see."""
         return self._world is not None
 
     async def call(self, tool: CodeTool, arguments: Mapping[str, Any]) -> CallResult:
-        """The next call; those to a world that are made at once come in the order in which they began."""
+        """Execute the next call; concurrent calls to a world run in the order in which they started."""
         if tool.code or self._world is None:
             return await self._sandbox.call(tool.code, tool.spec.name, arguments)
         return await self._episode.call(tool.spec.name, arguments)
 
     async def grade(self) -> Grade | None:
-        """What the state is worth that the calls so far have left; None where the sandbox itself failed.
+        """Return the grade of the state after the calls so far; None if the sandbox itself failed.
 
         A check that cannot be evaluated does not hold, and does not keep others from being evaluated.
         """
@@ -175,7 +174,7 @@ class EpisodeCalls:
         )
 
     async def changes(self) -> list[StateChange]:
-        """What the calls so far have changed; empty where that cannot be said."""
+        """Return the changes made by the calls so far; empty if they are unknown."""
         found = read_grade((await self._asked([])).value) if self._world is not None else None
         return [] if found is None else found.changes
 
@@ -188,14 +187,14 @@ class EpisodeCalls:
 
 
 class FoundOutput(msgspec.Struct, frozen=True):
-    """What a call of a play returned; or why it failed."""
+    """Output of a call in a play, or the reason of its failure."""
 
     value: Any
     error: str
 
 
 class FoundPlay(msgspec.Struct, frozen=True):
-    """What came of a play: its outputs, the grade at its end (or after each call), and the first broken invariants."""
+    """Result of a play: its outputs, the grade at its end (or after each call), and the first broken invariants."""
 
     outputs: list[FoundOutput]
     grades: list[FoundGrade]
@@ -203,7 +202,7 @@ class FoundPlay(msgspec.Struct, frozen=True):
 
 
 class FoundGrade(msgspec.Struct, frozen=True):
-    """What a world's module says of its state."""
+    """Report of a world's module about its state."""
 
     met: list[int]
     failed: dict[str, str]
@@ -212,7 +211,7 @@ class FoundGrade(msgspec.Struct, frozen=True):
 
 
 def read_grade(value: Any) -> FoundGrade | None:
-    """The module's answer, or None where it is none."""
+    """Return the module's answer, or None if it is not valid."""
     try:
         return convert_to(value, FoundGrade)
     except msgspec.ValidationError:
@@ -220,15 +219,15 @@ def read_grade(value: Any) -> FoundGrade | None:
 
 
 def graded(found: FoundGrade, world: World) -> Grade:
-    """What a module's answer is worth: of a state that is not as the schema has it nothing holds."""
+    """Return the grade for a module's answer; a state that does not fit the schema meets no check."""
     met = frozenset() if found.misfits else frozenset(found.met)
     return Grade(met, harm_of(found.changes, world), len(found.failed))
 
 
 def harm_of(changes: Sequence[StateChange], world: World) -> int:
-    """How many rows are otherwise than at the beginning, and than any reference call leaves them.
+    """Count the rows that differ from the start and from the result of every reference call.
 
-    Rows that were added count by what is in them, whatever their ids; columns that are open count nowhere.
+    Added rows count by their content, whatever their ids; open columns are ignored.
     """
     return (forms_of(changes, world) - forms_of(world.changes, world)).total()
 

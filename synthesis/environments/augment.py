@@ -77,7 +77,7 @@ def _check_call(step: AugmentedStep, tools: Mapping[str, CodeTool], of: Decompos
 
 
 def validated(built: Built, draft: Draft) -> Built:
-    """The tools with the draft as it was judged: calls of steps that need no tool are left out."""
+    """Return the tools with the judged draft; calls of steps that need no tool are left out."""
     needed = {step.id for step in draft.decomposition.sub_questions if step.needs_tool}
     tools = []
     for tool in built.tools:

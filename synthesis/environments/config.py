@@ -18,7 +18,7 @@ _Parts = Annotated[int, Bound(least=2, most=64)]
 
 @dataclass(frozen=True)
 class EnvironmentsConfig(Settings):
-    """How many environments, and of which kind.
+    """Settings of environment synthesis: number and kinds.
 
     Attributes:
         count: questions asked for; rejected ones are not replaced.

@@ -1,4 +1,4 @@
-"""What the stages of environment synthesis share while they run."""
+"""Context that the stages of environment synthesis share while they run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TOOLS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class EnvironmentContext(Context[EnvironmentsConfig]):
-    """What every stage of one run is given.
+    """Context passed to every stage of a run.
 
-    Attributes:
-        proofs: held while one tool is called. A pool keeps an open slot for each tool in use. With more tools than
-            slots every call would open one, which costs several times the call.
-    """
+        Attributes:
+                proofs: held while one tool is called. A pool keeps an open slot for each tool in use. With more tools than
+                slots every call would open one, which costs several times the call.
+        """
 
     proofs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOOLS_AT_ONCE))
 

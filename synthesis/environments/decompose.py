@@ -30,9 +30,9 @@ Choice = TypeVar("Choice", bound=str)
 
 
 class QuestionSeed(msgspec.Struct, frozen=True, rename={"split": "side"}):  # journals and a run's name have `side`
-    """What one question shall be like; what is empty is left to the teacher.
+    """Plan of one question; empty fields are left to the teacher.
 
-    `question` is given where it is only to be decomposed; `environment` is the id of that whose tools it shall need.
+    `question` is set if it only has to be decomposed; `environment` is the id of the one whose tools it needs.
     """
 
     id: str
@@ -137,7 +137,7 @@ async def decompose(seed: QuestionSeed, context: EnvironmentContext) -> list[Dra
 
 
 def wishes(seed: QuestionSeed, config: EnvironmentsConfig) -> dict[str, Any]:
-    """What every request for a question is told about it."""
+    """Return the wishes that every request for a question contains."""
     return {
         "structure": seed.structure,
         "min_hops": config.min_hops,

@@ -75,12 +75,12 @@ def check(
     question: str = "",
     language: str = "en",
 ) -> Structure:
-    """Whether a decomposition is well formed, and which structure it has.
+    """Check that a decomposition is well formed, and return its structure.
 
     Args:
         nodes: the sub-questions.
         answer: of the main question.
-        structure: what was asked for; None takes any, with any number of hops.
+        structure: the requested one; None takes any, with any number of hops.
         min_hops: least hops of a multi-hop structure.
         max_hops: most hops.
         question: the main question; "" leaves out the check that it is not empty text.
@@ -89,7 +89,7 @@ def check(
     Raises:
         Rejected: `no_sub_questions`, `bad_ids`, `cyclic`, `wrong_hop`, `wrong_structure`, `hop_budget`,
             `repeated_question`, `empty_answer`, `sentence_answer`, `orphan_sub_question`, `unconnected_answer`; the
-            detail says which node.
+            detail names the node.
     """
     if not nodes:
         raise Rejected("no_sub_questions", f"no sub-questions for {question!r}")
@@ -127,7 +127,7 @@ def check(
 
 
 def difficulty_of(steps: Sequence[Node], closeness: float = 0.0) -> Difficulty:
-    """What the graph alone says of how hard an environment is.
+    """Return the difficulty of an environment as far as its graph determines it.
 
     Args:
         closeness: of its irrelevant tools, see `Difficulty.distractor_closeness`.
@@ -143,7 +143,7 @@ _CHINESE_SENTENCE = re.compile(r"[。！？；]")
 
 
 def is_sentence(text: str) -> bool:
-    """Whether an answer is more than a name, a number or a date, by its length or its punctuation."""
+    """Return whether an answer is more than a name, a number or a date, by its length or its punctuation."""
     text = text.strip()
     words = text.split()
     chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)

@@ -1,10 +1,10 @@
 """Distract: irrelevant but executable tools, in three bands of embedding similarity (paper §3.2).
 
-For each needed tool the cosine similarities to all candidates of other domains are min-max normalised; above `high_cut`
-a candidate is `high`, below `low_cut` it is `low`, else `medium`. A candidate in different bands for different needed
-tools belongs to the closest. None does a needed tool's work: not of its intent, and not answering one of its reference
-calls when it is executed; and no document gives an answer away. Where intents are held out, training environments are
-offered none of the held-out ones.
+For each needed tool the cosine similarities to all candidates of other domains are min-max normalised. A candidate
+above `high_cut` is `high`, below `low_cut` it is `low`, else `medium`. A candidate in different bands for different
+needed tools belongs to the closest. No candidate does a needed tool's work: none has its intent, and none answers a
+reference call when it is executed. No document reveals an answer. If intents are held out, training environments are
+not offered tools of held-out intents.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from synthesis.pipeline.partition import Split
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A tool that may become irrelevant; `intent` says what it looks up."""
+    """A tool that may become a distractor; `intent` names what it looks up."""
 
     intent: str
     domain: str
@@ -45,21 +45,21 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 _BLOCK = 256
-"""Needed tools whose similarities to all candidates are in memory at a time, but for a large index."""
+"""Needed tools whose similarities to all candidates are in memory at a time; fewer for a large index."""
 _SIMILARITIES = 1 << 23
-"""At a time at most, of 4 bytes, in a few copies."""
+"""Maximum number of similarities (4 bytes each) in memory at a time; there are a few copies."""
 _CLOSE = 1_024
-"""Of the candidates that are `high` for a needed tool, so many are kept, drawn by the candidates' number and order."""
+"""Maximum number of `high` candidates kept for a needed tool, sampled by the candidates' number and order."""
 _CHUNK = 32
-"""Candidates looked at at a time while drawing."""
+"""Candidates checked at a time while sampling."""
 
 
 class Index:
     """The candidates of one language, with their embeddings and the cuts between the bands of every needed tool.
 
-    Building it takes all similarities once, N x M x width; what stays in memory grows with N + M. A draw looks only at
-    as many candidates as it takes to fill the bands. All that it holds are arrays, which the workers of a machine share
-    (Ray maps them into each of its processes); names are known by 64 bits of their digest.
+    Building it computes all similarities once, N x M x width; the memory of the index grows with N + M. A call of
+    `draw` checks only as many candidates as it takes to fill the bands. All data are arrays, which the workers of a
+    machine share (Ray maps them into each process). Names are identified by 64 bits of their digest.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class Index:
         return len(self._names)
 
     def candidate(self, row: int) -> Candidate:
-        """One of them, as it was given."""
+        """Return the candidate of a row."""
         return _candidates.decode(self._records[self._ends[row] : self._ends[row + 1]].tobytes())
 
     def _cuts(
         self, start: int, domains: np.ndarray, high_cut: float, low_cut: float
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """[2, needed tools]: the similarities above which a candidate is `high`, and below which it is `low`; and those
-        that are `high` for each."""
+        """Return the cuts, [2, needed tools]: a candidate is `high` above the first, `low` below the second; and the
+        `high` candidates of each needed tool."""
         similarity = self._own[start : start + len(domains)] @ self._vectors.T  # [needed tools, candidates]
         own = self._domains[None, :] == domains[:, None]
         # Where no candidate is of another domain there are none to part: -inf and inf let none into any band.
@@ -127,7 +127,7 @@ class Index:
         return np.stack([above, below]).astype(np.float32), close
 
     def _some(self, close: np.ndarray, number: int) -> np.ndarray:
-        """`_CLOSE` of the candidates at most, others for each needed tool: all of them would grow with N x M."""
+        """Return at most `_CLOSE` of the candidates, others for each needed tool: all of them would grow with N x M."""
         if len(close) <= _CLOSE:
             return close
         turns = (self._rank[close].astype(np.int64) + number * (len(self) // 2 + 1)) % len(self)
@@ -158,11 +158,11 @@ class Index:
         *,
         without: Collection[str] = (),
     ) -> dict[str, list[Candidate]]:
-        """Up to `counts` candidates of each band, every one of a band as likely as any other.
+        """Sample up to `counts` candidates of each band, uniformly within the band.
 
         Args:
-            tools: what is needed; each was given to `build`.
-            without: names to leave out. Of two draws with equal `rng`, the one with more left out keeps the rest.
+            tools: the needed tools; each was given to `build`.
+            without: names to leave out. With equal `rng`, leaving out more names keeps the other candidates.
         """
         rows = self._rows(tools)
         own, above, below = self._own[rows], self._above[rows, None], self._below[rows, None]
@@ -190,7 +190,7 @@ class Index:
         return {band: [self.candidate(row) for row in chosen[band][: counts.get(band, 0)]] for band in BANDS}
 
     def closeness(self, tools: Sequence[NeededTool], chosen: Iterable[Candidate]) -> float:
-        """The largest cosine similarity between a needed and a chosen tool; 0 where none is chosen."""
+        """Return the largest cosine similarity between a needed and a chosen tool; 0 if none is chosen."""
         rows = _found(_digests(one.tool.spec.name for one in chosen), self._names, self._by_name)
         return float((self._own[self._rows(tools)] @ self._vectors[rows].T).max()) if len(rows) else 0.0
 
@@ -199,12 +199,12 @@ class Index:
         return _found(keys, self._keys, self._by_key)
 
     def _blocked(self, tools: Sequence[NeededTool], without: Collection[str]) -> tuple[np.ndarray, ...]:
-        """The domains, intents and names that none of the drawn may have."""
+        """Return the domains, intents and names that no chosen candidate may have."""
         names = [*(tool.tool.spec.name for tool in tools), *without]
         return _digests(tool.domain for tool in tools), _digests(tool.intent for tool in tools), _digests(names)
 
     def _eligible(self, rows: np.ndarray, blocked: tuple[np.ndarray, ...]) -> np.ndarray:
-        """Those of the rows that are of another domain, intent and name than every needed tool, and not left out."""
+        """Return the rows whose domain, intent and name are none of the blocked ones."""
         domains, intents, names = blocked
         bad = (self._domains[rows, None] == domains).any(axis=1)
         bad |= (self._intents[rows, None] == intents).any(axis=1)
@@ -216,7 +216,7 @@ _candidates = json_decoder(Candidate)
 
 
 def _packed(records: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """One array of all bytes, and where each record ends, from 0 on."""
+    """Return one array of all bytes, and the end of each record, from 0 on."""
     data = bytearray()
     ends = [0]
     for record in records:
@@ -226,18 +226,18 @@ def _packed(records: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _digests(names: Iterable[str]) -> np.ndarray:
-    """64 bits of each."""
+    """Return 64 bits of the digest of each name."""
     digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
 def _sorted(digests: np.ndarray) -> np.ndarray:
-    """Places of the digests in ascending order."""
+    """Return the positions of the digests in ascending order."""
     return np.argsort(digests, kind="stable").astype(np.int32)
 
 
 def _found(wanted: np.ndarray, digests: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Where each of some digests is, of several equal ones the last. Raises `KeyError`: one is not there."""
+    """Return the position of each wanted digest, the last of equal ones. Raises `KeyError`: a digest is missing."""
     places = np.searchsorted(digests, wanted, side="right", sorter=order) - 1
     found = order[np.maximum(places, 0)] if len(order) else np.zeros(0, np.int32)
     if len(found) != len(wanted) or (digests[found] != wanted).any():
@@ -246,8 +246,8 @@ def _found(wanted: np.ndarray, digests: np.ndarray, order: np.ndarray) -> np.nda
 
 
 def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
-    """0 … n-1 in a random order, in parts: from a random place with a random stride, because a permutation of all of
-    them for each draw would take longer than the draw."""
+    """Yield 0 … n-1 in a random order, in parts: from a random start with a random stride. A permutation of all numbers
+    would take longer than the sampling itself."""
     start, stride = rng.randrange(max(n, 1)), 1
     while n > 2 and gcd(stride := rng.randrange(1, n), n) > 1:
         pass
@@ -257,10 +257,11 @@ def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
 async def build_indices(
     built: Records[Built], config: EnvironmentsConfig, embedder: Embedder, seed: int
 ) -> dict[tuple[Language, Split], Index]:
-    """One index for each language and split that occurs, over the tools of all environments and, if so configured, all
-    relations; but where intents or sources are held out, over those of the same split.
+    """Build an index for each language and split that occurs.
 
-    Of several tools with one name the first is the candidate: names have to be unique in an environment.
+    An index has the tools of all environments and, if so configured, all relations. If intents or sources are held out,
+    it has only those of its split. Of several tools with one name the first is the candidate: names must be unique in
+    an environment.
     """
     indices: dict[tuple[Language, Split], Index] = {}
     for language, split in dict.fromkeys((one.draft.decomposition.language, one.draft.split) for one in built):
@@ -292,8 +293,10 @@ def _is_among(language: Language, split: Split | None, one: Built) -> bool:
 async def distract(
     built: Built, context: EnvironmentContext, indices: Mapping[tuple[Language, Split], Index]
 ) -> list[Built]:
-    """The environment with up to the configured number of irrelevant tools of each band, none a functional twin of a
-    needed one: each is executed, and one that answers a reference call, or says an answer, makes room for another.
+    """Add up to the configured number of irrelevant tools of each band to the environment.
+
+    No added tool is a functional twin of a needed one: a candidate that, executed, answers a reference call or states
+    an answer is replaced.
 
     Raises:
         Transient: the sandbox itself failed.
@@ -320,8 +323,9 @@ async def distract(
 
 
 async def twins_of(built: Built, candidates: Sequence[CodeTool], context: EnvironmentContext) -> set[str]:
-    """Names of the tools that answer a reference call of the environment: given its arguments in any order, or none
-    where they want none, they give the answer.
+    """Return the names of tools that answer a reference call of the environment.
+
+    A tool is called with the reference arguments in any order, or with none if it takes none.
 
     Raises:
         Transient: the sandbox itself failed.

@@ -1,4 +1,4 @@
-"""How many records each stage of a whole run gets, by what a preview has seen."""
+"""Forecast of the number of records in each stage of a whole run, from the rates of a preview."""
 
 from __future__ import annotations
 

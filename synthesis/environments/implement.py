@@ -180,7 +180,7 @@ def read_source(text: str, name: str) -> str:
 
 
 def check_source(code: str, name: str) -> None:
-    """Whether a module is Python that defines a function `name` at its top level. It is not run here.
+    """Check that a module is Python that defines a function `name` at its top level. It is not executed.
 
     Raises:
         Rejected: `bad_code`.

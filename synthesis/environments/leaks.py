@@ -1,11 +1,11 @@
-"""Answers must be found, not read: no text that a policy or a judge is given states the answer that it asks for.
+"""Leak checks: no text shown to a policy or a judge may state the answer that it asks for.
 
-A question gives away the answer of any of its steps, a sub-question and a reference call their own, a tool's document
-that of any step of its environment. What `synthesis.core.matching` would take for the answer in an output is the answer
-here too. So are numbers in words (`number_words`) or in another unit, and letters apart ("O-S-L-O").
+A question may not reveal the answer of any of its steps. A sub-question and a reference call may not reveal their own,
+and a tool's document may not reveal that of any step of its environment. An answer is recognised as `synthesis.core.matching` would
+find it in an output. So are numbers in words (`number_words`) or in another unit, and spaced letters ("O-S-L-O").
 
-One kind of answer cannot be kept out of its question, a choice ("Which of Oslo and Bergen has more inhabitants?"): a
-step that compares what earlier ones found of things that the question names, and answers with one of them.
+One kind of answer cannot be kept out of its question, a choice ("Which of Oslo and Bergen has more inhabitants?"). Such
+a step compares the results of earlier steps about things that the question names, and answers with one of them.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def check_questions(question: str, steps: Sequence[SubQuestionAnswer], language:
 
 
 def answers_of(asked: Decomposition | ToolEnvironment) -> list[Answer]:
-    """What has to be found: the answers of all steps that look something up, and the final one where that is not a
-    state."""
+    """Return the answers that must be found: those of all steps that look something up, and the final one if it is not
+    a state."""
     found = [step.answer for step in asked.sub_questions if not step.asks_state]
     return found if len(found) < len(asked.sub_questions) else [asked.answer, *found]
 
 
 def _is_choice(step: SubQuestionAnswer, by_id: Mapping[int, SubQuestionAnswer]) -> bool:
-    """Whether a step answers with one of the things that the steps before it, two or more, are about."""
+    """Return whether a step answers with one of the things that its two or more earlier steps are about."""
     named = {fold(subject) for before in step.depends_on for subject in by_id[before].subjects}
     values = step.answer.value if isinstance(step.answer.value, list) else [step.answer.value]
     return len(step.depends_on) > 1 and len(named) > 1 and all(fold(str(value)) in named for value in values)
@@ -135,7 +135,7 @@ _NUMERALS: Final = re.compile(r"[二两三四五六七八九十]+")
 _PART, _OVERLAP = 1_500, 150
 """Characters that are read at a time."""
 _SENTENCE: Final = "· · · · · · {} 。"
-"""What makes a sentence of a few words, and no other answer."""
+"""Template that turns a few words into a sentence, and contains no other answer."""
 
 
 def _read(text: str, language: Language) -> list[Reading]:
@@ -152,9 +152,9 @@ class _Text:
     """
 
     WORDS = 3
-    """Of a sentence that may be an answer by itself: "Yes."."""
+    """Words of a sentence that may be an answer by itself: "Yes."."""
     DIGITS = 3
-    """Of a number that is looked for in other units: 8849 in "8.849 km", but not 2 in "2,000 m"."""
+    """Digits of a number that is searched in other units: 8849 in "8.849 km", but not 2 in "2,000 m"."""
 
     def __init__(self, text: str, language: Language) -> None:
         self._text, self.language = text, language
@@ -236,7 +236,7 @@ class _Text:
 
 
 def prose(spec: ToolSpec) -> list[str]:
-    """What of it is sentences."""
+    """Return the sentences in a tool's document."""
     schemas = spec.parameters.get("properties", {}).values()
     return [spec.description, *(schema["description"] for schema in schemas if schema.get("description"))]
 

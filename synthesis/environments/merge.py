@@ -98,7 +98,7 @@ async def _merged(built: Built, group: list[NeededTool], context: EnvironmentCon
 
 
 async def _check_homogeneous(group: list[NeededTool], context: EnvironmentContext) -> None:
-    """Whether tools may become one: they require the same, and their documents say much the same.
+    """Check that tools may become one: they require the same parameters, and their documents are similar.
 
     Raises:
         Rejected: `different_schemas`, `different_tools`.

@@ -48,7 +48,7 @@ def spells(text: str, number: float, language: Language, *, asked: str | None = 
 
     Args:
         asked: the question that the number answers; None: the text itself. Nothing is asked for where it is empty.
-        unit: of the number; only "%" is looked at.
+        unit: of the number; only "%" matters.
     """
     tokens = _tokens(text, language)
     question = None if asked is None else _tokens(asked, language)

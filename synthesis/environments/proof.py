@@ -38,13 +38,13 @@ class Case:
 
 
 async def prove(tool: CodeTool, cases: Sequence[Case], context: EnvironmentContext) -> list[ReferenceCall]:
-    """The reference calls with their outputs, in the order of the cases, all proven.
+    """Prove the reference calls, and return them with their outputs, in the order of the cases.
 
-    Each reference call must succeed, contain its answer, and stand `sandbox.validate_call`: the same output under
-    another random seed and at another time, no clock, no network, no import that a tool may not make. The
-    other arguments, arguments that name nothing or anything, and no arguments at all must fail or give another answer:
-    a tool that ignores its arguments, or searches by a part of them, would let a policy score without solving what the
-    call depends on. So would one that finds the answer where the call states it or a part of it (`echoes.guesses`); a
+    Each reference call must succeed, contain its answer, and pass `sandbox.validate_call`: the same output under
+    another random seed and at another time, no clock, no network, no forbidden import. The other arguments, arguments
+    that name nothing or anything, and no arguments at all must fail or give another answer. Otherwise a tool that
+    ignores its arguments, or searches by a part of them, would let a policy score without solving the call's
+    dependencies. So would a tool that finds the answer where the call states it or a part of it (`echoes.guesses`). A
     mere repetition is allowed, since the reward does not count it. Valid calls have results of one shape.
 
     Raises:
@@ -130,7 +130,8 @@ def _check_shape(tool: CodeTool, known: Any, arguments: Mapping[str, Any], outpu
 
 
 def same_shape(one: Any, other: Any) -> bool:
-    """Whether two JSON values have the same keys and types. Null fits anything, as does an empty list any list."""
+    """Return whether two JSON values have the same keys and types. Null fits anything, as does an empty list any
+    list."""
     if one is None or other is None:
         return True
     if isinstance(one, dict) and isinstance(other, dict):
@@ -202,7 +203,8 @@ _WILDCARDS = ("", "*", "%", ".*")
 _EMPTY: Mapping[type, Any] = {str: "", list: [], dict: {}}
 _SHORT_CODE = 3
 _MOST_OPTIONS = 32
-"""Of a tool, with which its searches are repeated: a document with more of them has lists, not ways to look."""
+"""Maximum number of a tool's options that its searches are repeated with: a document with more has lists, not
+options."""
 
 
 def anything(value: Any) -> list[Any]:
@@ -248,7 +250,7 @@ def check_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
 
 
 _MOST_TRANSLATIONS = 8
-"""Of one call for another tool: each is executed."""
+"""Maximum number of translations of one call for another tool; each is executed."""
 _MOST_WAYS = 120
 """To give five arguments."""
 

@@ -1,4 +1,4 @@
-"""Where questions come from: the teacher's choice, domains and texts, a taxonomy, or questions that are given.
+"""Sources of questions: the teacher's choice, domains and texts, a taxonomy, or given questions.
 
 Texts and questions are JSON lines, gzipped or not, in the original's columns; a taxonomy is nested JSON.
 
@@ -32,14 +32,14 @@ class SourceError(InputError):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What a question is made from; what is empty is left to the teacher."""
+    """Source of a question; empty fields are left to the teacher."""
 
     domain: str = ""
     language: Language | None = None
     question: str = ""
     knowledge: str = ""
     examples: list[str] = []
-    """Of the taxonomy: one of them, or none, is shown to the teacher."""
+    """Examples from the taxonomy; one of them, or none, is shown to the teacher."""
 
 
 class _QuestionRow(msgspec.Struct):
@@ -55,7 +55,7 @@ class _KnowledgeRow(msgspec.Struct):
 
 
 def sources_of(config: EnvironmentsConfig) -> list[Source]:
-    """What the configuration names, in the file's order; empty when it names nothing.
+    """Return the sources that the configuration names, in the file's order; empty if it names none.
 
     Raises:
         SourceError: a file is missing, holds nothing, or a row of it is not of its form.

@@ -1,4 +1,4 @@
-"""What a dataset card says of environments: the paper's statistics (A.1.2) and what it lacks."""
+"""Statistics of environments for dataset cards: the paper's (A.1.2) and further numbers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def statistics_of(environments: Iterable[ToolEnvironment]) -> dict[str, Any]:
 
 
 def _sum(counts: Mapping[int, int]) -> int:
-    """Of values that are counted."""
+    """Return the sum of counted values."""
     return sum(value * times for value, times in counts.items())
 
 

@@ -1,7 +1,8 @@
-"""What the teacher answers in the environment pipeline: one struct a request, whose JSON schema the endpoint enforces.
+"""Answers of the teacher in the environment pipeline: one struct a request, whose JSON schema the endpoint enforces.
 
-Reasons stand before verdicts, so that a model argues before it decides. Parameters and arguments are lists of named
-values, not free-form objects: strict structured output allows no open objects.
+The docstrings of the structs are in these schemas, so the teacher reads them. Reasons stand before verdicts, so that a
+model argues before it decides. Parameters and arguments are lists of named values, not free-form objects: strict
+structured output allows no open objects.
 """
 
 from __future__ import annotations

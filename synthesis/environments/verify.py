@@ -180,7 +180,8 @@ def _check_dependencies(
 
 
 def _among(output: Any, value: Any, language: str) -> bool:
-    """Whether an argument is a rewording of an output: a code or name inside it, or it inside a longer argument."""
+    """Return whether an argument is a rewording of an output: a code or name inside it, or it inside a longer
+    argument."""
     return (
         isinstance(value, str)
         and isinstance(output, str)

@@ -33,7 +33,7 @@ Call = tuple[str, Mapping[str, Any]]
 
 
 class ProvenWorld(msgspec.Struct, frozen=True):
-    """What a world's proof found: the reference calls with their outputs, and the world with what they change."""
+    """Result of a world's proof: the reference calls with their outputs, and the world with their changes."""
 
     calls: list[ReferenceCall]
     world: World
@@ -42,15 +42,15 @@ class ProvenWorld(msgspec.Struct, frozen=True):
 async def prove_world(
     environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], sandbox: Sandbox
 ) -> ProvenWorld:
-    """Prove an environment with a world, of which the reference calls' outputs and changes are not known yet.
+    """Prove an environment with a world, whose reference calls have no recorded outputs and changes yet.
 
-    The reference calls succeed in the order of the dependencies; each look-up gives its answer and changes nothing,
-    each other call makes its own check hold, which did not before and does so to the end; `sandbox.validate_call`
-    stands: no clock, no chance, no network. Played twice in one process they give the same: no state is hidden outside
-    `STATE`. No play that leaves a call out, makes it with other arguments, makes two in the wrong order where the
-    second waits for the first, or writes something else besides, is worth as much; calling nothing is worth nothing.
-    The invariants and the schema hold at the beginning, after every call of these plays, and after random calls with
-    hostile arguments.
+    The reference calls succeed in the order of the dependencies. Each look-up gives its answer and changes nothing.
+    Each other call makes its own check hold, which did not hold before and holds to the end. They pass
+    `sandbox.validate_call`: no clock, no chance, no network. Played twice in one process they give the same: no state
+    is hidden outside `STATE`. A faulty play gets a lower grade: it leaves a call out, makes it with other arguments,
+    swaps a call and one that waits for it, or writes something else besides. Calling nothing is worth nothing. The
+    invariants and the schema hold at the start, after every call of these plays, and after random calls with hostile
+    arguments.
 
     Args:
         others: by sub-question, arguments of its tool that look up, or change, something else.
@@ -87,7 +87,7 @@ class _Proof:
         self._tools = {tool.spec.name: tool for tool in environment.tools}
 
     async def right(self) -> ProvenWorld:
-        """The reference play, looked at after each call."""
+        """Play the reference calls, with a check after each call."""
         arguments = self._asked([self._reference], closely=True)
         validation = await validate_call(self._sandbox, self._module, PLAYS, arguments)
         result, finding = validation.result, validation.finding
@@ -362,7 +362,7 @@ def _fitting(environment: ToolEnvironment, tool: CodeTool) -> dict[str, Any]:
 def _check_dependencies(
     environment: ToolEnvironment, step: SubQuestion, reference: ReferenceCall, found: Mapping[int, Any]
 ) -> None:
-    """What a step waits for it uses; but for a state, which may have to be there first (`needless_order`)."""
+    """Check that a step uses what it waits for, except states, which may have to be there first (`needless_order`)."""
     states = {one.id for one in environment.sub_questions if one.asks_state}
     given = set(map(str, reference.arguments.values()))
     for one in step.depends_on:

@@ -1,6 +1,6 @@
 """Worlds: a small database, tools that read and write it, and a task that asks for another state of it.
 
-The teacher writes all of it at once, for its parts make sense together only; what it claims is proven in the sandbox
+The teacher writes all parts at once, as they only make sense together. Its claims are proven in the sandbox
 (`world_proof`), and nothing is left to a judge.
 """
 
@@ -60,7 +60,8 @@ async def make_world(seed: QuestionSeed, context: EnvironmentContext) -> list[Bu
 
 
 def intent_of(domain: str, tool: str) -> str:
-    """What a step of a world does: all of one world are held out together (`Partition.split_of_intent`)."""
+    """Return the intent of a world's step; all steps of one world are held out together
+    (`Partition.split_of_intent`)."""
     return f"{_NOT_IN_NAMES.sub('_', domain.casefold()).strip('_') or 'world'}.{tool}"
 
 

@@ -8,10 +8,10 @@
       "requests_per_minute": 60
     }}}
 
-Operations that only read (GET, HEAD, OPTIONS) are tools, and those that `operations` names. `document` is a file beside
-this one, or a URL. `url` is the base URL; without it, it is that of the document's `servers`. Values of `headers` and
-`query` take `${NAME}` from the environment and `${file:PATH}` from a file. They are in no record, and are sent to the
-origin of `url` alone, which must be given then.
+Tools are the operations that only read (GET, HEAD, OPTIONS), and the operations that `operations` names. `document` is
+a file beside this one, or a URL. `url` is the base URL; without it, it is that of the document's `servers`. Values of
+`headers` and `query` take `${NAME}` from the environment and `${file:PATH}` from a file. They are in no record, and are
+sent to the origin of `url` alone, which must be given then.
 
 An answer with a status of 400 or more is a tool's error, which the agent sees. The statuses 401, 407, 429, 502, 503 and
 504, a lost connection and no answer in time are the infrastructure's failure, as with MCP servers over HTTP.
@@ -59,7 +59,7 @@ from synthesis.servers.openapi_calls import (
 from synthesis.servers.registry import records_in
 
 _MOST_BYTES: Final = 8 << 20
-"""Of an answer, decompressed; agents see a few thousand characters of it."""
+"""Maximum size of an answer, decompressed; agents see a few thousand characters of it."""
 _MOST_SHOWN: Final = 4_000
 """Characters of the body of an error."""
 _UNAVAILABLE: Final = (401, 407, 429, 502, 503, 504)

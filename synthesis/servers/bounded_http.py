@@ -1,7 +1,7 @@
-"""An HTTP transport that reads no more of an answer than it may have: what a server sends is the server's choice.
+"""An HTTP transport that bounds the size of an answer, which is the server's choice.
 
-What is no answer of the server itself (a gateway's error, a login page) reaches the client as the error `HTTP_FAILED`:
-the SDK's own errors for those cannot be told from what a tool says.
+Answers that are not the server's own (a gateway's error, a login page) reach the client as the error `HTTP_FAILED`: the
+SDK's own errors for those are indistinguishable from a tool's text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from synthesis.core.typed import decode_json
 _log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20
-"""Of one answer. A tool's result is cut to a few thousand characters later, a list of tools has some kilobytes each."""
+"""Maximum size of an answer. A tool's result is cut to a few thousand characters later, a tool list has some kB a
+tool."""
 HTTP_FAILED = -31_900
 """The code of the JSON-RPC error that stands for an HTTP answer that is none to the request. The protocol has none."""
 _GATE = (401, 403, 407, 429, 502, 503, 504)
@@ -31,7 +32,7 @@ _OLD_TRANSPORT = (
     "give the address of its streamable HTTP endpoint, often one that ends in /mcp"
 )
 _REDIRECTS = 5
-"""That are followed from one request, all to the same server (a slash at the end of an address)."""
+"""Maximum number of redirects that are followed, all to the same server (a slash at the end of an address)."""
 
 
 class BoundedTransport(httpx2.AsyncHTTPTransport):
@@ -75,7 +76,7 @@ async def _asked(request: httpx2.Request) -> str | int | None:
 
 
 async def _problem(request: httpx2.Request, response: httpx2.Response) -> str | None:
-    """What the answer to a request of JSON-RPC is instead of one; None of one that the client understands."""
+    """Return why an answer to a JSON-RPC request is unusable; None if the client understands it."""
     status = response.status_code
     kind = response.headers.get("Content-Type", "").lower()
     if 300 <= status < 400:
@@ -106,7 +107,8 @@ def _message(body: bytes) -> JSONRPCMessage | None:
 
 
 def _unfollowed(request: httpx2.Request, response: httpx2.Response) -> str | None:
-    """Of a redirect that the client does not follow: another server's, or one that would drop the request."""
+    """Return the problem of a redirect that the client does not follow: to another server, or one that drops the
+    request."""
     location = response.headers.get("Location", "")
     followed = request.extensions.get("followed", 0)
     request.extensions["followed"] = followed + 1  # the next request has what this one has

@@ -13,7 +13,7 @@ import logging
 _log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20
-"""Of a line, which is one message. One that comes whole with one read of the pipe (64 KiB) is not measured."""
+"""Maximum size of a line, which is one message. A line from a single read of the pipe (64 KiB) is not measured."""
 ENCODING = "utf_8_bounded_lines"
 
 
@@ -52,7 +52,7 @@ class _Lines(codecs.IncrementalDecoder):
         return whole
 
     def _text(self, lines: bytes) -> str:
-        """The lines, without those that are not UTF-8: only the requests that they answer are lost."""
+        """Decode the lines without invalid UTF-8 lines: only the requests that those answer are lost."""
         try:
             return lines.decode("utf-8", self.errors)
         except UnicodeDecodeError as error:

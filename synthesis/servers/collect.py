@@ -224,10 +224,10 @@ async def connected(execution: McpExecution, connections: McpConnections) -> Mcp
 def fact_documents(
     languages: Iterable[Language] = ("en", "zh"), *, only: Sequence[str] | None = None, emulated: Sequence[str] = ()
 ) -> list[ServerDocument]:
-    """The fact servers as documents.
+    """Return the fact servers as documents.
 
     Args:
-        languages: those that there are no facts in are left out.
+        languages: languages without facts are left out.
         only: ids of the servers to take, without the language's suffix; None: all.
         emulated: ids of servers of which only the document is taken: their calls go to the stateful emulator.
 

@@ -27,7 +27,7 @@ from synthesis.servers.collect import ServerSource
 _DOMAIN: Final = "other"
 _NAMED: Final = re.compile(r"\$\{\w{1,200}\}")
 _RUNNERS: Final[Mapping[str, str]] = {"npm": "npx", "pypi": "uvx"}
-"""What starts a package, by the registry that it is in."""
+"""Command that starts a package, by its registry."""
 _HTTP: Final = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
 
@@ -102,7 +102,7 @@ def source_of(name: str, title: str, description: str, execution: McpExecution) 
 
 
 def _configured(server: Any, where: str) -> McpExecution:
-    """Of an entry of `mcpServers`."""
+    """Return the execution of an entry of `mcpServers`."""
     if not isinstance(server, Mapping):
         raise InputError(f"{where} is {brief(server):.80}; write an object with `command` or `url`")
     kind = server.get("type") or server.get("transport")
@@ -117,7 +117,8 @@ def _configured(server: Any, where: str) -> McpExecution:
 
 
 def _listed(server: Mapping[str, Any], path: Path) -> McpExecution:
-    """Of a `server.json`: the first package that can be started, else the first remote that can be reached."""
+    """Return the execution of a `server.json`: the first package that can be started, else the first reachable
+    remote."""
     where = f"{path}: {server['name']}"
     packages = [one for one in _list(server.get("packages")) if isinstance(one, Mapping)]
     for package in packages:
@@ -144,7 +145,7 @@ def _package(package: Mapping[str, Any], registry: str, where: str) -> StdioExec
 
 
 def _arguments(given: Any, where: str) -> list[str]:
-    """Those that have a value; raises `InputError`: one that is required has none."""
+    """Return the arguments that have a value. Raises `InputError`: a required one has none."""
     found: list[str] = []
     for one in (one for one in _list(given) if isinstance(one, Mapping)):
         value = one.get("value", one.get("default"))
@@ -158,7 +159,7 @@ def _arguments(given: Any, where: str) -> list[str]:
 
 
 def _required(given: Iterable[Mapping[str, Any]], where: str) -> dict[str, str]:
-    """Variables or headers: those that are required are taken from the environment, under their names."""
+    """Return required variables or headers, taken from the environment under their names."""
     found: dict[str, str] = {}
     for one in given:
         name = str(one.get("name"))

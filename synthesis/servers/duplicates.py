@@ -26,11 +26,11 @@ def normalize_all(
     allowed_tools: Mapping[str, Collection[str]] = {},
     similarity: float = 0.7,
 ) -> list[NormalizedServer]:
-    """All servers in normal form, in their order, without the ones that are there twice.
+    """Return all servers in normal form, in their order, without duplicates.
 
-    Two servers of one language are the same when their tools have the same names, descriptions and parameters
-    (`duplicate_server`), and nearly the same when the share of tools with the same name and parameter names is large
-    (`near_duplicate_server`). The first is kept, so what runs goes before what is only a document.
+    Two servers of one language are the same if their tools have the same names, descriptions and parameters
+    (`duplicate_server`). They are nearly the same if a large share of tools has the same name and parameter names
+    (`near_duplicate_server`). The first is kept, so pass running servers before mere documents.
 
     Args:
         documents: their ids may clash: a later one then gets a number behind it.
@@ -89,7 +89,7 @@ def with_own_ids(documents: Sequence[ServerDocument]) -> list[ServerDocument]:
 
 
 def signature(tool: ToolSpec) -> _Signature:
-    """What near duplicates share: name and parameter names, without case and order."""
+    """Return the features that near duplicates share: name and parameter names, without case and order."""
     return (tool.name.casefold(), *sorted(name.casefold() for name in tool.parameters["properties"]))
 
 

@@ -58,12 +58,12 @@ class FunctionTool:
 
 @dataclass(frozen=True)
 class OwnTools:
-    """What a server of this process offers.
+    """Tools of a server in this process.
 
     Attributes:
-        description: of all tools together, a line; "" where nobody wrote one.
-        made_of: the content that tools are read from: while it stays, they stay.
-        rejected: what cannot be a tool, and why.
+        description: of all tools together, a line; "" if there is none.
+        made_of: the content that tools are read from; the tools change only with it.
+        rejected: functions that cannot be tools, and why.
     """
 
     tools: Sequence[FunctionTool]
@@ -137,7 +137,7 @@ def _tool(given: Any, reference: str) -> FunctionTool:
 
 
 def _is_langchain(given: Any) -> bool:
-    """Whether it is a tool of LangChain, by what such a tool has."""
+    """Return whether it is a tool of LangChain, by the attributes of such a tool."""
     return all(hasattr(given, name) for name in ("name", "description", "tool_call_schema", "ainvoke"))
 
 
@@ -163,7 +163,7 @@ def _object(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """What a function returned, as text: itself, or JSON."""
+    """Return a function's result as text: itself, or JSON."""
     if isinstance(value, str):
         return value
     return _ANY.dump_json(value, fallback=str).decode()

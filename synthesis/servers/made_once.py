@@ -1,4 +1,4 @@
-"""What several ask for at the same time, and is made once: a connection to a server, a list of its tools."""
+"""Values that several tasks request at once and that are made once: a connection to a server, a list of its tools."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ T = TypeVar("T")
 
 
 class Shared(Generic[K, T]):
-    """What is made once for each key. Who asks meanwhile waits for it too; what failed is made anew for the next."""
+    """Values made once for each key. Concurrent requests wait for the same value; a failed one is retried by the next
+    request."""
 
     def __init__(self) -> None:
         self._tasks: dict[K, asyncio.Task[T]] = {}
 
     async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `make` returns or raises."""
+        """Return the result of `make`, or raise its error."""
         task = self._tasks.get(key)
         if task is None or (task.done() and _failed(task)):
             task = self._tasks[key] = asyncio.create_task(make())

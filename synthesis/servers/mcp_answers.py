@@ -1,8 +1,8 @@
 """Answers of MCP servers, as strangers write them: lists with invalid entries, and results of any shape.
 
-The SDK validates each answer as a whole: one tool without a name costs the whole list, one block of an unknown type the
-whole result. So the SDK is given the part of an answer that it needs, in the form that it accepts; the answer as the
-server wrote it travels in `_meta`, and is read here.
+The SDK validates each answer as a whole. One tool without a name costs the whole list; one block of an unknown type
+costs the whole result. So the SDK gets only the part of an answer that it needs, in the form that it accepts. The
+server's original answer is in `_meta`, and is read here.
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ def _known_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Listing(NamedTuple, Generic[Entry]):
-    """What a server lists.
+    """A server's list of tools, resources or prompts.
 
     Attributes:
         entries: of all pages that could be read.
-        problem: why pages are missing behind them; "" where none are.
+        problem: why pages are missing behind them; "" if none are.
     """
 
     entries: list[Entry]
@@ -161,7 +161,7 @@ def listed_tool(entry: Any) -> ListedTool:
 
 
 def result_text(result: Mapping[str, Any]) -> str:
-    """What a model is shown of a tool's result (MCP, `CallToolResult`), in the order of its blocks.
+    """Return the text of a tool's result (MCP, `CallToolResult`) for a model, in the order of its blocks.
 
     Texts are shown as they are, links as JSON. Structured content follows as JSON, unless the texts are the same data.
     A text that stands in the structured content is shown there alone. Images, sounds and binary resources are named
@@ -186,7 +186,7 @@ def result_text(result: Mapping[str, Any]) -> str:
 
 
 def is_error(result: Mapping[str, Any]) -> bool:
-    """Whether the server says that the call failed."""
+    """Return whether the server reports that the call failed."""
     value = result.get("isError", result.get("is_error"))
     return value not in (None, False, 0, "false", "False", "")
 
@@ -220,7 +220,7 @@ def _block_text(block: Any) -> str:
 
 
 def _same_data(texts: list[str], structured: Any) -> bool:
-    """Whether the texts, or one of them, say what the structured content says."""
+    """Return whether the texts, or one of them, have the same data as the structured content."""
     wanted = [structured]
     if isinstance(structured, Mapping) and list(structured) == ["result"]:
         wanted.append(structured["result"])  # SDKs wrap what is no object
@@ -233,7 +233,7 @@ def _same_data(texts: list[str], structured: Any) -> bool:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """What a text may be the serialisation of: itself, JSON, or JSON behind a few words or in a code fence."""
+    """Yield the values that a text may serialise: itself, JSON, or JSON behind a few words or in a code fence."""
     yield text
     try:
         yield parse_json(text)

@@ -1,8 +1,8 @@
 """Connections to MCP servers over stdio and streamable HTTP, through the official SDK.
 
-The SDK's client must be closed by the task that opened it, so each connection has a task of its own that does nothing
-but hold it open; requests come from any task. A connection that breaks is opened again, once a request, and counted;
-what may have been done by then is done a second time only where it reads.
+The SDK's client must be closed by the task that opened it. So each connection has a task of its own that only holds it
+open; requests come from any task. A broken connection is reopened, once a request, and counted. A request that may
+already have been executed is repeated only if it reads.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _log = logging.getLogger(__name__)
 _BROKEN = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError)
 _CONNECTION_CLOSED = -32000
 _SESSION_LOST = ("Session terminated", "Session not found")
-"""What the SDK's client and servers say over HTTP once the server has forgotten the session: it was started again."""
+"""Messages of the SDK's client and servers over HTTP when a restarted server has forgotten the session."""
 _MOST_ENTRIES = 10_000
-"""Of a list; a server that lists more is read no further. The timeout bounds pages without entries."""
+"""Maximum number of entries of a list; a longer list is cut. The timeout bounds pages without entries."""
 _PROBE_SECONDS = 5.0
 """For a server that let a request wait, to say that it is there. One that does not is started again."""
 _CLOSING_SECONDS = 10.0
@@ -290,8 +290,8 @@ class McpConnection:
     async def _abandon_deaf(self, waited: Client) -> None:
         """Close the connection to a process that answers nothing any more, so that the next request starts another.
 
-        One that only took long over a request answers others, and goes on. Over HTTP each request is a connection of
-        its own, and nobody's process can be started anew.
+        A process that was only slow with one request answers others, and stays. Over HTTP each request is a connection
+        of its own, and there is no process to restart.
         """
         if not isinstance(self.execution, StdioExecution):
             return
@@ -432,7 +432,7 @@ class McpConnection:
         return ServerUnavailable(" ".join(f"MCP server `{self._address():.200}`: {what}; {remedy}".split()))
 
     def _is(self, *commands: tuple[str, ...]) -> bool:
-        """Whether the server is one of this package's own."""
+        """Return whether the server is one of this package's own."""
         command = self.execution.command if isinstance(self.execution, StdioExecution) else []
         return any(tuple(command[: len(one)]) == one for one in commands)
 
@@ -471,7 +471,7 @@ class McpConnections:
 
     @property
     def reopened(self) -> int:
-        """How often a connection broke and was opened again."""
+        """Return how often a connection broke and was reopened."""
         return sum(connection.reopened for connection in self._open.made())
 
     async def get(self, execution: McpExecution) -> McpConnection:
@@ -489,7 +489,7 @@ class McpConnections:
 
 
 def _is_lost(error: MCPError) -> bool:
-    """Whether the error says that nothing was answered, not that the server refuses."""
+    """Return whether the error means that nothing was answered, not that the server refuses."""
     return error.code in (HTTP_FAILED, PARSE_ERROR, _CONNECTION_CLOSED) or error.message in _SESSION_LOST
 
 

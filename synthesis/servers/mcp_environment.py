@@ -1,4 +1,4 @@
-"""Tasks over MCP servers as environments: `{"mcpServers": …, "tasks": […]}`, and what a final answer should state.
+"""Tasks over MCP servers as environments: `{"mcpServers": …, "tasks": […]}`, and the expected final answers.
 
     {
       "mcpServers": {"clock": {"command": "python", "args": ["-m", "mcp_server_time"]}},
@@ -7,9 +7,9 @@
     }
 
 `mcpServers` is as everywhere (`configured.py`), and the tools of all of them are offered. `system` is a system message;
-`score`, a function of an episode, judges in place of the answer. Servers whose tools all say of themselves that they
-only read are shared by all episodes; any other is started (or connected to) anew for each, over stdio in a folder of
-its own. One that goes away in an episode takes with it what it kept, so that episode is nobody's evidence.
+`score`, a function of an episode, judges in place of the answer. Servers whose tools all declare that they only read
+are shared by all episodes. Any other server is started (or connected to) for each episode, over stdio in a folder of
+its own. If one goes away in an episode, its state is lost, so that episode is not used.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class ServedTools:
-    """What connections offer.
+    """Tools that connections offer.
 
     Attributes:
         specs: under names that models may call, each once.
         places: such a name → the connection's, and the tool's name there.
-        read_only: all say so of themselves.
+        read_only: True if all tools declare that they only read.
     """
 
     specs: list[ToolSpec]
@@ -129,12 +129,12 @@ class McpEnvironment:
         self._servers, self._judge = servers, judge
 
     async def begin(self) -> EnvironmentSession:
-        """Servers that do more than read are started anew."""
+        """Start a session; servers that do more than read are started for it."""
         return await self._servers.session(self._judge)
 
 
 class _Servers:
-    """The servers of a file: those that are shared, running, and how the others are started."""
+    """The servers of a file: the shared ones, which are running, and the start commands of the others."""
 
     def __init__(
         self, executions: Mapping[str, McpExecution], shared: Mapping[str, McpConnection], tools: ServedTools
@@ -181,7 +181,7 @@ class _McpSession:
 
 
 async def tool_answer(connection: McpConnection, tool: str, arguments: Mapping[str, Any]) -> ToolAnswer:
-    """What a server gave. Raises `ToolsUnavailable`: it gave no answer."""
+    """Return a server's answer. Raises `ToolsUnavailable`: it gave no answer."""
     try:
         return ToolAnswer(*await connection.call(tool, arguments))
     except ServerUnavailable as error:

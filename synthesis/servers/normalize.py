@@ -25,7 +25,7 @@ from synthesis.servers.collect import RejectedTool, ServerDocument
 
 _NAME_LENGTH = 64
 _DIGITS = 8
-"""Of the digest that a name ends in where it would not be told from another one."""
+"""Digits of the digest that ends a name which would otherwise equal another one."""
 _SMALL_PART = 8
 """Tools of a part at least, where a server is split and smaller groups of tools can be put together."""
 _NAMED = 5
@@ -36,7 +36,7 @@ _PLACEHOLDERS = re.compile(
     r"|add (?:a )?description here|(?:暂无|没有|无)(?:描述|说明|介绍)?",
     re.IGNORECASE,
 )
-"""What catalogues write where nobody wrote a description."""
+"""Texts that catalogues write in place of a missing description."""
 
 
 _VERBS = {"get", "list", "create", "update", "delete", "post", "put", "patch", "add", "remove", "set", "find", "search",
@@ -146,7 +146,7 @@ def normalize(
 
 
 def _topic(raw: Any, name: str) -> str:
-    """What a tool is about: its document's tag, or the first word of its name that is no verb."""
+    """Return the topic of a tool: its document's tag, or the first word of its name that is no verb."""
     given = raw.get("topic")
     if isinstance(given, str) and given.strip():
         return " ".join(given.split())
@@ -275,7 +275,7 @@ def _is_vague(description: str, name: str) -> bool:
 
 
 def served(server: ToolServer) -> str:
-    """What a running server offers, in a line for a person; "" of any other."""
+    """Return the offers of a running server, in a line for a person; "" for any other."""
     if not isinstance(server.execution, McpExecution):
         return ""
     every: Mapping[str, Sequence[ToolSpec | ServedResource | ServedPrompt]] = {

@@ -20,7 +20,7 @@ _METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace",
 _BESIDE_METHODS = {"$ref", "summary", "description", "servers", "parameters"}
 """Fields of a path that are no operations."""
 _PLACES = ("path", "query", "header", "cookie", "body", "formData")
-"""Where a parameter may be, in all versions of OpenAPI."""
+"""Places of a parameter, in all versions of OpenAPI."""
 JSON_MEDIA = re.compile(r"(?:application|text|\*)/(?:json|\*|[\w.*-]+\+json)(?![\w.+-])")
 """Media types of bodies that are JSON, ranges (`*/*`) among them."""
 PATH_NAME = re.compile(r"\{[+*]?([^{}+*]+)[+*]?\}")
@@ -32,7 +32,7 @@ _JUMPS = 16
 
 
 def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[RejectedTool]]:
-    """The document's operations in OpenAI's form, and those that have none.
+    """Return the document's operations in OpenAI's form, and the rejected ones.
 
     Operations are named by `operationId`, or else, also where an earlier one has the same, by method and path:
     `get_pets_petId`.
@@ -88,7 +88,7 @@ def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], li
 
 
 def followed(value: Any, document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the object itself, or the one that it refers to, with the fields that stand beside the reference.
+    """Return the object itself, or the target of its reference, with the fields beside the reference.
 
     Raises:
         Unmappable: it is no object, or the reference leads nowhere.
@@ -224,7 +224,7 @@ def _media_schema(holder: Mapping[str, Any], kinds: Sequence[re.Pattern[str]] = 
 
 
 def _has_files(form: Mapping[str, Any]) -> bool:
-    """Whether a form has a field that is a file."""
+    """Return whether a form has a field that is a file."""
     fields = form.get("properties")
     several = [field.get("items", field) for field in fields.values() if isinstance(field, Mapping)] if fields else []
     return any(

@@ -30,7 +30,7 @@ _DELIMITERS: Final[Mapping[str, str]] = {"form": ",", "spaceDelimited": "%20", "
 
 
 FieldValue = str | int | float | bool | None
-"""What a form's field may be for the HTTP client; ours are texts."""
+"""Value of a form's field in the HTTP client; ours are texts."""
 
 
 class BadArgument(ValueError):
@@ -66,7 +66,7 @@ class ApiOperation(msgspec.Struct, frozen=True):
         parameters: of path and query.
         media: the type of the request body; "" where there is none.
         whole_body: the argument that is the whole body; "" where all other arguments are its fields.
-        headers: those that the document requires, with their only value; "" where the user must give it.
+        headers: required headers, with their only value; "" if the user must give it.
         url: the base URL that the document gives for it; "" where it gives none.
     """
 
@@ -80,12 +80,12 @@ class ApiOperation(msgspec.Struct, frozen=True):
 
     @property
     def reads(self) -> bool:
-        """Whether the method promises to change nothing (RFC 9110, safe methods)."""
+        """True if the method promises to change nothing (RFC 9110, safe methods)."""
         return self.method in ("GET", "HEAD", "OPTIONS")
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
-    """What is sent for a call: the path and query behind the base URL, and the fields or the whole of the body."""
+    """Content of a call's request: path and query after the base URL, and the fields or the whole of the body."""
 
     path: str
     query: str

@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 _SECONDS: Final = 120.0
 """For one answer."""
 _PATIENCE: Final = 1_800.0
-"""How long an episode waits for a server that has as many sessions as it takes."""
+"""Seconds that an episode waits for a server whose sessions are all in use."""
 _PAUSE: Final = 0.5
 _MOST_BYTES: Final = 16 << 20
-"""Of one answer."""
+"""Maximum size of an answer."""
 _OF_MCP: Final = {"Action", "CallToolAction", "ListToolsAction"}
 """Titles of the action schema of a server that has MCP tools."""
 _STEP: Final = "step"
@@ -72,7 +72,7 @@ class _Server:
         """The names that tools are offered under → the server's own."""
 
     async def schema(self) -> dict[str, Any]:
-        """Of an action. Raises `ToolsUnavailable`."""
+        """Return the schema of an action. Raises `ToolsUnavailable`."""
         try:
             async with self._http.get(f"{self.url}/schema", timeout=aiohttp.ClientTimeout(_SECONDS)) as answer:
                 answer.raise_for_status()
@@ -194,7 +194,7 @@ def text_of(observation: Any) -> str:
 
 
 def _of_mcp(result: Any) -> ToolAnswer:
-    """What an MCP tool gave, as the server passes it on."""
+    """Return an MCP tool's answer, as the server passes it on."""
     if not (isinstance(result, dict) and isinstance(result.get("content"), list)):
         return ToolAnswer(json.dumps(result, ensure_ascii=False))
     text = result_text(result) or json.dumps(result.get("data"), ensure_ascii=False)

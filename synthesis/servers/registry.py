@@ -37,9 +37,9 @@ from synthesis.servers.document_files import LINES, WHOLE, read_values, suffix
 from synthesis.servers.openapi import openapi_tools
 
 _DOMAIN = "other"
-"""Of servers whose registry does not say."""
+"""Domain of servers whose registry names none."""
 _TEXT = 4_000
-"""How many characters decide on a server's language."""
+"""Characters that decide a server's language."""
 
 
 _LICENCE = 200
@@ -56,7 +56,7 @@ class RejectedServer(msgspec.Struct, frozen=True):
 
 @dataclass
 class RegistryRead:
-    """What was read; `read == len(documents) + len(rejected)`, always."""
+    """Result of reading a registry; `read == len(documents) + len(rejected)`, always."""
 
     read: int = 0
     documents: list[ServerDocument] = field(default_factory=list)
@@ -188,7 +188,8 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
 
 
 def _licence(record: Mapping[str, Any]) -> str:
-    """What a record, its `info` (OpenAPI) or its `metadata` names as its licence: a text, or an object's name of it."""
+    """Return the licence that a record, its `info` (OpenAPI) or its `metadata` names: a text, or an object's name of
+    it."""
     for place in (record, _object(record.get("info")), _object(record.get("metadata"))):
         for given in (place.get("license"), place.get("licence")):
             named = _object(given)
@@ -200,7 +201,7 @@ def _licence(record: Mapping[str, Any]) -> str:
 
 @dataclass
 class _Server:
-    """What the forms have in common; texts are empty where the record has none."""
+    """Common fields of all forms; texts are empty if the record has none."""
 
     id: str
     title: str

@@ -1,4 +1,4 @@
-"""Where tools come from: the setting `tools` of trajectories, whose entries are told apart by what they are.
+"""Sources of tools: the setting `tools` of trajectories, whose entries are distinguished by their content.
 
 - a file of MCP servers (`mcp.json`, or `server.json` of the official registry): `synthesis.servers.configured`;
 - a file of APIs that are called, by their OpenAPI documents: `synthesis.servers.api_server`;
@@ -32,12 +32,11 @@ _SECONDS = 120.0
 
 @dataclass
 class ToolSources:
-    """What the entries of `tools` stand for.
+    """Servers and documents that the entries of `tools` stand for.
 
     Attributes:
         servers: running MCP servers, and one for each entry of Python functions and each API.
-        own: digests of what functions and APIs are made of, by the id of their server; whoever named them permits
-            their calls.
+        own: digests of the content of functions and APIs, by the id of their server; naming them permits their calls.
         rejected: operations of APIs that are no tools, by the id of the API's server.
         documents: files, folders and URLs of tools that do not run.
         digests: of the functions' files, by the entry of `tools`.
@@ -113,7 +112,7 @@ def names_of_apis(value: Any) -> list[str]:
 
 
 def _described(command: Sequence[str]) -> _Described:
-    """What a server of this package's own says of its tools."""
+    """Return the tools of one of this package's own servers, as it describes them."""
     started = [find_command(command[0]) or command[0], *command[1:], "--describe"]
     try:
         done = subprocess.run(started, env=own_environment(), capture_output=True, timeout=_SECONDS, check=False)

@@ -37,7 +37,7 @@ _SECONDS = 120.0
 _AT_ONCE = 64
 """Episodes that have tool servers of their own; others wait."""
 _STOPS = {"answered": "agent_completed", "turn_limit": "max_turns", "token_limit": "max_total_tokens"}
-"""What verifiers calls an episode's end."""
+"""Names of an episode's end in verifiers."""
 
 
 class VerifiersEnvironment:

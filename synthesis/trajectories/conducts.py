@@ -1,7 +1,6 @@
-"""Tasks that teach something beside calling tools (`core.records.Conduct`), and what a run of one must not do.
+"""Tasks that teach something beside calling tools (`core.records.Conduct`), and rules on what their runs must not do.
 
-What must not be called is settled with the task, before any agent sees it; rules hold a run against it, before any
-judge is asked.
+A task fixes which calls are forbidden before any agent sees it. Rules check a run against it before any judge is asked.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ STANDINGS: Mapping[Conduct, tuple[Standing, ...]] = {
     "dialogue": ("servable", "value_missing"),
     "later_tool": ("tool_missing",),
 }
-"""How the opening of each must stand with what the agent has and is told."""
+"""Conduct → allowed standings of the user's first message, given the agent's tools and instructions."""
 UNANSWERED = 1 / 3
 """Share of the conversations with a missing value in which nobody answers the agent's question."""
 _PERSONAS = Mapping[Language, Sequence[str | Persona]]
 
 
 def offered(task: Task, server: ToolServer, spoken: int = 1) -> list[ToolSpec]:
-    """The tools that the agent of a task may call once the user has spoken so often."""
+    """Return the tools that the agent of a task may call after `spoken` user messages."""
     withheld = task.dialogue.lacks(spoken) if task.dialogue else ()
     return [tool for tool in server.tools if tool.name not in withheld] if withheld else server.tools
 
@@ -52,7 +51,7 @@ def offered(task: Task, server: ToolServer, spoken: int = 1) -> list[ToolSpec]:
 
 
 async def write_any(one: TaskSeed, context: TrajectoryContext, servers: Servers, personas: _PERSONAS) -> list[Task]:
-    """`write_task`, or one that teaches something beside calling tools.
+    """Write a task, as `write_task`, or one that teaches something beside calling tools.
 
     Raises:
         Rejected: as `write_task`; `no_tool_left`, `no_policy`, `not_refused`, `needs_forbidden`, `never_asked`,
@@ -72,7 +71,7 @@ async def write_any(one: TaskSeed, context: TrajectoryContext, servers: Servers,
 def _without_calls(
     one: TaskSeed, task: Task, server: ToolServer, context: TrajectoryContext, personas: _PERSONAS
 ) -> Task:
-    """A request that is served elsewhere, before an agent that lacks the tool; or served, and followed by thanks."""
+    """Return a task whose request is shown to an agent that lacks the tool, or is served and followed by thanks."""
     assert one.conduct
     replace = msgspec.structs.replace
     if one.conduct == "done":
@@ -131,7 +130,7 @@ def _later(
     one: TaskSeed, question: str, again: Sequence[str], tools: list[str], server: ToolServer,
     context: TrajectoryContext, personas: _PERSONAS,
 ) -> Task:  # fmt: skip
-    """A request that one tool is missing for, until the user says that it is there and asks again."""
+    """Return a task for which one tool is missing, until the user says that it is available and repeats the request."""
     if len(again) > 1:
         raise Rejected("too_many_turns", f"{one.id}: `when_asked` has {len(again)} sentences; it must have one")
     if len(server.tools) < 2:
@@ -185,7 +184,7 @@ async def _dialogue(
 
 
 def _forbidden(one: TaskSeed, server: ToolServer, context: TrajectoryContext) -> str:
-    """The tool that the agent's policy forbids in this conversation, none of the first request's; "": it has none."""
+    """Return the tool that the agent's policy forbids, none of the first request's; "" if there is no policy."""
     rng = rng_for(context.seed, "policy", one.id)
     others = [tool.name for tool in server.tools if tool.name not in one.chain]
     return rng.choice(others) if others and rng.random() < context.config.policies else ""
@@ -194,8 +193,8 @@ def _forbidden(one: TaskSeed, server: ToolServer, context: TrajectoryContext) ->
 def _checked(
     says: Sequence[str], when_asked: Sequence[str], server: ToolServer, one: TaskSeed
 ) -> tuple[list[str], list[str]]:
-    """What the user says of a goal at first, and what when it is asked: neither names a tool, and the first does not
-    hold the second."""
+    """Return the user's first messages about a goal, and the replies when the agent asks, both checked: neither names a
+    tool, and the first do not contain the second."""
     first, later = ([checked_question(text, server, one.id) for text in texts] for texts in (says, when_asked))
     check_language([*first, *later], one.language, f"{one.id}: what the user says")
     opening = normalized("NFKC", " ".join(first)).casefold()
@@ -218,8 +217,10 @@ def _persona(one: TaskSeed, context: TrajectoryContext, personas: _PERSONAS) -> 
 
 
 async def score_any(task: Task, context: TrajectoryContext, servers: Servers) -> list[Task]:
-    """`score_task`; of a task that teaches something beside calling tools a judge says how its opening stands with what
-    the agent has and is told, and a rule compares that with what it is for.
+    """Score a task as `score_task`; if it has a dialogue, check its conduct.
+
+    A judge states how the opening stands with the agent's tools and instructions. A rule compares that with the
+    conduct.
 
     Raises:
         Rejected: as `score_task`; `standing_changed`.
@@ -241,7 +242,7 @@ async def score_any(task: Task, context: TrajectoryContext, servers: Servers) ->
 
 
 def rounds(messages: Sequence[Message]) -> list[list[Message]]:
-    """The conversation from each message of the user to the next; what stands before the first is left out."""
+    """Split the conversation at the user's messages; messages before the first are left out."""
     found: list[list[Message]] = []
     for message in messages:
         if message.role == "user":
@@ -252,12 +253,12 @@ def rounds(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def check_conduct(run: AgentRun) -> None:
-    """See that a run called nothing too early, too late or without consent.
+    """Check that a run called nothing too early, too late or without consent.
 
     Raises:
-        Rejected: `unneeded_call`: of a task that needs no tool; `called_too_early`: before the user said what was
-            missing; `unconfirmed_write`: before it had agreed; `forbidden_call`: that its policy forbids;
-            `called_after_the_end`: after it had said that it has all.
+        Rejected: `unneeded_call`: of a task that needs no tool; `called_too_early`: before the user gave the missing
+            value; `unconfirmed_write`: before the user agreed; `forbidden_call`: of a tool that the policy forbids;
+            `called_after_the_end`: after the user said that it has everything.
     """
     task = run.task
     called = [[call.name for message in part for call in message.tool_calls] for part in rounds(run.messages)]

@@ -28,7 +28,7 @@ def _operators() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TrajectoriesConfig(Settings):
-    """How many trajectories, from which servers, how strictly filtered.
+    """Settings of trajectory synthesis: number, servers and filters.
 
     Attributes:
         trajectories: how many are wanted; what is above is cut, what filters take beyond `surplus` is missing.
@@ -188,7 +188,7 @@ class TrajectoriesConfig(Settings):
 
     @property
     def has_own_tools(self) -> bool:
-        """Whether the user named tools, which then stand in place of the packaged ones."""
+        """Return whether the user named tools; they replace the packaged ones."""
         return bool(self.tools or self.sources)
 
     def weight_of(self, server_id: str) -> float:
@@ -198,5 +198,5 @@ class TrajectoriesConfig(Settings):
 
     @property
     def running_share(self) -> float | None:
-        """Share of the tasks for running servers; None: no server is more likely than another."""
+        """Return the share of tasks for running servers; None: no server is more likely than another."""
         return PACKAGED_MCP_SHARE if self.mcp_share is None and not self.has_own_tools else self.mcp_share

@@ -1,4 +1,4 @@
-"""What the stages of trajectory synthesis share while they run."""
+"""Context that the stages of trajectory synthesis share while they run."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import ToolExecutor
 
 Servers = Mapping[str, ToolServer]
-"""By id; bound to the stages that need them."""
+"""Servers by id; bound to the stages that need them."""
 
 
 @dataclass(frozen=True)
 class TrajectoryContext(Context[TrajectoriesConfig]):
-    """What every stage of one run is given."""
+    """Context passed to every stage of a run."""
 
     connections: McpConnections = field(kw_only=True)
     executor: ToolExecutor = field(kw_only=True)
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What a rule-based teacher may use beside the prompt: entities, structures and joins to leave alone."""
+        """Return variables for a rule-based teacher beside the prompt: entities, structures and joins to avoid."""
         return {"partition": self.config.partition, "informative_joins": self.config.informative_joins}
 
     def request_seed(self, answer: type[msgspec.Struct], key: Key, attempt: int) -> int:
-        """Of what a request is about alone at first: so recordings and datasets of runs that asked once stay true."""
+        """Return a request's seed; that of the first attempt depends on the key alone, so old recordings stay valid."""
         parts = key if isinstance(key, tuple) else (key,)
         return rng_for(self.seed, *parts, *([attempt] if attempt else [])).getrandbits(31)
 

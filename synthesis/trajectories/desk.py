@@ -1,7 +1,7 @@
-"""A desk: lists of a user, whose tools change something; what conversations about a write are about.
+"""A desk: the lists of a user, with tools that change them. Conversations about a write use it.
 
-It runs in the sandbox, and keeps nothing: a call says what it did. So an agent can be taught to have a change confirmed
-with no server at hand that may be changed.
+It runs in the sandbox and keeps no state: a call only returns what it did. So an agent can learn to ask before a change
+without a server that may be changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.servers.collect import ServerDocument
 
 WRITES = ("add_entry", "remove_entry", "move_entry")
-"""All tools of it."""
+"""All tools of the desk."""
 _CODE = '''"""Entries on the lists of one user."""
 
 
@@ -67,7 +67,7 @@ def is_desk(server_id: str) -> bool:
 
 
 def desk_documents(languages: Iterable[Language]) -> list[ServerDocument]:
-    """The desk, in each of the languages that it is documented in."""
+    """Return the desk in each of the languages that it is documented in."""
     documents = []
     for language in (one for one in PACKAGED_LANGUAGES if one in languages):
         says = _SAYS[language]

@@ -1,7 +1,7 @@
-"""What each original task is about: a server and a chain of it are drawn, and the chain is verified then.
+"""Sampling of the subject of each original task: a server and a chain, which is then verified.
 
-With a model as teacher verification is what costs most, and few of the chains that could be drawn ever are: so only
-those that were drawn are verified, each once, and where one fails its task draws again.
+With a model as teacher, verification is the largest cost, and few of the possible chains are ever used. So only sampled
+chains are verified, each once. If a chain fails, its task samples another.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from synthesis.trajectories.tasks import TaskSeed
 from synthesis.trajectories.tool_graph import chain_id
 
 Verify = Callable[[Sequence[ToolChain]], Awaitable[Sequence[ToolChain]]]
-"""Those of the chains that pass, with their verdicts."""
+"""Return the chains that pass, with their verdicts."""
 
 
 class Draws:
-    """What tasks are drawn from. A task's draws depend on the seed and its number alone: more tasks change none.
+    """Sampler of task subjects. The samples of a task depend on the seed and its number only: more tasks change none.
 
     Args:
-        chains: of the servers, not verified; a server without any is never drawn.
+        chains: of the servers, not verified; a server without chains is never sampled.
 
     Raises:
         InputError: no server has a chain in a wanted language.
@@ -74,11 +74,11 @@ class Draws:
             raise InputError("no server has a chain that a task could be about; allow more walks, or shorter chains")
 
     def of(self, index: int) -> Iterator[TaskSeed]:
-        """What task `index` is about; and, each time that its chain turns out to be none, what it is about instead.
+        """Yield the subject of task `index`, then a replacement each time that the chain of the previous one fails.
 
-        Servers are drawn by weight, then lengths, then chains of that length; another server when one has no more.
-        What it teaches beside calling tools is drawn before all else, and apart, and then whether it is over several
-        servers: the other tasks stay what they are whatever the shares.
+        The server is sampled by weight, then the length, then a chain of that length. A server without chains left is
+        replaced. The conduct is sampled first, with a generator of its own, then whether the task is over several
+        servers. So the other tasks stay the same for all shares.
         """
         config = self._config
         if conduct := self._conduct(index):
@@ -105,7 +105,7 @@ class Draws:
             pool.remove(server)
 
     def _of_group(self, index: int) -> Iterator[TaskSeed]:
-        """The same, of a task over several servers: a group, and a chain that crosses it or none."""
+        """Yield the subjects of a task over several servers: a group, and a chain that crosses it or none."""
         config, rng = self._config, rng_for(self._seed, "several_seed", index)
         languages = [name for name in self._languages if self._groups[name] and config.languages[name]]
         if not languages:
@@ -123,7 +123,7 @@ class Draws:
         yield TaskSeed(id, group.id, language, [], min(max(2, rng.choice(config.tool_counts)), len(group.tools)))
 
     def _pool(self, language: Language, rng: random.Random) -> list[ToolServer]:
-        """The servers that a task in a language may be about: those that run or the others, by the share of the two."""
+        """Return the servers that a task in a language may be about: running servers or others, by their shares."""
         number, share = rng.random(), self._config.running_share
         documents, running = (self._pools.get((language, runs), []) for runs in (False, True))
         if share is None:
@@ -151,10 +151,10 @@ class Draws:
         return None
 
     def _of_conduct(self, index: int, conduct: Conduct) -> Iterator[TaskSeed]:
-        """The same, of a task that teaches something beside calling tools.
+        """Yield the subjects of a task that teaches something beside calling tools.
 
-        One of a write is about a desk; one with irrelevant tools about a server, before an agent that has another's;
-        any other about a chain.
+        A task about a write uses a desk. A task with irrelevant tools uses one server, and shows the agent another
+        server's tools. Any other task uses a chain.
         """
         config, rng = self._config, rng_for(self._seed, "conduct_seed", index)
         language = rng.choices(self._languages, [config.languages[name] for name in self._languages])[0]
@@ -175,7 +175,7 @@ class Draws:
             pool.remove(server)
 
     def _others(self, server: ToolServer, language: Language) -> list[ToolServer]:
-        """Servers of the language that share no tool's name with one."""
+        """Return the servers of the language that share no tool name with `server`."""
         names = {tool.name for tool in server.tools}
         every = [*self._pools.get((language, False), ()), *self._pools.get((language, True), ())]
         return [one for one in every if one.id != server.id and names.isdisjoint(tool.name for tool in one.tools)]
@@ -184,21 +184,21 @@ class Draws:
 async def draw_tasks(
     draws: Draws, count: int, chains: Mapping[str, ToolChain], verify: Verify
 ) -> tuple[list[TaskSeed], list[ToolChain]]:
-    """What `count` tasks are about, and the verified chains among it.
+    """Return the subjects of `count` tasks, and the chains that passed.
 
-    Rounds: what all tasks that wait have drawn is verified at once, and who drew a chain that fails draws again. So
-    each chain is verified once, whoever drew it, and nothing depends on which verdict came first.
+    It works in rounds. Each round verifies the chains of all waiting tasks at once, and tasks whose chain failed sample
+    another. So each chain is verified once, and nothing depends on the order in which verdicts arrive.
 
     Args:
         chains: all of them, by id.
         verify: a stage.
 
     Returns:
-        Seeds in the order of their numbers, without those for which no chain passed; and the chains, in the order of
-        `chains`, that passed, drawn or not.
+        Seeds in the order of their numbers, without the tasks for which no chain passed; and the chains that passed, in
+        the order of `chains`, whether used or not.
 
     Raises:
-        InputError: none passed at all.
+        InputError: no chain passed.
     """
     waiting: Sequence[int] = range(count)
     found: dict[int, TaskSeed] = {}
@@ -231,6 +231,6 @@ async def draw_tasks(
 
 
 def wanted_tasks(config: TrajectoriesConfig) -> int:
-    """How many original tasks are to be written, so that enough trajectories are left."""
+    """Return the number of original tasks to write, so that enough trajectories are left after the filters."""
     varied = config.augmented * max(0.0, 1 - sum(config.conducts.values()))
     return math.ceil(config.trajectories * (1 + config.surplus) / (1 + varied))

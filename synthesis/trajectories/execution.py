@@ -1,7 +1,7 @@
-"""Where tool calls go: a real MCP server, the sandbox, or the stateful emulator; and the failures injected on the way.
+"""Execution of tool calls by a real MCP server, the sandbox or the stateful emulator, with injected failures.
 
 Every path ends in the same `ToolResult`. A failure of the infrastructure is never a tool's result: it is raised as
-`Transient`, and the whole run is tried again.
+`Transient`, and the whole run is retried.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ FAILURES: Mapping[str, str] = {
     "empty": "",
     "rate_limit": tool_results.error_text("rate limit exceeded"),
 }
-"""What the agent sees instead of the result, by kind of injected failure. Short: each is read again every turn."""
+"""Kind of injected failure → text that the agent sees instead of the result. Short, as it is read every turn."""
 _ATTEMPTS = 3
-"""How often the emulator is asked for a result that can be used."""
+"""Maximum number of requests to the emulator for a usable result."""
 _HISTORY = 5
-"""How many earlier calls the emulator sees (the original's number)."""
+"""Number of earlier calls that the emulator sees (the original's number)."""
 
 
 class ToolResult(msgspec.Struct, frozen=True):
-    """What the agent sees of a call.
+    """Result of a call, as the agent sees it.
 
     Attributes:
-        ok: whether it succeeded: neither did it fail by itself, nor was a failure injected.
-        injected: the kind of failure that was injected, or "".
-        error: the kind of failure that was the call's own (`records.CallError`), or "".
+        ok: True if the call succeeded: it did not fail by itself, and no failure was injected.
+        injected: the kind of injected failure, or "".
+        error: the kind of the call's own failure (`records.CallError`), or "".
     """
 
     content: str
@@ -61,7 +61,7 @@ class ToolResult(msgspec.Struct, frozen=True):
 
 
 def failed(kind: str, message: str) -> ToolResult:
-    """Of a call that failed by itself."""
+    """Return the result of a call that failed by itself."""
     return ToolResult(tool_results.error_text(message), False, error=kind)
 
 
@@ -78,13 +78,13 @@ class Failures(Settings):
     kinds: tuple[Annotated[str, OneOf(FAILURES)], ...] = tuple(FAILURES)
 
     def draw(self, seed: int, task_id: str, call_id: str) -> str:
-        """The kind of failure to inject into this call, or "" for none."""
+        """Return the kind of failure to inject into this call, or "" for none."""
         rng = rng_for(seed, "failure", task_id, call_id)
         return rng.choice(self.kinds) if self.kinds and rng.random() < self.rate else ""
 
 
 class ToolExecutor:
-    """Executes the calls of all runs. Holds the sandbox pool and the MCP connections, no state of any run."""
+    """Executes the calls of all runs. Has the sandbox pool and the MCP connections, but no state of a run."""
 
     def __init__(
         self, *, sandbox: Sandbox | RayCluster, connections: McpConnections, teacher: Teacher, seed: int
@@ -98,15 +98,15 @@ class ToolExecutor:
     def session(
         self, server: ToolServer, task: Task, failures: Failures, servers: Mapping[str, ToolServer] = {}
     ) -> Session:
-        """The calls of one run.
+        """Start the session that executes the calls of one run.
 
         Args:
-            servers: by id; those of the server's tools, where it is a group.
+            servers: by id; of a group, the servers of its tools.
         """
         return Session(self, server, task, failures, {**servers, server.id: server})
 
     async def code(self, execution: CodeExecution, call: ToolCall, seed: int) -> ToolResult:
-        """In the sandbox.
+        """Execute a call in the sandbox.
 
         Raises:
             Transient: the sandbox itself failed.
@@ -117,10 +117,10 @@ class ToolExecutor:
         return ToolResult(tool_results.outcome_text(result), result.ok, error="" if result.ok else result.kind.value)
 
     async def mcp(self, server: ToolServer, execution: McpExecution, call: ToolCall) -> ToolResult:
-        """On the running MCP server.
+        """Execute a call on the running MCP server.
 
         Raises:
-            Transient: it went away and did not come back, or did not answer in time.
+            Transient: the server went away and did not come back, or did not answer in time.
             Rejected: see `collect.connected`.
         """
         try:
@@ -137,13 +137,13 @@ class ToolExecutor:
         self, server: ToolServer, spec: ToolSpec, task: Task, call: ToolCall, history: Sequence[tuple[ToolCall, str]],
         seed: int,
     ) -> ToolResult:  # fmt: skip
-        """By the teacher, which sees the tool's document, the session's last calls and the user's question.
+        """Let the teacher write the result, from the tool's document, the session's last calls and the user's question.
 
-        The result must be JSON without a sentence in a language that neither the user nor the tool's document is in.
-        Otherwise the teacher is asked again, with the reason.
+        The result must be JSON. Its sentences must be in a language of the user or of the tool's document. Otherwise
+        the request is repeated with the reason.
 
         Raises:
-            Rejected: `emulator_failed`: no answer, or none that is such; `emulator_leaked_markup`.
+            Rejected: `emulator_failed`: no answer, or no valid one; `emulator_leaked_markup`.
         """
         variables = {
             "server": server,
@@ -180,7 +180,7 @@ class ToolExecutor:
 
 @dataclass
 class Session:
-    """The calls of one run, in order; what the emulator must stay consistent with is kept here."""
+    """The calls of one run, in order, with the history that the emulator must stay consistent with."""
 
     executor: ToolExecutor
     server: ToolServer
@@ -189,10 +189,10 @@ class Session:
     servers: Mapping[str, ToolServer]
     history: list[tuple[ToolCall, str]] = field(default_factory=list)
     spoken: int = 1
-    """How often the user has."""
+    """Number of user messages so far."""
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """The calls of one turn, at the same time; none of them sees another's result."""
+        """Execute the calls of one turn concurrently; no call sees the result of another."""
         before = list(self.history)
         results = await asyncio.gather(*(self._call(call, before) for call in calls))
         self.history.extend((call, result.content) for call, result in zip(calls, results, strict=True))
@@ -228,7 +228,7 @@ async def _called(code: str, call: ToolCall, seed: int, sandbox: Sandbox) -> Cal
 
 
 async def _original_names(connection: McpConnection) -> dict[str, str]:
-    """Our name → the running server's, which may have characters that OpenAI's form does not allow."""
+    """Return our name → the running server's name, which may have characters that OpenAI's form does not allow."""
     originals = [tool.name for tool in (await connection.list_tools()).entries]
     pairs = zip(fix_names(originals), originals, strict=True)
     return {name: original for name, original in pairs if name is not None}

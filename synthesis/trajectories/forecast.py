@@ -1,4 +1,4 @@
-"""How many records each stage of a whole run gets, by what a preview has seen."""
+"""Forecast of the number of records in each stage of a whole run, from the rates of a preview."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from synthesis.trajectories.draws import wanted_tasks
 
 
 def small(config: TrajectoriesConfig, records: int) -> TrajectoriesConfig:
-    """The configuration with as many tasks to write as a preview takes."""
+    """Return the configuration with a preview's number of tasks to write."""
     fewer = (dataclasses.replace(config, trajectories=one) for one in count(1))
     return next(one for one in fewer if wanted_tasks(one) >= records)
 
 
 def expected(config: TrajectoriesConfig, rates: Mapping[str, float], inputs: Mapping[str, int]) -> dict[str, float]:
-    """Inputs of each stage, and under "" the trajectories.
+    """Return the number of inputs of each stage, and under "" the number of trajectories.
 
-    Chains are verified once, whoever draws them: of a run that draws many again, this is more than it will verify.
+    A chain is verified once, for however many tasks. So this overestimates a run that samples many chains repeatedly.
 
     Args:
         config: of the whole run.

@@ -1,8 +1,8 @@
-"""Groups of servers, for tasks whose tools are of several: a group is a server whose tools have an origin each.
+"""Groups of servers, for tasks over several servers. A group is itself a server, and each of its tools has an origin.
 
-The paper has none (section 2.1.1: no composition across servers). What is done with a server is done with a group: it
-is asked for chains, tasks are about it, its document stands in prompts. Only what is about one of its servers alone is
-left out: chains and tasks that need no second one.
+The paper has none (section 2.1.1: no composition across servers). A group is handled like a server: the teacher
+proposes chains for it, tasks are about it, and its document stands in prompts. Only chains and tasks that need just one
+of its servers are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME_LENGTH = 64
 _ID_LENGTH = 120
 _TRIES = 20
 _STRANGERS = 0.02
-"""How often two servers that have no word in common are taken together, beside those that have all."""
+"""Weight of a server without common words, relative to a server that has all words of the group."""
 _WORD = re.compile(r"[\u3400-\u9fff]|[a-z]{3,}")
 
 
@@ -32,23 +32,23 @@ def is_group(server: ToolServer) -> bool:
 
 
 def crosses(server: ToolServer, tools: Iterable[str]) -> bool:
-    """Whether the tools are what tasks of the server are about: of a group's, those of two servers at least."""
+    """Return whether tasks of the server may be about these tools: a group's must be of two servers at least."""
     return not is_group(server) or len({server.origin(tool).server_id for tool in tools}) > 1
 
 
 def several(server: ToolServer) -> list[str] | msgspec.UnsetType:
-    """What records of a server have in their field `servers`."""
+    """Return the field `servers` of records about a server."""
     return server.servers if is_group(server) else msgspec.UNSET
 
 
 def grouped(servers: Sequence[ToolServer], config: TrajectoriesConfig, seed: int) -> list[ToolServer]:
-    """Different groups, at most `config.groups` in each language.
+    """Sample different groups, at most `config.groups` in each language.
 
-    The first server is drawn by its weight, the others by how many words their documents share with those before:
-    people bring to several tools what these are about together. More groups change none of those that were drawn.
+    The first server is sampled by its weight, the others by the number of words that their documents share with the
+    earlier ones: people use tools on one topic together. More groups leave the earlier ones unchanged.
 
     Args:
-        servers: those that tasks may be about.
+        servers: servers that tasks may be about.
     """
     by_language: dict[Language, list[ToolServer]] = defaultdict(list)
     for server in servers:
@@ -70,8 +70,9 @@ def _members(
     servers: Sequence[ToolServer], words: Mapping[str, frozenset[str]], lengths: Mapping[str, int],
     config: TrajectoriesConfig, rng: random.Random,
 ) -> list[ToolServer]:  # fmt: skip
-    """Servers of one group; fewer than were drawn where no more have room for their tools in one request, or in half of
-    `max_tokens`.
+    """Sample the servers of one group.
+
+    There are fewer if no other server's tools fit in one request, or in half of `max_tokens`.
 
     Args:
         lengths: tokens of the servers' tool documents, by id.
@@ -95,7 +96,7 @@ def _in_common(one: Collection[str], other: frozenset[str]) -> float:
 
 
 def _words(servers: Sequence[ToolServer]) -> dict[str, frozenset[str]]:
-    """By a server's id the words of its tools' documents, without those that most of the servers have."""
+    """Return server id → words of its tools' documents, without words that most of the servers have."""
     own = {
         one.id: frozenset(
             _WORD.findall(
@@ -113,13 +114,13 @@ def _words(servers: Sequence[ToolServer]) -> dict[str, frozenset[str]]:
 
 
 def group_of(members: Sequence[ToolServer], *, licence: str = "") -> ToolServer:
-    """The members as one server, which offers the tools of all.
+    """Merge the members into one server, which offers the tools of all.
 
-    A tool keeps its name where no other member has one of that name; where one has, both have their server's id in
-    front, as MCP's clients do it.
+    A tool keeps its name if no other member has a tool of that name. Otherwise each gets its server's id as a prefix,
+    as in MCP clients.
 
     Args:
-        licence: of members that name none.
+        licence: licence of members that name none.
     """
     shared = Counter(tool.name for one in members for tool in one.tools)
     taken = {name for name, times in shared.items() if times == 1}
@@ -146,7 +147,7 @@ def group_of(members: Sequence[ToolServer], *, licence: str = "") -> ToolServer:
 
 
 def group_id(members: Sequence[str]) -> str:
-    """The members' ids in one; cut, and told apart by a number, where it would be too long for a file's name."""
+    """Join the members' ids; if that is too long for a file name, cut it and append a number that makes it unique."""
     whole = "+".join(members)
     if len(whole) <= _ID_LENGTH:
         return whole
@@ -154,7 +155,7 @@ def group_id(members: Sequence[str]) -> str:
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """A name of the length that is allowed and that is not taken: numbered where it would be."""
+    """Return a name of the allowed length that is not taken; a number is appended if needed."""
     cut, number = name[:_NAME_LENGTH], 1
     while cut in taken:
         number += 1

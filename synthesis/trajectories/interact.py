@@ -20,16 +20,17 @@ from synthesis.trajectories.users import speak
 
 
 async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> list[AgentRun]:
-    """One run: the agent calls tools, several at once where they do not depend on each other, until it answers; then a
-    simulated user speaks, if its task has one, and so on until that wants nothing more.
+    """Run the agent on a task until its final answer.
 
-    A run that would show the agent more than `max_tokens` in a turn (`estimated_tokens`) is rejected: one that goes on
-    with half its past teaches calls that nothing explains.
+    The agent calls tools, several at once if they are independent, until it answers. Then the simulated user speaks, if
+    the task has one, and the agent acts again, until the user wants nothing more. A run is rejected if a turn would
+    show the agent more than `max_tokens` (`estimated_tokens`). With half its past cut, it would teach calls that
+    nothing explains.
 
     Raises:
         Rejected: `teacher_failed`, `malformed_call`, `leaked_markup`, `turn_limit`, `token_limit`, `empty_answer`,
             `emulator_failed`, `emulator_leaked_markup`, `bad_schema`; and what `users.speak` raises.
-        Transient: the infrastructure failed; the run can be tried again as it was.
+        Transient: the infrastructure failed; the run can be retried unchanged.
     """
     server, config, context = servers[task.server_id], context.config, context.cast(task.family)
     agent = _TeacherAgent(task, server, context)
@@ -45,7 +46,7 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
         return [result.content for result in results]
 
     async def answer() -> None:
-        """The agent's turns until it makes no more calls."""
+        """Run the agent's turns until it makes no more calls."""
         finish = await run_agent(agent, execute, max_turns=config.max_turns) if agent.has_room() else "token_limit"
         if finish == "token_limit":
             where = f"about {agent.tokens} tokens at turn {agent.turns + 1} of {config.max_tokens}"
@@ -75,16 +76,16 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
 
 
 class _TeacherAgent:
-    """The teacher, which is shown the conversation and the tools' documents, and nothing else. Implements `Agent`.
+    """The teacher as agent, which sees only the conversation and the tools' documents. Implements `Agent`.
 
-    What it writes becomes training data. So a call that cannot be read, or markup in the text, rejects the run; for a
-    policy it is an observation.
+    Its text becomes training data. So an unreadable call, or markup in the text, rejects the run; for a policy both are
+    observations.
 
     Attributes:
         messages: the conversation so far.
-        repairs: what was repaired in a call, by its id.
-        tokens: about how many it has, with the tools' documents.
-        turns: how many the teacher made.
+        repairs: repairs of a call, by its id.
+        tokens: estimated tokens of the conversation, tools' documents included.
+        turns: number of the teacher's turns.
     """
 
     def __init__(self, task: Task, server: ToolServer, context: TrajectoryContext) -> None:
@@ -101,7 +102,7 @@ class _TeacherAgent:
         self._sent: list[dict[str, Any] | None] = []
 
     def hear(self, message: str) -> int:
-        """What the user says next, and how often it has spoken: tools may be there from then on."""
+        """Add a user message and return the number of user messages so far; tools may be offered from then on."""
         self.messages.append(Message("user", message))
         self._spoken += 1
         had, self._tools = self._tools, offered(self._task, self._server, self._spoken)
@@ -109,7 +110,7 @@ class _TeacherAgent:
         return self._spoken
 
     def has_room(self) -> bool:
-        """Whether the teacher may be shown the conversation so far; counts what is new in it."""
+        """Return whether the teacher may be shown the conversation so far; counts the tokens of new messages."""
         self.tokens += estimated_tokens(self.messages[self._counted :])
         self._counted = len(self.messages)
         return self.tokens <= self._context.config.max_tokens
@@ -132,7 +133,7 @@ class _TeacherAgent:
         return calls
 
     def _own(self, call: Call, number: int) -> ToolCall:
-        """The call with an id that is unique in its run."""
+        """Return the call with an id that is unique in its run."""
         if isinstance(call, MalformedCall):
             raise Rejected("malformed_call", f"{self._task.id}: {call.error}: {call.text:.200}")
         return msgspec.structs.replace(call, id=f"call_{number}")

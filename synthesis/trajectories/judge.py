@@ -1,10 +1,10 @@
-"""The seven-axis reward (paper, section 2.1.5): judged calls with a schema each, or a rule where a rule is exact.
+"""The seven-axis reward (paper, section 2.1.5): each axis is a judge's answer with its own schema, or an exact rule.
 
-Fail closed: a judge that gives no valid answer rejects the trajectory (`judge_failed`), it never scores it as good. The
-round-based axes judge on the history up to the reaction, not on what came later. An axis that has nothing to judge (a
-trajectory without calls has no tool results) has no score, where the original gives it 1: an agent that answers from
-memory would have four of seven for nothing. And before any judge is asked, the run must have called the tools that its
-task names (`check_coverage`).
+It fails closed: a judge without a valid answer rejects the trajectory (`judge_failed`); it never scores it as good. The
+round-based axes judge on the history up to the reaction, not on later messages. An axis with nothing to judge (a
+trajectory without calls has no tool results) has no score. The original gives it 1, so an agent that answers from
+memory would get four of seven for nothing. Before any judge is asked, the run must have called the tools that its task
+names (`check_coverage`).
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ R = TypeVar("R", QueryUnderstandingScore, QueryPlanningScore, ToolUnderstandingS
 
 
 async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> list[Trajectory]:
-    """The run as a scored trajectory.
+    """Return the run as a scored trajectory.
 
     Raises:
-        Rejected: see `check_coverage`; `judge_failed`, `low_reward`, or `low_final_answer`: good axes must not carry a
+        Rejected: see `check_coverage`; `judge_failed`, `low_reward`, or `low_final_answer`: good axes must not hide a
             wrong answer.
     """
     config, server, context = context.config, servers[run.task.server_id], context.cast(run.task.family)
@@ -99,14 +99,14 @@ async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> 
 
 
 def check_coverage(run: AgentRun) -> None:
-    """See that the run called what its task is about; judges are not asked about one that did not.
+    """Check that the run called the tools of its task; if not, no judge is asked.
 
-    A tool counts as called when a call reached it, whatever came of that: a failure that the agent reports is honest.
-    But where every call failed, the answer can only be from memory.
+    A tool counts as called when a call reached it, even if the call failed: a failure that the agent reports is honest.
+    But if every call failed, the answer can only be from memory.
 
     Raises:
-        Rejected: `tools_unused`: a tool that the task names was not called; `no_result`: no call succeeded;
-            `no_tools`: the task names no tool and is not one for none; and what `conducts.check_conduct` raises.
+        Rejected: `tools_unused`: a tool that the task names was not called; `no_result`: no call succeeded; `no_tools`:
+            the task names no tool although its mode needs one; and what `conducts.check_conduct` raises.
     """
     task = run.task
     check_conduct(run)
@@ -123,7 +123,7 @@ def check_coverage(run: AgentRun) -> None:
 
 
 async def score_axes(run: AgentRun, context: TrajectoryContext, server: ToolServer) -> dict[str, AxisScore]:
-    """The axes that there is something to judge of, in the order of `AXES`.
+    """Score the axes that have something to judge, in the order of `AXES`.
 
     Raises:
         Rejected: `judge_failed`.
@@ -142,7 +142,7 @@ async def score_axes(run: AgentRun, context: TrajectoryContext, server: ToolServ
 
 
 def tool_call_status(run: AgentRun) -> AxisScore | None:
-    """The share of calls that succeeded: exact, the executor knows (paper: mean of success)."""
+    """Return the share of calls that succeeded; exact, from the executor's records (paper: mean of success)."""
     if not run.calls:
         return None
     ok = sum(call.ok for call in run.calls)
@@ -150,12 +150,12 @@ def tool_call_status(run: AgentRun) -> AxisScore | None:
 
 
 def spoken(messages: Sequence[Message]) -> int:
-    """How often the user has."""
+    """Return the number of user messages."""
     return sum(message.role == "user" for message in messages)
 
 
 def reactions(messages: Sequence[Message]) -> list[int]:
-    """Indices of the assistant messages that answer tool results."""
+    """Return the indices of the assistant messages that answer tool results."""
     pairs = enumerate(zip(messages, messages[1:], strict=False), start=1)
     return [index for index, (before, after) in pairs if before.role == "tool" and after.role == "assistant"]
 
@@ -186,7 +186,7 @@ class _Judge:
         )
 
     def _ends(self, of: Literal[0, -1]) -> list[int]:
-        """How far the first, or the last, assistant message after each message of the user reaches."""
+        """Return the end index of the first, or the last, assistant message after each user message."""
         ends: list[int] = []
         starts = [i for i, message in enumerate(self._run.messages) if message.role == "user"]
         for start, end in zip(starts, [*starts[1:], len(self._run.messages)], strict=True):
@@ -209,7 +209,7 @@ class _Judge:
         return await self._rounds(ToolPlanningScore, ends)
 
     async def _rounds(self, answer: type[R], ends: Sequence[int]) -> AxisScore | None:
-        """The mean over rounds, None where there is none; the reason is that of the worst one."""
+        """Return the mean over rounds with the reason of the worst one; None if there is no round."""
         if not ends:
             return None
         given = [await self._ask(answer, self._run.messages[:end]) for end in ends]
@@ -233,7 +233,7 @@ class _Judge:
         return AxisScore(1 - len(redundant) / len(ids), reason)
 
     async def final_answer(self) -> AxisScore:
-        """Of the worst of the answers, if the user spoke more than once: the others must not carry a wrong one."""
+        """Return the score of the worst answer to a user message: other answers must not hide a wrong one."""
         return min([await self._answer(end) for end in self._ends(-1)], key=lambda one: one.score)
 
     async def _answer(self, end: int) -> AxisScore:

@@ -21,25 +21,25 @@ _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 
 
 def normal_text(text: str) -> str:
-    """The text without differences of case, width, spaces and final punctuation."""
+    """Return the text without differences of case, width, spaces and final punctuation."""
     return re.sub(r"[\s?!.,。？！，、]+", " ", normalized("NFKC", text).casefold()).strip()
 
 
 @functools.lru_cache(maxsize=4096)
 def shingles(text: str) -> frozenset[str]:
-    """Every `SHINGLE` words in a row of the normal text; a Chinese character is a word."""
+    """Return every run of `SHINGLE` words of the normal text; a Chinese character is a word."""
     ends = [""] * (SHINGLE - 1)
     words = [*ends, *_WORD.findall(normal_text(text)), *ends]
     return frozenset("\x1f".join(words[i : i + SHINGLE]) for i in range(len(words) - SHINGLE + 1))
 
 
 def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> list[int | None]:
-    """For each (group, text): the index of the first kept text of its group that it nearly repeats, else None.
+    """Return, for each (group, text), the index of the first kept text of its group that it nearly repeats, else None.
 
     Args:
-        threshold: least Jaccard similarity of the shingles, above 0 to 1. At 1 only the same words repeat a text.
-            Pairs a little below it are always told apart; of those above, candidates miss at most one in a hundred
-            right at the threshold, and the fewer the closer two texts are.
+        threshold: minimum Jaccard similarity of the shingles, above 0 to 1. At 1 only the same words repeat a text.
+            Pairs below it are always told apart. Right at the threshold, candidates miss at most one pair in a hundred;
+            the closer the texts, the fewer.
 
     Raises:
         ValueError: the threshold is out of bounds.
@@ -61,7 +61,7 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
             else:
                 again.append((index, earlier))
         holders: dict[int, list[int]] = defaultdict(list)
-        """The kept texts of each bucket, as places in `fresh`."""
+        """The kept texts of each bucket, as indices into `fresh`."""
         for place, ((index, text), buckets) in enumerate(
             zip(fresh, _shared_buckets([text for _, text in fresh], threshold), strict=True)
         ):
@@ -78,7 +78,7 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
 
 
 def _shared_buckets(texts: Sequence[str], threshold: float) -> Iterator[list[int]]:
-    """For each text the buckets of MinHash's bands that it shares with another; what shares none needs no comparison.
+    """Yield for each text the buckets of MinHash's bands that it shares with another; without any, skip comparison.
 
     8 bytes for each band of a text (256, for 32 bands), where an index that grows text by text takes 15 KB.
     """
@@ -108,7 +108,7 @@ def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
 
 
 def _bands(threshold: float) -> tuple[int, int]:
-    """The longest bands, so the fewest candidates, that still find nearly all pairs at the threshold."""
+    """Return the longest bands, so the fewest candidates, that still find nearly all pairs at the threshold."""
     fitting = [
         (rows, _PERMUTATIONS // rows)
         for rows in (1, 2, 4, 8, 16, 32)

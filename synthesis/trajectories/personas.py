@@ -1,4 +1,4 @@
-"""Who asks: the built-in personas, and files of richer ones (paper 2.1.3, augmentation by persona).
+"""Personas of users: the built-in ones, and files of richer ones (paper 2.1.3, augmentation by persona).
 
 A file has one JSON object a line, in the columns of Nemotron-Personas; only `occupation` is needed:
 
@@ -26,7 +26,7 @@ PERSONAS: Mapping[Language, tuple[str, ...]] = {
     "en": ("a travel agent", "a teacher", "a student", "a journalist", "a software developer", "a help desk clerk"),
     "zh": ("旅行社职员", "老师", "学生", "记者", "软件开发人员", "客服人员"),
 }
-"""The built-in ones."""
+"""The built-in personas by language."""
 _PROFESSION_CHARACTERS = 200
 _LISTED = 5
 _WORDS: Mapping[Language, Mapping[str, str]] = {
@@ -38,7 +38,7 @@ _WORDS: Mapping[Language, Mapping[str, str]] = {
 
 
 class Persona(msgspec.Struct, frozen=True):
-    """A person of a file; as text, a phrase that a prompt can hold."""
+    """A person from a file; its text is a phrase for a prompt."""
 
     language: Language
     occupation: str
@@ -72,10 +72,10 @@ class _Row(msgspec.Struct):
 
 
 def read_personas(path: Path | str) -> dict[Language, list[Persona]]:
-    """The personas of a file by language; a row's language is its `language`, else that of its texts.
+    """Read the personas of a file, by language; a row's language is its `language`, else that of its texts.
 
     Raises:
-        ValueError: there is no such file, a row is broken, or there is none; the message names the file and the line.
+        ValueError: the file is missing, a row is broken, or there is no row; the message names the file and the line.
     """
     path = fetched(path)
     if not path.is_file():
@@ -113,12 +113,12 @@ def _persona(row: _Row) -> Persona:
 
 
 def _plain(text: str) -> str:
-    """`registered_nurse` → `registered nurse`, on one line."""
+    """Return `registered_nurse` as `registered nurse`, on one line."""
     return " ".join(text.replace("_", " ").split())
 
 
 def _listed(name: str, given: list[str] | str) -> list[str]:
-    """A list, or one written as Python writes it, as the released files have it; text is data, never evaluated."""
+    """Return a list, also from the text of a Python list, as in the released files; text is never evaluated."""
     every: object = given
     if isinstance(given, str):
         try:

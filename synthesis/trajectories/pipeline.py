@@ -49,20 +49,20 @@ from synthesis.trajectories.users import judge_user
 _log = logging.getLogger(__name__)
 
 _ASKED = ("attempts", "partition")
-"""Settings of every request for a chain or a task."""
+"""Settings that apply to every request for a chain or a task."""
 _JOINS: Mapping[str, Any] = {"informative_joins": False}
-"""Goes to the teacher with what is asked about chains and tasks. Stages did not name it, nor what else stands in their
-`later`, until after runs had been made with it: a run that has it does not go on from what may be without it."""
+"""Passed to the teacher with requests about chains and tasks. Early versions did not record it, nor the other values of
+`later`, in their stages. A run that has such a value cannot resume from a stage that may lack it."""
 _GROWS = ("trajectories", "surplus")
 _FREE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds", "stop_after")
 """Settings that change no record."""
 _BEFORE: Mapping[str, Any] = {"conducts": {}, "informative_joins": False, "policies": 0.0}
-"""What runs did that know nothing of a setting, where it is not today's default."""
+"""Values that runs used before a setting existed, where they differ from today's default."""
 
 
 def _settings_of_card(then: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings on a card, in today's words: `tools` was `servers` and `registries`, which came beside the packaged
-    tools."""
+    """Translate the settings on a card into today's names: `tools` was `servers` and `registries`, which were added to
+    the packaged tools."""
     if "tools" in then or not then:
         return then
     tools = [*then.get("servers", []), *then.get("registries", [])]
@@ -88,21 +88,21 @@ async def synthesize(
     replace: bool = False,
     preview: Preview | None = None,
 ) -> Summary:
-    """Run the pipeline. A run that was killed goes on from its journal and ends with the same bytes.
+    """Run the pipeline. A run that was killed resumes from its journal and ends with the same bytes.
 
-    A finished one goes on too where more trajectories are wanted: those that are there stay.
+        A finished run resumes too if more trajectories are wanted; the existing ones stay.
 
-    Args:
-        executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
-        journal: of any configuration and seed: what is in it is found by what it was made of.
-        out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
-        workdir: where MCP servers run.
-        replace: write the datasets anew where `out_dir` has those of another seed, setting or teacher.
-        preview: see `Track`.
+        Args:
+                executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
+            journal: of any configuration and seed: what is in it is found by what it was made of.
+                out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
+            workdir: where MCP servers run.
+            replace: overwrite datasets in `out_dir` that have another seed, setting or teacher.
+            preview: see `Track`.
 
-    Raises:
-        InputError: it has, and they are not to be replaced; the teacher does not speak a language that is wanted; or no
-            server or chain is left.
+        Raises:
+            InputError: `out_dir` has such datasets and `replace` is False; the teacher does not speak a wanted language; or
+                no server or chain is left.
     """
     check_spoken(config.languages, by_rules=executor.by_rules)
     async with open_context(executor, config=config, workdir=workdir, seed=seed) as context:
@@ -110,7 +110,7 @@ async def synthesize(
 
 
 class _Run:
-    """One run; the methods are the stages, in order."""
+    """One run; the methods are its stages, in order."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class _Run:
             self.servers |= {group.id: group for group in groups}
 
     async def chains(self) -> list[ToolChain]:
-        """All that could be drawn; none of them is verified."""
+        """Return all chains that can be sampled; none of them is verified."""
         config = self.config
         # Of a desk no chains are made: tasks about one are written for it alone.
         servers = [server for server in self.servers.values() if not is_desk(server.id)]
@@ -281,7 +281,7 @@ class _Run:
         return candidates
 
     async def draw(self, candidates: Sequence[ToolChain]) -> tuple[list[TaskSeed], list[ToolChain]]:
-        """What the original tasks are about, and the chains that were verified for it."""
+        """Return the subjects of the original tasks, and the chains verified for them."""
         config = self.config
         check = partial(tool_graph.verify, servers=self.servers)
 
@@ -338,7 +338,7 @@ class _Run:
         return scored[: math.ceil(config.trajectories * (1 + config.surplus / 2))]
 
     def digest(self, server_id: str) -> str:
-        """Of a server's record, which its stages are bound to, and of those whose tools it has."""
+        """Return the digest of a server's record and of a group's members; it is part of the key of their stages."""
         if server_id not in self._digests:
             server = self.servers[server_id]
             others = [self.servers[id] for id in server.servers if id != server_id]
@@ -378,7 +378,7 @@ def _id_of(task: Task) -> str:
 
 
 def _by_number(*parts: Records[Task]) -> Records[Task]:
-    """Tasks in the order of the numbers that their ids have; of one number in the order of the parts."""
+    """Yield tasks in the order of the numbers in their ids; equal numbers in the order of the parts."""
     every = Joined(parts)
     numbers = np.fromiter((int(task.family.rpartition("-")[2]) for task in every), np.int64, len(every))
     return every.take(map(int, np.argsort(numbers, kind="stable")))

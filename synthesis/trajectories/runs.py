@@ -1,4 +1,4 @@
-"""A finished run: what is judged, of the user first and then of the agent."""
+"""A finished run, before it is judged: first its user, then its agent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from synthesis.core.records import Message, Task
 
 Ending = Literal["said", "silent", "limit"]
-"""A last word was said, and the agent's turn after it; none was; the user had no turn left."""
+"""`said`: a last word and the agent's turn after it. `silent`: no last word. `limit`: the user had no turn left."""
 
 
 class CallStatus(msgspec.Struct, frozen=True):
-    """What really became of a call; see `execution.ToolResult`. `repairs`: see `Trajectory.repaired`."""
+    """Real outcome of a call; see `execution.ToolResult`. `repairs`: see `Trajectory.repaired`."""
 
     call_id: str
     ok: bool
@@ -29,4 +29,4 @@ class AgentRun(msgspec.Struct, frozen=True):
     messages: list[Message]
     calls: list[CallStatus]
     ended: Ending | msgspec.UnsetType = msgspec.UNSET
-    """How its simulated user ended it; not there where it has none."""
+    """End of the run by the simulated user; unset if there is no user."""

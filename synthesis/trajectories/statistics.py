@@ -1,4 +1,4 @@
-"""What the dataset cards say: the paper's table of SFT statistics for our own output, and what the paper lacks."""
+"""Statistics on the dataset cards: the paper's table of SFT statistics for our output, and further numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = {
 
 
 def histogram(values: Iterable[object]) -> dict[str, int]:
-    """Value → how often, in the order of the values."""
+    """Return value → count, in the order of the values."""
     return _ordered(Counter(values))
 
 
@@ -41,7 +41,7 @@ def share(part: int, whole: int) -> float:
 
 
 def server_statistics(every: Sequence[ToolServer]) -> dict[str, Any]:
-    """Of the servers; of their groups only how many."""
+    """Return statistics of the servers; groups are only counted."""
     servers = [server for server in every if not isinstance(server.execution, GroupExecution)]
     return {
         **({"groups": len(every) - len(servers)} if len(servers) < len(every) else {}),
@@ -54,11 +54,11 @@ def server_statistics(every: Sequence[ToolServer]) -> dict[str, Any]:
 
 
 def chain_statistics(chains: Sequence[ToolChain], candidates: int, seeds: Sequence[TaskSeed]) -> dict[str, Any]:
-    """Of the verified chains.
+    """Return statistics of the verified chains.
 
     Args:
-        candidates: how many could have been drawn.
-        seeds: of the tasks that they were drawn for.
+        candidates: number of chains that could be sampled.
+        seeds: of the tasks for which they were sampled.
     """
     return {
         "lengths": histogram([len(chain.tools) for chain in chains]),
@@ -68,7 +68,7 @@ def chain_statistics(chains: Sequence[ToolChain], candidates: int, seeds: Sequen
 
 
 def task_statistics(tasks: Iterable[Task], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
-    """Of the tasks, each read once."""
+    """Return statistics of the tasks, each read once."""
     over, modes, augmentations, languages, tools, conducts = (Counter[Any]() for _ in range(6))
     for task in tasks:
         over[_servers_of(servers[task.server_id], task.tools)] += 1
@@ -89,20 +89,20 @@ def task_statistics(tasks: Iterable[Task], servers: Mapping[str, ToolServer]) ->
 
 
 def _ordered(counts: Mapping[Any, int]) -> dict[str, int]:
-    """As `histogram`, of what is counted already."""
+    """Return the counts in the order of `histogram`."""
     return {str(value): counts[value] for value in sorted(counts)}
 
 
 def _servers_of(server: ToolServer, tools: Iterable[str]) -> tuple[int, bool]:
-    """How many servers the tools are of, and whether they are offered by a group."""
+    """Return the number of servers that the tools belong to, and whether a group offers them."""
     return max(1, len({server.origin(tool).server_id for tool in tools})), isinstance(server.execution, GroupExecution)
 
 
 def _over_servers(needs: Mapping[tuple[int, bool], int]) -> dict[str, Any]:
-    """The shares of tasks by how many servers the tools that they need are of; not there where no server is a group.
+    """Return the shares of tasks by the number of servers that their tools belong to; empty if no server is a group.
 
     Args:
-        needs: how many there are of each `_servers_of`.
+        needs: number of tasks for each result of `_servers_of`.
     """
     if not any(of_group for _, of_group in needs):
         return {}
@@ -113,16 +113,16 @@ def _over_servers(needs: Mapping[tuple[int, bool], int]) -> dict[str, Any]:
 
 
 def _kind(server: ToolServer, servers: Mapping[str, ToolServer]) -> str:
-    """Who answers calls of its tools: `mixed`, where those of a group are answered in several ways."""
+    """Return who answers calls of the server's tools: `mixed` if the members of a group differ."""
     kinds = {_KINDS[type(servers[id].execution)] for id in server.servers or [server.id]}
     return kinds.pop() if len(kinds) == 1 else _KINDS[GroupExecution]
 
 
 def whose_faults(rejected: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """The conversations that were lost for their simulated user, by reason, and how many for the agent.
+    """Return the conversations lost to faults of the simulated user, by reason, and the number lost to the agent.
 
     Args:
-        rejected: stage → reason → how many.
+        rejected: stage → reason → count.
     """
     of_user, of_agent = Counter[str](), 0
     for stage in ("interact", "user", "judge"):
@@ -135,16 +135,15 @@ def whose_faults(rejected: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 
 
 def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
-    """The paper's table A.1.1 (left column), and what it lacks. Shares are between 0 and 1.
+    """Return the paper's table A.1.1 (left column) and further numbers. Shares are between 0 and 1.
 
     A failed call is one into which a failure was injected, or one that failed by itself (a real failure). Tokens are
     `openai_messages.estimated_tokens` of the messages and the tool documents; their histogram is of thousands.
 
-    Each trajectory is read once; memory holds its tokens, its reward and its scores (80 bytes), and what calls have in
-    common.
+    Each trajectory is read once. Memory holds its tokens, reward and scores (80 bytes), and totals over calls.
 
     Args:
-        servers: by id; those of all trajectories, and of their groups, else `KeyError`.
+        servers: by id; a missing server of a trajectory or of its group raises `KeyError`.
     """
     (messages, calls, tools, turns, roles, executions, called, domains, languages, conducts, injected, real, over) = (
         Counter[Any]() for _ in range(13)
@@ -256,16 +255,16 @@ def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[s
 
 
 def _mean(counts: Mapping[int, int]) -> float:
-    """Of values that are counted; 0 of none."""
+    """Return the mean of counted values; 0 if there are none."""
     total = sum(counts.values())
     return round(sum(value * times for value, times in counts.items()) / total, 3) if total else 0.0
 
 
 def run_statistics(runs: Iterable[AgentRun], judge_failures: int) -> dict[str, Any]:
-    """Of all agent runs that were judged, also those that were not kept; each is read once.
+    """Return statistics of all judged agent runs, rejected ones included; each is read once.
 
     Args:
-        judge_failures: how many runs had no valid judgement.
+        judge_failures: number of runs without a valid judgement.
     """
     injected, real = Counter[str](), Counter[str]()
     count = calls = 0
@@ -287,7 +286,7 @@ def run_statistics(runs: Iterable[AgentRun], judge_failures: int) -> dict[str, A
 
 
 def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
-    """The paper's table (A.1.1, left column) of `trajectory_statistics`, also as a card has them: name → text."""
+    """Return the paper's table (A.1.1, left column) of `trajectory_statistics`, also from a card: name → text."""
     if not statistics["conversations"]:
         return {"conversations": "0"}
 

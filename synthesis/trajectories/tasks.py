@@ -25,8 +25,8 @@ UNSCORED = TaskScores(0, 0, 0)
 
 
 class TaskSeed(msgspec.Struct, frozen=True):
-    """What one task shall be like: a chain (mode `chain`), or a number of different tools (mode `server`); and what it
-    teaches beside calling them."""
+    """Plan of one task: a chain (mode `chain`) or a number of different tools (mode `server`), and the conduct that it
+    teaches."""
 
     id: str
     server_id: str
@@ -35,7 +35,7 @@ class TaskSeed(msgspec.Struct, frozen=True):
     tool_count: int
     conduct: Conduct | msgspec.UnsetType = msgspec.UNSET
     shown: str | msgspec.UnsetType = msgspec.UNSET
-    """The server whose tools the agent is offered, where that is another."""
+    """Id of the server whose tools the agent is offered, if it is another."""
 
     @property
     def mode(self) -> Literal["chain", "server"]:
@@ -43,7 +43,7 @@ class TaskSeed(msgspec.Struct, frozen=True):
 
 
 async def write_task(one: TaskSeed, context: TrajectoryContext, servers: Servers) -> list[Task]:
-    """An original task, not scored yet.
+    """Write an original task, not scored yet.
 
     Raises:
         Rejected: `teacher_failed`, `no_tools`, `unknown_tool`, `one_server`, `empty_question`, `names_a_tool` or
@@ -83,12 +83,12 @@ async def write_task(one: TaskSeed, context: TrajectoryContext, servers: Servers
 async def augment_task(
     task: Task, context: TrajectoryContext, servers: Servers, personas: Mapping[Language, Sequence[str | Persona]]
 ) -> list[Task]:
-    """A variation of a task that needs the same tools, in the same language (paper, section 2.1.3).
+    """Return a variation of a task that needs the same tools, in the same language (paper, section 2.1.3).
 
-    Its mode, and the persona for the mode `persona`, are drawn. Whether it still needs the tools is asked back: the
-    teacher sees the variation alone and says which tools serve it, and a rule compares them. A prompt that only asks to
-    keep the intent cannot know whether it was kept; and the rule-based teacher answers the same request by parsing, so
-    one check serves both.
+    Its mode, and the persona for the mode `persona`, are sampled. A second request checks that the tools are still
+    needed: the teacher sees the variation alone and names the tools for it, and a rule compares them. A prompt that
+    only asks to keep the intent cannot check that. The rule-based teacher answers the same request by parsing, so one
+    check serves both.
 
     Args:
         personas: who may ask, phrases or persons of a file.
@@ -124,7 +124,7 @@ async def augment_task(
 
 
 async def score_task(task: Task, context: TrajectoryContext, servers: Servers) -> list[Task]:
-    """The task with its scores.
+    """Return the task with its scores.
 
     Raises:
         Rejected: `teacher_failed`, or `low_<score>` for the first score below its threshold.
@@ -137,7 +137,7 @@ async def score_task(task: Task, context: TrajectoryContext, servers: Servers) -
 
 
 def check_scores(task: Task, scores: TaskScores, thresholds: TaskScores, reason: str) -> Task:
-    """The task with its scores.
+    """Return the task with the given scores.
 
     Raises:
         Rejected: `low_<score>` for the first score below its threshold.
@@ -149,7 +149,7 @@ def check_scores(task: Task, scores: TaskScores, thresholds: TaskScores, reason:
 
 
 def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
-    """The ids of tasks that say nearly what an earlier task of the same server says → one line for a person.
+    """Return the ids of tasks that nearly repeat an earlier task of the same server → one line for a person.
 
     Groups of servers overlap, so that tasks of all groups are compared.
 
@@ -175,7 +175,7 @@ def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
 
 
 def checked_question(question: str, server: ToolServer, where: str) -> str:
-    """What a user says, without spaces around it.
+    """Return a user's question without surrounding spaces.
 
     Raises:
         Rejected: `empty_question`, `names_a_tool`.
@@ -190,10 +190,10 @@ def checked_question(question: str, server: ToolServer, where: str) -> str:
 
 
 def named_tool(question: str, tool: str) -> str | None:
-    """What in a question names the tool, if anything.
+    """Return the part of a question that names the tool, or None.
 
-    A name that could be an ordinary word (`search`) counts only where it is marked as a name: quoted as code, called,
-    or with the word "tool" beside it. Any other (`get_weather`, `getWeather`) counts wherever it stands.
+    A name that could be an ordinary word (`search`) counts only if it is marked as a name: quoted as code, called, or
+    with the word "tool" beside it. Any other (`get_weather`, `getWeather`) counts anywhere.
     """
     name = re.escape(tool)
     ordinary = re.fullmatch(r"[a-z]+|[A-Z][a-z]*", tool)

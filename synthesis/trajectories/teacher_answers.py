@@ -1,8 +1,8 @@
-"""What the teacher answers in the trajectory pipeline: one struct a request, whose JSON schema the endpoint enforces.
+"""Answers of the teacher in the trajectory pipeline: one struct a request, whose JSON schema the endpoint enforces.
 
-Reasons stand before verdicts, so that a model argues before it decides. Verdicts are words, not numbers: nothing has to
-be parsed out of a sentence. Call arguments are JSON text, as on OpenAI's wire: strict structured output allows no open
-objects.
+The docstrings of the structs are in these schemas, so the teacher reads them. Reasons stand before verdicts, so that a
+model argues before it decides. Verdicts are words, not numbers, so nothing is parsed out of a sentence. Call arguments
+are JSON text, as in OpenAI's API: strict structured output allows no open objects.
 """
 
 from __future__ import annotations
@@ -109,8 +109,9 @@ class TaskRating(msgspec.Struct, frozen=True):
 # Conversations that are more than a request and its answer
 
 Standing = Literal["servable", "tool_missing", "value_missing", "impossible", "forbidden", "unconfirmed"]
-"""How a user's first message stands with what an agent has and is told: it can be served at once; no tool does it; a
-value is missing that only the user has; nothing could do it; the agent is told not to; it must be agreed to first."""
+"""Standing of a user's first message, given the agent's tools and instructions. It can be served at once, no
+tool does it, or a value is missing that only the user has. Or nothing could do it, the instructions forbid it, or the
+user must agree first."""
 
 
 class RestrainedTask(msgspec.Struct, frozen=True):

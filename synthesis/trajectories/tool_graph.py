@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 
 
 class Proposals(msgspec.Struct, frozen=True):
-    """One answer of the teacher."""
+    """Tasks and chains of one answer of the teacher."""
 
     server_id: str
     pairs: list[ProposedTask]
 
 
 async def propose(item: tuple[ToolServer, int], context: TrajectoryContext) -> list[Proposals]:
-    """Ask once for tasks of a server; the item's number tells apart the answers that together give frequencies.
-
+    """Ask the teacher once for tasks of a server; the item's number distinguishes requests, which give frequencies.
     Raises:
         Rejected: `teacher_failed`.
     """
@@ -49,10 +48,10 @@ async def propose(item: tuple[ToolServer, int], context: TrajectoryContext) -> l
 
 
 def transition_graph(tools: Iterable[str], chains: Iterable[Sequence[str]]) -> nx.DiGraph:
-    """The directed graph whose edge weight says how often one tool came right after another.
+    """Return the directed graph whose edge weight counts how often one tool came right after another.
 
-    Nodes are all tools of the server, with `count`, how often each was proposed. A name that is not a tool breaks its
-    chain; it never makes neighbours of the tools beside it. Edges from a tool to itself are not counted.
+    Nodes are all tools of the server; `count` is how often each was proposed. A name that is not a tool splits its
+    chain: its neighbours do not become adjacent. Edges from a tool to itself are not counted.
     """
     graph = nx.DiGraph()
     graph.add_nodes_from(tools, count=0)
@@ -71,7 +70,7 @@ def transition_graph(tools: Iterable[str], chains: Iterable[Sequence[str]]) -> n
 
 
 def unknown_tools(tools: Iterable[str], chains: Iterable[Sequence[str]]) -> Counter[str]:
-    """How often the chains have each name that is not a tool."""
+    """Count the names in the chains that are not tools."""
     known = set(tools)
     return Counter(name for chain in chains for name in chain if name not in known)
 
@@ -85,14 +84,14 @@ def random_walks(
     acyclic: bool,
     rng: random.Random,
 ) -> dict[tuple[str, ...], float]:
-    """Different walks and the product of each one's transition probabilities.
+    """Sample different walks; return each with the product of its transition probabilities.
 
-    A walk starts at a tool drawn by its count and follows edges drawn by weight to a length drawn from
-    [min_length, max_length]; one that ends early counts if it is long enough. With `min_length` 1 every tool is a chain
-    of its own, isolated tools included.
+    A walk starts at a tool sampled by count and follows edges sampled by weight, up to a length sampled from
+    [min_length, max_length]. A walk that ends early counts if it is long enough. With `min_length` 1 every tool is also
+    a chain by itself, isolated tools included.
 
     Args:
-        walks: how many are drawn; equal ones are kept once.
+        walks: number of sampled walks; duplicates are dropped.
         acyclic: never visit a tool twice.
     """
     if not 1 <= min_length <= max_length:
@@ -124,17 +123,17 @@ def random_walks(
 
 
 def chains_of(server: ToolServer, walks: Mapping[tuple[str, ...], float]) -> list[ToolChain]:
-    """The walks as records that are not verified yet."""
+    """Return the walks as records that are not yet verified."""
     return [ToolChain(chain_id(server.id, walk), server.id, list(walk), weight, {}) for walk, weight in walks.items()]
 
 
 def chain_id(server_id: str, tools: Sequence[str]) -> str:
-    """The id of a chain of a server."""
+    """Return the id of a chain of a server."""
     return f"{server_id}:{'>'.join(tools)}"
 
 
 def write_graphml(graph: nx.DiGraph, path: Path) -> None:
-    """The graph as GraphML, which Gephi, yEd and networkx read."""
+    """Write the graph as GraphML, which Gephi, yEd and networkx read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     nx.write_graphml(graph, path)
 
@@ -146,9 +145,9 @@ Operator = Callable[[ToolChain, "TrajectoryContext", ToolServer], Awaitable[Verd
 
 
 async def vote(chain: ToolChain, context: TrajectoryContext, server: ToolServer) -> Verdict:
-    """Whether one sensible task needs this chain; valid when more votes say yes than no. A failed vote says neither.
+    """Vote on whether one sensible task needs this chain; valid if more votes say yes than no.
 
-    Votes that can change nothing any more are not asked for.
+    A failed vote does not count. Votes that can no longer change the result are skipped.
     """
     ballots: Counter[bool] = Counter()
     reasons: dict[bool, str] = {}
@@ -173,9 +172,9 @@ async def vote(chain: ToolChain, context: TrajectoryContext, server: ToolServer)
 
 
 async def back_translation(chain: ToolChain, context: TrajectoryContext, server: ToolServer) -> Verdict:
-    """Chain → query → chain: valid when, in most tries, the query needs the same chain, in the same order.
+    """Translate chain → query → chain: valid if, in most tries, the query needs the same chain, in the same order.
 
-    Tries that can change nothing any more are not made.
+    Tries that can no longer change the result are skipped.
     """
     passed, made, reason = 0, 0, ""
     tries = context.config.votes
@@ -204,11 +203,11 @@ async def back_translation(chain: ToolChain, context: TrajectoryContext, server:
 
 
 OPERATORS: dict[str, Operator] = {"vote": vote, "back_translation": back_translation}
-"""By the names that a config uses (`config.OPERATORS`). Another check is another entry in both."""
+"""Verification operators by their names in a config (`config.OPERATORS`). To add a check, add an entry to both."""
 
 
 async def verify(chain: ToolChain, context: TrajectoryContext, servers: Servers) -> list[ToolChain]:
-    """The chain with its verdicts; the config's operators run in order, and the first that says no ends it.
+    """Return the chain with its verdicts; the config's operators run in order, up to the first that rejects it.
 
     Raises:
         Rejected: `chain_failed_<operator>`.

@@ -1,7 +1,7 @@
-"""The simulated user: it sees its goals, who it is and what was said, and neither tools nor calls.
+"""The simulated user. It sees its goals, its persona and the dialogue, but neither tools nor calls.
 
-Its faults are its own: it is judged by its goals alone, before the agent is, and what it spoils is counted apart (each
-reason begins with `user_`).
+It is judged by its goals alone, before the agent is judged. Runs that it spoils are counted separately, with reasons
+that begin with `user_`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from synthesis.trajectories.teacher_answers import UserScore, UserTurn
 
 
 def heard(messages: Sequence[Message]) -> list[Message]:
-    """What the user knows of a conversation: what it said, and what the agent said to it."""
+    """Return the messages that the user knows: its own, and the agent's replies to it."""
     said = [message for message in messages if message.role in ("user", "assistant") and message.content]
     return [Message(message.role, message.content) for message in said]
 
 
 async def speak(task: Task, messages: Sequence[Message], context: TrajectoryContext) -> UserTurn:
-    """What the user says next.
+    """Return the user's next message.
 
     Raises:
         Rejected: `user_failed`: no valid answer; `user_silent`, `user_wrong_language`, `user_leaked_markup`.
@@ -54,7 +54,7 @@ async def speak(task: Task, messages: Sequence[Message], context: TrajectoryCont
 
 
 async def judge_user(run: AgentRun, context: TrajectoryContext, servers: Servers) -> list[AgentRun]:
-    """The run as it is, if its user kept to its goals.
+    """Return the run unchanged, if its user kept to its goals.
 
     Raises:
         Rejected: `user_never_ended`, `user_repeats`, `user_names_a_tool`; of a judge: `user_gave_away`,
