@@ -128,6 +128,7 @@ class BatchPages:
         one = group.episodes[number]
         tokens = part(range(len(one.token_ids)), request, _TOKENS)
         score, numbers = one.score, {"reward": one.reward, "deviation of the group": group.deviation}
+        assert score is not None, "episodes of a batch are scored"
         if score.needed:
             numbers |= {"recall": score.recall, "precision": score.precision}
         return page(

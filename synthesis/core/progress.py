@@ -59,10 +59,10 @@ class _Log:
 class Traffic:
     """Traffic of this process with model endpoints.
 
-        Attributes:
-                requests: that were sent, failed ones too.
-            tokens: of prompts and completions, as the answers say.
-        """
+    Attributes:
+            requests: that were sent, failed ones too.
+        tokens: of prompts and completions, as the answers say.
+    """
 
     requests: int = 0
     tokens: int = 0

@@ -18,10 +18,10 @@ TOOLS_AT_ONCE = 16
 class EnvironmentContext(Context[EnvironmentsConfig]):
     """Context passed to every stage of a run.
 
-        Attributes:
-                proofs: held while one tool is called. A pool keeps an open slot for each tool in use. With more tools than
-                slots every call would open one, which costs several times the call.
-        """
+    Attributes:
+            proofs: held while one tool is called. A pool keeps an open slot for each tool in use. With more tools than
+            slots every call would open one, which costs several times the call.
+    """
 
     proofs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOOLS_AT_ONCE))
 

@@ -90,19 +90,19 @@ async def synthesize(
 ) -> Summary:
     """Run the pipeline. A run that was killed resumes from its journal and ends with the same bytes.
 
-        A finished run resumes too if more trajectories are wanted; the existing ones stay.
+    A finished run resumes too if more trajectories are wanted; the existing ones stay.
 
-        Args:
-                executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
-            journal: of any configuration and seed: what is in it is found by what it was made of.
-                out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
-            workdir: where MCP servers run.
-            replace: overwrite datasets in `out_dir` that have another seed, setting or teacher.
-            preview: see `Track`.
+    Args:
+            executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
+        journal: of any configuration and seed: what is in it is found by what it was made of.
+            out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
+        workdir: where MCP servers run.
+        replace: overwrite datasets in `out_dir` that have another seed, setting or teacher.
+        preview: see `Track`.
 
-        Raises:
-            InputError: `out_dir` has such datasets and `replace` is False; the teacher does not speak a wanted language; or
-                no server or chain is left.
+    Raises:
+        InputError: `out_dir` has such datasets and `replace` is False; the teacher does not speak a wanted language; or
+            no server or chain is left.
     """
     check_spoken(config.languages, by_rules=executor.by_rules)
     async with open_context(executor, config=config, workdir=workdir, seed=seed) as context:
