@@ -35,9 +35,9 @@ from absl import flags
 from astra_jax.grpo import train as grpo
 from astra_jax.models import hf_checkpoint
 from astra_jax.models.model import Params
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 from astra_jax.rollout.vllm.config import VLLMConfig
-from astra_jax.rollout.vllm.policy import VLLMPolicy
+from astra_jax.rollout.vllm.sampler import VLLMSampler
 from astra_jax.run import compilation_cache
 from benchmarks import processes, rows
 from configs.quickstart import QuickstartConfig, seeded
@@ -95,13 +95,13 @@ class SlowTools(SandboxPool):
         return await super().call(code, function, arguments, **options)
 
 
-class ClockedPolicy(VLLMPolicy):
+class ClockedPolicy(VLLMSampler):
     """Calls `begins` when the servers have the first weights."""
 
     begins: Callable[[], None]
 
     async def update(self, params: Params, version: int) -> None:
-        """See `TrainablePolicy.update`."""
+        """See `TrainableSampler.update`."""
         await super().update(params, version)
         if version == 0:
             self.begins()
@@ -117,7 +117,7 @@ class DrainedPolicy(ClockedPolicy):
         self._draining = False
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
-        """See `Policy.generate`."""
+        """See `Sampler.generate`."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._draining)
             self._under_way += 1
@@ -129,7 +129,7 @@ class DrainedPolicy(ClockedPolicy):
                 self._changed.notify_all()
 
     async def update(self, params: Params, version: int) -> None:
-        """See `TrainablePolicy.update`."""
+        """See `TrainableSampler.update`."""
         async with self._changed:
             self._draining = True
             await self._changed.wait_for(lambda: not self._under_way)

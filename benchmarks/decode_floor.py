@@ -40,7 +40,7 @@ async def measure(engine: Engine, vocabulary: int, batch: int) -> float:
     """Seconds of a decoding step, from the engine's own counters."""
     import numpy as np
 
-    from astra_jax.rollout.policy import Sampling
+    from astra_jax.rollout.sampler import Sampling
 
     seconds = []
     for turn in range(1 + _ROUNDS.value):

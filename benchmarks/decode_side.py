@@ -32,7 +32,7 @@ def engine(work: dict[str, Any]) -> Generate:
 
     from astra_jax.rollout.engine.engine import Engine
     from astra_jax.rollout.engine.slots import EngineConfig
-    from astra_jax.rollout.policy import Sampling
+    from astra_jax.rollout.sampler import Sampling
 
     model = our_model(work["shape"])
     length = work["prompt_tokens"] + work["new_tokens"]

@@ -117,7 +117,7 @@ def jax_side(work: Work) -> Built:
     import jax
     import jax.numpy as jnp
 
-    from astra_jax.grpo.step import accumulate, grpo_optimizer, lay_out, update_step
+    from astra_jax.grpo.step import accumulate, build_micro_batches, grpo_optimizer, update_step
     from astra_jax.models.hf_checkpoint import save_hf
     from astra_jax.rollout.filling import Group
     from astra_jax.run import weights
@@ -136,7 +136,7 @@ def jax_side(work: Work) -> Built:
         return metrics["loss"]
 
     def gradients(folder: Path) -> float:
-        batches, total = lay_out(groups, model, config)
+        batches, total = build_micro_batches(groups, model, config)
         sums, loss = zero_gradients(params), 0.0
         for batch in batches:
             batch = to_device(replace(batch, old_logps_bt=batch.sampler_logps_bt), None)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # --help does not wait for them
     import numpy as np
 
     from astra_jax.models.model import Model, Params
-    from astra_jax.rollout.policy import Completion
+    from astra_jax.rollout.sampler import Completion
     from astra_jax.tokenizer import ChatTokenizer
     from configs.quickstart import QuickstartConfig
 
@@ -143,7 +143,7 @@ async def _answers(
     """One to each prompt, drawn at temperature 1."""
     from astra_jax.rollout.engine.engine import Engine
     from astra_jax.rollout.engine.slots import EngineConfig
-    from astra_jax.rollout.policy import Sampling
+    from astra_jax.rollout.sampler import Sampling
 
     shapes = EngineConfig(slots=32, max_length=max(map(len, prompts)) + max_tokens)
     stops = tokenizer.end_ids

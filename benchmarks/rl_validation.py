@@ -23,9 +23,9 @@ from aiohttp import web
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.rollout.policy import Completion, Sampling
-from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
+from astra_jax.rollout.sampler import Completion, Sampling
 from astra_jax.rollout.vllm.publishing import Publisher
+from astra_jax.rollout.vllm.sampler import VLLMConfig, VLLMSampler
 from astra_jax.tokenizer import ChatTokenizer
 from benchmarks import rows
 from benchmarks.simulated_fleet import ServerSpeed, SimulatedRun, SimulatedTurn, SimulatedWork, simulated
@@ -72,7 +72,7 @@ class SleepingServer(EmulatedServer):
         return web.json_response({"choices": [choice]})
 
 
-class TimedPolicy(VLLMPolicy):
+class TimedPolicy(VLLMSampler):
     """Notes what a turn takes beside its tokens: the request's own time, and the episode's until the next one."""
 
     def __init__(self, *arguments: Any, token_seconds: float, **options: Any) -> None:
@@ -84,7 +84,7 @@ class TimedPolicy(VLLMPolicy):
         self.lengths: list[int] = []
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
-        """See `Policy.generate`."""
+        """See `Sampler.generate`."""
         begun = time.perf_counter()
         if session in self._ended:
             self.pauses.append(begun - self._ended[session])

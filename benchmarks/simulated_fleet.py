@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.filling import Group, GroupBuffer, begun_at_once, fill
-from astra_jax.rollout.stream import GroupStream, TooOld
+from astra_jax.rollout.stream import GroupStream, StaleGroup
 from astra_jax.rollout.vllm.routing import Router
 from synthesis.core.reward import Reward
 
@@ -285,7 +285,7 @@ class Simulation:
     def __init__(self, run: SimulatedRun) -> None:
         self.run_settings, self.work = run, run.work
         age = run.async_steps or run.surplus_max_age
-        self.buffer = GroupBuffer(run.work.batch_size, delta=0.01, max_age=age)
+        self.buffer = GroupBuffer(run.work.batch_size, min_reward_std=0.01, max_age=age)
         speed = run.servers[0]
         self.router = Router(room=speed.cache_tokens, requests=speed.requests, slack=run.slack)
         self.servers = {f"s{i:03}": SimulatedServer(f"s{i:03}", one) for i, one in enumerate(run.servers)}
@@ -372,7 +372,7 @@ class Simulation:
         try:
             drawn = await asyncio.gather(*running)
         except _NoLonger:
-            raise TooOld(size, seen.tokens) from None
+            raise StaleGroup(size, seen.tokens) from None
         finally:
             for one in running:
                 one.cancel()

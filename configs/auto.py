@@ -25,7 +25,7 @@ from astra_jax.models.lora import LoRA
 from astra_jax.models.model import parameters
 from astra_jax.models.remat import REMATS
 from astra_jax.planner.search import least_bytes
-from astra_jax.rollout.engine.room import bytes_wanted, memory_of
+from astra_jax.rollout.engine.cache_memory import bytes_wanted, memory_of
 from astra_jax.run.chips import GIB
 from astra_jax.run.config import TrainingConfig
 from astra_jax.sft.config import SFTConfig

@@ -84,7 +84,7 @@ def grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:
         learning_rate=learning_rate, remat="full", row_buckets=(8_192, 16_384, 32_768, 49_152, 65_536, 81_920)
     )
     longest = grpo.episode.max_prompt_tokens + grpo.episode.max_response_tokens
-    return GRPORun(MODELS[size].in_training_precision().stretched(longest), grpo)
+    return GRPORun(MODELS[size].in_training_precision().with_context_length(longest), grpo)
 
 
 def short_grpo_run(size: str, *, learning_rate: float = 2e-6) -> GRPORun:

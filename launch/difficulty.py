@@ -73,8 +73,8 @@ async def _measure() -> str:
         statistics,
     )
     from astra_jax.grpo.environments import check_environments, check_rewards
+    from astra_jax.rollout.engine.cache_memory import check_cache_fits
     from astra_jax.rollout.engine.engine import Engine
-    from astra_jax.rollout.engine.room import check_room
     from astra_jax.rollout.engine.slots import EngineConfig
     from synthesis.core.datasets import read_card, write_dataset
     from synthesis.core.records import ToolEnvironment
@@ -96,7 +96,7 @@ async def _measure() -> str:
     model.check_length(length, "--max_prompt_tokens + --max_response_tokens")
     settings = {"dtype": model.dtype, **asdict(config)}
     del settings["concurrency"]  # results do not depend on it
-    check_room(model, _SLOTS.value, length, policies.mesh())
+    check_cache_fits(model, _SLOTS.value, length, policies.mesh())
     with locked_target(target):
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(sandbox) if given.records is not None else None

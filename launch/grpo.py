@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from astra_jax.grpo.replay import Replay
     from astra_jax.grpo.train import GRPOResult
     from astra_jax.models.model import Model, Params
-    from astra_jax.rollout.policy import TrainablePolicy
-    from astra_jax.rollout.vllm.policy import VLLMConfig
+    from astra_jax.rollout.sampler import TrainableSampler
+    from astra_jax.rollout.vllm.sampler import VLLMConfig
     from astra_jax.rollout.vllm.sync import AnyPublisher, Way
     from astra_jax.run.hooks import Hook
     from astra_jax.run.model_card import TrainedOn
@@ -339,7 +339,7 @@ def _write_serving_folder(config: GRPORun) -> None:
 def _servers(run: str | None = None) -> VLLMConfig:
     """The rollout servers of the flags, for a run of this id. Raises `Refusal` and `SettingError`."""
     from astra_jax.rollout.vllm.addresses import Addresses
-    from astra_jax.rollout.vllm.policy import VLLMConfig
+    from astra_jax.rollout.vllm.sampler import VLLMConfig
 
     config = VLLMConfig(
         urls=tuple(_URLS.value),
@@ -390,7 +390,7 @@ async def _train(
     hooks: Sequence[Hook],
 ) -> tuple[GRPOResult, list[TrainedOn]]:
     from astra_jax.grpo import train as grpo
-    from astra_jax.rollout.vllm.policy import VLLMPolicy
+    from astra_jax.rollout.vllm.sampler import VLLMSampler
     from astra_jax.run.model_card import trained_on
     from synthesis.core.references import referred
 
@@ -398,7 +398,7 @@ async def _train(
         opened = None if sandbox is None else await stack.enter_async_context(sandbox)
         found = () if given is None else _rated(await stack.enter_async_context(given.open()))
         unseen = [(one, await stack.enter_async_context(one.open())) for one in held_out]
-        policy: TrainablePolicy | None = None
+        policy: TrainableSampler | None = None
         if _BACKEND.value is not None:
             policy = referred(_BACKEND.value)(config=config.grpo, model=config.model, tokenizer=tokenizer)
             stack.push_async_callback(policy.close)
@@ -408,7 +408,7 @@ async def _train(
             episode = config.grpo.episode
             longest = episode.max_prompt_tokens + episode.max_response_tokens
             policy = await stack.enter_async_context(
-                VLLMPolicy(
+                VLLMSampler(
                     dataclasses.replace(servers, most_age=config.grpo.async_steps),
                     publisher,
                     vocabulary=tokenizer.vocabulary_digest,

@@ -38,8 +38,8 @@ def main() -> None:
 async def _rehearse() -> str:
     from dataclasses import asdict
 
+    from astra_jax.rollout.engine.cache_memory import check_cache_fits
     from astra_jax.rollout.engine.engine import Engine
-    from astra_jax.rollout.engine.room import check_room
     from astra_jax.rollout.engine.slots import EngineConfig
     from astra_jax.sft.rehearsal import RehearsalConfig, longest, rehearse
     from synthesis.core.datasets import write_dataset
@@ -58,7 +58,7 @@ async def _rehearse() -> str:
     model, tokenizer = policies.read()
     length = longest(tokenizer, config)
     model.check_length(length, "--max_request_tokens + --max_answer_tokens and what opens them")
-    check_room(
+    check_cache_fits(
         model,
         _SLOTS.value,
         length,

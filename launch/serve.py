@@ -64,8 +64,8 @@ def main() -> int:
 
 
 async def _serve() -> int:
+    from astra_jax.rollout.engine.cache_memory import check_cache_fits
     from astra_jax.rollout.engine.engine import Engine
-    from astra_jax.rollout.engine.room import check_room
     from astra_jax.rollout.engine.slots import EngineConfig
     from astra_jax.serving.service import OpenAIService, ServingConfig
 
@@ -80,7 +80,7 @@ async def _serve() -> int:
     length = _LENGTH.value or min(model.max_positions, 32_768)
     model.check_length(length, "--max_length")
     services.check_address(_PORT.value)
-    check_room(model, _SLOTS.value, length, policies.mesh(), _STORED.value)
+    check_cache_fits(model, _SLOTS.value, length, policies.mesh(), _STORED.value)
     params = policies.load(model)
     told = services.told_to_stop()
     async with Engine(

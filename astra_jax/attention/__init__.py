@@ -7,7 +7,8 @@ backward.
 
 Backends:
     blockwise   online softmax over key blocks in plain JAX, with its own VJP: runs anywhere, the reference
-    splash      JAX's TPU kernel. A row's documents must be contiguous, with ascending positions. Needs `go_on` if
+    splash      JAX's TPU kernel. A row's documents must be contiguous, with ascending positions. Needs
+                `has_shared_prefix` if
                 some documents continue others.
     triton      flash attention for GPUs, in Pallas; head_dim a power of two
     auto        splash on TPUs, triton on GPUs that support it, else blockwise
@@ -41,7 +42,7 @@ __all__ = [
     "best_backend",
     "cached_attention",
     "extending_attention",
-    "is_told_what_goes_on",
+    "needs_prefix_flag",
 ]
 
 BACKENDS = ("auto", "blockwise", "splash", "splash_interpret", "triton", "triton_interpret")
@@ -61,7 +62,7 @@ def attention(
     segment_ids_bt: Array,
     positions_bt: Array,
     *,
-    go_on: bool = False,
+    has_shared_prefix: bool = False,
     backend: str = "auto",
     mesh: AnyMesh | None = None,
 ) -> Array:
@@ -71,7 +72,7 @@ def attention(
         q_btnh: queries; N is a multiple of K, query head n uses key-value head n // (N / K).
         segment_ids_bt: int32; 0 is padding.
         positions_bt: int32, counted from the start of the document, or of the document that it continues.
-        go_on: True if documents may continue others; `splash` needs it (`is_told_what_goes_on`).
+        go_on: True if documents may continue others; `splash` needs it (`needs_prefix_flag`).
         backend: see the module's docstring.
         mesh: with axes as `astra_jax.mesh` names them; the sequence is in its zig-zag order. None is one device.
 
@@ -96,14 +97,14 @@ def attention(
     kernel = splash.make_kernel(
         q_btnh.shape[1], q_btnh.shape[2] // tensor, context, interpret=backend == "splash_interpret"
     )
-    part = partial(_splash_part, context=context, go_on=go_on)
+    part = partial(_splash_part, context=context, has_shared_prefix=has_shared_prefix)
     if mesh is None:
         return part(kernel, *operands)
     return _sharded(part, mesh, q_btnh, k_btkh, first=splash.kernel_specs(kernel, context))(kernel, *operands)
 
 
-def is_told_what_goes_on(head_dim: int, mesh: AnyMesh | None) -> bool:
-    """Return whether `auto` needs `go_on` for documents that continue others: JAX's TPU kernel compares ids only."""
+def needs_prefix_flag(head_dim: int, mesh: AnyMesh | None) -> bool:
+    """Return whether `auto` needs `has_shared_prefix`: JAX's TPU kernel compares ids only."""
     return best_backend(head_dim, platform_of(mesh)) == "splash"
 
 
@@ -144,12 +145,12 @@ def _splash_part(
     positions: Array,
     *,
     context: int,
-    go_on: bool,
+    has_shared_prefix: bool,
 ) -> Array:
     del positions  # they ascend in each document, so the order of the row is enough
     # In the kernel's order of axes before the gather: on TPUs swapping heads and positions is slow.
     k, v = (gather_row(jnp.moveaxis(x, 2, 1), context, axis=2) for x in (k, v))
-    return splash.attend(kernel, q, k, v, segments, gather_row(segments, context), go_on=go_on)
+    return splash.attend(kernel, q, k, v, segments, gather_row(segments, context), has_shared_prefix=has_shared_prefix)
 
 
 def extending_attention(

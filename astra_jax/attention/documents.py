@@ -15,7 +15,7 @@ MOST = 2**_BITS - 1
 """Most documents of a row."""
 
 
-def going_on(document: int, other: int) -> int:
+def prefix_segment_id(document: int, other: int) -> int:
     """Return the segment id of a document that continues another, which continues none; both are numbered from 1.
 
     Raises:

@@ -124,7 +124,7 @@ def attend(
     segments_q_bt: Array,
     segments_k_bs: Array,
     *,
-    go_on: bool = False,
+    has_shared_prefix: bool = False,
 ) -> Array:
     """Compute attention, with keys and values heads first and in the row's order. Returns [B, T, N, H].
 
@@ -141,7 +141,7 @@ def attend(
     blocks = (sizes.block_q, sizes.block_kv)
     shared_ij = sharing(segments.q, segments.kv, blocks)
     kernels, before_bt = [_visiting(kernel, shared_ij)], None
-    if go_on:
+    if has_shared_prefix:
         before_bt = jnp.where(before(segments.q) > 0, before(segments.q), _NONE)
         others_ij = sharing(before_bt, segments.kv, blocks)
         kernels.append(_visiting(kernel, others_ij))

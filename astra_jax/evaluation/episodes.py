@@ -14,7 +14,7 @@ import numpy as np
 
 from astra_jax.evaluation.intervals import estimate
 from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, longest_task, make_task, run_episode
-from astra_jax.rollout.policy import Policy
+from astra_jax.rollout.sampler import Sampler
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from sandbox.settings import Count, Seed, SettingError, Settings, Temperature
@@ -88,7 +88,7 @@ class EvalResult:
 
 
 async def evaluate(
-    engine: Policy,
+    engine: Sampler,
     environments: Sequence[ToolEnvironment],
     tokenizer: ChatTokenizer,
     sandbox: Sandbox,
@@ -132,7 +132,7 @@ async def evaluate(
 
 
 async def run_episodes(
-    engine: Policy,
+    engine: Sampler,
     environments: Sequence[AnyEnvironment],
     tokenizer: ChatTokenizer,
     sandbox: Sandbox | None,

@@ -14,7 +14,7 @@ import msgspec
 
 from astra_jax.evaluation.episodes import INFRASTRUCTURE, EvalConfig, run_episodes
 from astra_jax.rollout.episode import Episode
-from astra_jax.rollout.policy import Policy
+from astra_jax.rollout.sampler import Sampler
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder, read_dataset
@@ -67,7 +67,7 @@ class SolveRate(msgspec.Struct, frozen=True):
 
 
 async def measure(
-    policy: Policy,
+    policy: Sampler,
     environments: Sequence[AnyEnvironment],
     tokenizer: ChatTokenizer,
     sandbox: Sandbox | None,

@@ -16,7 +16,7 @@ from typing import Any
 from astra_jax.grpo.journal import BatchJournal
 from astra_jax.grpo.rollouts import FillReport, GroupBatch, Rollouts
 from astra_jax.rollout.filling import Group, GroupBuffer
-from astra_jax.rollout.stream import GroupStream, TooOld
+from astra_jax.rollout.stream import GroupStream, StaleGroup
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.typed import convert_to
 
@@ -150,7 +150,7 @@ class AsyncRollouts(Rollouts):
         self._open.add(index)
         try:
             return await self._sampler()
-        except TooOld:
+        except StaleGroup:
             self._open.discard(index)
             self._ended.append(index)
             raise

@@ -37,8 +37,8 @@ class GRPOConfig(TrainingConfig):
             that these are of are then part of the run.
         objective: clips, ratio, advantages, normalisation, importance sampling.
         mini_batches: optimizer steps that a batch is cut into (paper: 1); the ratio is to the weights before the first.
-        delta: a group trains when Std(reward) > delta. Ours: 0.01, below the smallest deviation that one differing
-            episode of 8 causes, above rounding. In units of the reward: with small weights of rewards lower it.
+        min_reward_std: a group trains when Std(reward) is above it. Ours: 0.01, below the smallest deviation that one
+            differing episode of 8 causes, above rounding. In units of the reward: lower it if rewards have small weights.
         surplus_max_age: strictly online: updates that a valid surplus group may wait (paper: it trains one update
             late); 0 drops it.
         oversample: strictly online: groups under way over those expected to be needed. Ours: 1.25, see `filling.fill`.
@@ -86,7 +86,7 @@ class GRPOConfig(TrainingConfig):
     final_fraction: HostOnly[Share] = 1.0
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     mini_batches: HostOnly[Count] = 1
-    delta: HostOnly[Annotated[float, Bound(least=0, most=1e6)]] = 0.01
+    min_reward_std: HostOnly[Annotated[float, Bound(least=0, most=1e6)]] = 0.01
     surplus_max_age: HostOnly[CountOrZero] = 1
     oversample: HostOnly[Annotated[float, Bound(least=1, most=1_000)]] = 1.25
     concurrent_groups: Resumable[HostOnly[Slots]] = 64
@@ -146,9 +146,9 @@ class GRPOConfig(TrainingConfig):
                 "count as they finish and are given up by their age; leave it out"
             )
         lowest, highest = bounds_of(self.episode.reward)
-        if self.delta >= (highest - lowest) / 2:
+        if self.min_reward_std >= (highest - lowest) / 2:
             raise SettingError(
-                f"delta is {self.delta:g}; use a number below {(highest - lowest) / 2:g}: rewards of "
+                f"min_reward_std is {self.min_reward_std:g}; use a number below {(highest - lowest) / 2:g}: rewards of "
                 f"{self.episode.reward!r} are from {lowest:g} to {highest:g}, so no batch could be filled"
             )
         if self.batch_size % self.mini_batches:

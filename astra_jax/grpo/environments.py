@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, longest_task
-from astra_jax.rollout.sessions import begun, in_time
+from astra_jax.rollout.sessions import reset_env, with_timeout
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Sandbox, SandboxError
 from synthesis.core.environment import AnyEnvironment, ToolsUnavailable, solve_rate_of
@@ -193,12 +193,12 @@ async def _check_begun(environments: Sequence[AnyEnvironment], rewards: Rewards)
     if foreign is None:
         return
     try:
-        session = await begun(foreign)
+        session = await reset_env(foreign)
     except ToolsUnavailable as error:
         raise InputError(f"environment {foreign.id} cannot be begun: {error}") from error
     if isinstance(foreign, OwnEnvironment):  # a server's score may need a whole episode or a costly judge
-        await rewards.try_out_score(foreign, lambda episode: in_time(lambda: session.score(episode)))
+        await rewards.try_out_score(foreign, lambda episode: with_timeout(lambda: session.score(episode)))
     try:
-        await in_time(session.close)
+        await with_timeout(session.close)
     except (ToolsUnavailable, OwnCodeError) as error:
         raise InputError(f"environment {foreign.id} cannot be closed: close {error}") from error

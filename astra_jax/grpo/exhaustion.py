@@ -138,7 +138,7 @@ class Exhaustion:
     def _remedy(self) -> str:
         counts, config = self.counts, self._config
         if counts.within_delta > max(counts.equal, counts.valid):
-            return f"Lower --config.grpo.delta below {counts.largest_deviation:.3g}."
+            return f"Lower --config.grpo.min_reward_std below {counts.largest_deviation:.3g}."
         if counts.valid:
             return (
                 f"Raise --config.grpo.max_groups_per_step (it is {config.most_groups}) or lower "

@@ -13,9 +13,9 @@ from astra_jax.grpo.config import Order
 from astra_jax.grpo.journal import BatchJournal
 from astra_jax.rollout.episode import Episode, EpisodeConfig, EpisodeTask, FinishedTurn, make_task, run_episode
 from astra_jax.rollout.filling import Group
-from astra_jax.rollout.policy import Policy
-from astra_jax.rollout.stream import TooOld
-from astra_jax.rollout.tool_calls import NotTakenOver
+from astra_jax.rollout.sampler import Sampler
+from astra_jax.rollout.stream import StaleGroup
+from astra_jax.rollout.tool_calls import ResumeMismatch
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment, solve_rate_of
@@ -35,7 +35,7 @@ class GroupSampler:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Sampler,
         sandbox: Sandbox | None,
         environments: Sequence[AnyEnvironment],
         tokenizer: ChatTokenizer,
@@ -131,7 +131,7 @@ class GroupSampler:
     async def _group(self, index: int) -> Group:
         environment, version = self.environment(index), self.version
         tools_seed = rng_for(self.seed, "tools", index).getrandbits(32)
-        drawn = _Drawn()
+        drawn = GroupProgress()
 
         async def episode(task: EpisodeTask, number: int) -> Episode:
             seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
@@ -154,9 +154,9 @@ class GroupSampler:
         except asyncio.CancelledError:
             self.cancelled += self.group_size
             raise
-        except _NoLonger:
+        except StaleEpisode:
             self.cancelled += self.group_size
-            raise TooOld(self.group_size, drawn.tokens) from None
+            raise StaleGroup(self.group_size, drawn.tokens) from None
         scored = [episode for episode in episodes if not episode.voided]
         masked = [episode.masked for episode in episodes if episode.masked is not None]
         oldest = version if drawn.oldest is None else drawn.oldest
@@ -164,7 +164,7 @@ class GroupSampler:
         self._groups[index] = group
         return group
 
-    async def _episode(self, task: EpisodeTask, index: int, number: int, seed: int, drawn: _Drawn) -> Episode:
+    async def _episode(self, task: EpisodeTask, index: int, number: int, seed: int, drawn: GroupProgress) -> Episode:
         """Run an episode, resuming from the journal's records.
 
         Raises:
@@ -180,7 +180,7 @@ class GroupSampler:
             async def keep(place: int, turn: FinishedTurn) -> None:
                 drawn.add(number, turn.versions)
                 if drawn.oldest is not None and self.too_old(drawn.oldest):
-                    raise _NoLonger
+                    raise StaleEpisode
                 if self._journal is not None:
                     await self._journal.keep_turn(index, number, place, turn)
 
@@ -195,7 +195,7 @@ class GroupSampler:
         taken = journal.take_turns(index, number)
         try:
             finished = await run(taken)
-        except NotTakenOver as error:
+        except ResumeMismatch as error:
             logging.warning("an episode of %s is begun anew: %s", task.environment.id, error)
             journal.begun_anew(len(taken))
             finished = await run([])
@@ -204,11 +204,11 @@ class GroupSampler:
         return finished
 
 
-class _NoLonger(Exception):
+class StaleEpisode(Exception):
     """A group's sampled tokens are too old."""
 
 
-class _Drawn:
+class GroupProgress:
     """Sampled tokens of a running group: for each episode their number and oldest version."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from astra_jax.evaluation.episodes import INFRASTRUCTURE, EvalConfig, run_episod
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.journal import BatchJournal, Journals
 from astra_jax.rollout.episode import Episode
-from astra_jax.rollout.policy import Policy
+from astra_jax.rollout.sampler import Sampler
 from astra_jax.run.digests import digest_of_json
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
@@ -56,7 +56,7 @@ class HeldOutEvaluation:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Sampler,
         sandbox: Sandbox | None,
         environments: Sequence[AnyEnvironment],
         tokenizer: ChatTokenizer,

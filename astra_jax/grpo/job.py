@@ -25,9 +25,9 @@ from astra_jax.mesh import check_batch
 from astra_jax.models import adapters
 from astra_jax.models.hf_checkpoint import WeightsError
 from astra_jax.models.model import Model, Params
+from astra_jax.rollout.engine.cache_memory import check_cache_fits
 from astra_jax.rollout.engine.engine import Engine
-from astra_jax.rollout.engine.room import check_room
-from astra_jax.rollout.policy import TrainablePolicy
+from astra_jax.rollout.sampler import TrainableSampler
 from astra_jax.run import moments
 from astra_jax.run.batch import on_mesh
 from astra_jax.run.compiler import check_options
@@ -110,7 +110,7 @@ async def prepare(
     tokenizer: ChatTokenizer,
     sandbox: Sandbox | None,
     *,
-    policy: TrainablePolicy | None,
+    policy: TrainableSampler | None,
     replay: Replay | None,
     held_out: Sequence[AnyEnvironment],
     mesh: Mesh | None,
@@ -129,7 +129,7 @@ async def prepare(
             "(episode.max_prompt_tokens + max_response_tokens); give an engine that holds them"
         )
     if policy is None and replay is None:
-        check_room(model, config.episodes_at_once, longest, mesh, config.stored, settings=ROOM)
+        check_cache_fits(model, config.episodes_at_once, longest, mesh, config.stored, settings=ROOM)
     if replay is None:
         given, environments = len(environments), select_environments(environments, config)
         if is_first():

@@ -73,7 +73,7 @@ class BatchKey(msgspec.Struct, frozen=True, kw_only=True):
     next_index: int
 
 
-class TakenOver(msgspec.Struct):
+class ResumeStats(msgspec.Struct):
     """Counts of records reused from an earlier process.
 
     `anew` counts unfinished episodes that restart from scratch, since calls gave other results.
@@ -94,7 +94,7 @@ class TakenOver(msgspec.Struct):
     unkept: int = 0
 
 
-class TakenBatch(msgspec.Struct, frozen=True):
+class BatchManifest(msgspec.Struct, frozen=True):
     """Batch of an update (or that it was given up), and all changes of groups since the previous one.
 
     Attributes:
@@ -142,9 +142,9 @@ class BatchJournal:
     """
 
     def __init__(self, folder: Folder, key: BatchKey, before: BatchJournal | None = None) -> None:
-        self.taken: TakenOver = TakenOver() if before is None else before.taken
+        self.taken: ResumeStats = ResumeStats() if before is None else before.taken
         self.seconds = 0.0
-        self.batch: TakenBatch | None = None
+        self.batch: BatchManifest | None = None
         self._folder, self._key = location(folder), key
         self._episodes: dict[tuple[int, int], Episode] = {} if before is None else before._episodes
         self._turns: dict[tuple[int, int], list[FinishedTurn]] = defaultdict(list) if before is None else before._turns
@@ -177,7 +177,7 @@ class BatchJournal:
             self.seconds = max(self.seconds, record.seconds)
             where = record.group, record.number
             if record.place == -2:
-                self.batch = decode_json(record.content.text, TakenBatch)
+                self.batch = decode_json(record.content.text, BatchManifest)
                 continue
             if record.place == -1:
                 self._episodes[where] = unpacked(record.content)
@@ -260,7 +260,7 @@ class BatchJournal:
         """Store a finished episode; returns when it is on disk."""
         await self._keep(_Record(group, number, -1, self._elapsed(), packed(episode)))
 
-    async def keep_batch(self, batch: TakenBatch) -> None:
+    async def keep_batch(self, batch: BatchManifest) -> None:
         """Store the batch of the update, or that it was given up; returns when it is on disk."""
         content = Packed(b"", b"", b"", b"", msgspec.json.encode(batch))
         await self._keep(_Record(0, 0, -2, self._elapsed(), content))
@@ -352,7 +352,7 @@ class BatchUnderWay:
     seconds: float = 0.0
 
 
-class Onlooker:
+class JournalReader:
     """Reads the journals of the newest batch while they are written, without rereading earlier records.
 
     Args:

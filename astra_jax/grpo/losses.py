@@ -9,14 +9,15 @@ by their number (eq. 32), no KL term, no entropy bonus. Alternatives for compari
   KL term (arXiv 2402.03300)     kl_coef: of each token, to the weights that the run started from, by Schulman's k3.
   entropy bonus                  entropy_coef: of each token's distribution.
 
-  Dr. GRPO (arXiv 2503.20783)    advantage="mean", normalisation="fixed": neither an episode's length nor its group's
+  Dr. GRPO (arXiv 2503.20783)    advantage="mean", loss_agg_mode="fixed": neither an episode's length nor its group's
                                  deviation weighs.
-  GSPO (arXiv 2507.18071)        ratio="sequence", normalisation="episode": one clipped ratio for the whole episode.
+  GSPO (arXiv 2507.18071)        ratio="sequence", loss_agg_mode="episode": one clipped ratio for the whole episode.
   sequence-level correction      tis="sequence": the sampler's mismatch of the whole episode, truncated once.
 
 If tokens are older than the weights at the start of an update, these weights are the proximal policy. Ratio and clip
 are relative to them, and a truncated weight corrects for the sampler (the decoupled objective, arXiv 2505.24298).
-proximal="sampler" is the coupled objective: ratio and clip are relative to the sampler's weights, without a correction.
+ratio_reference="sampler" is the coupled objective: ratio and clip are relative to the sampler's weights, without a
+correction.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class ObjectiveConfig(Settings):
         tis_cap: upper bound of the importance weight between trainer and sampler. Ours: 2; None leaves it out.
         tis: that weight is of the `token`, or the product over the episode (`sequence`).
         advantage: distance of the reward from its group's mean, in the group's `deviation`s, or as it is (`mean`).
-        normalisation: a token weighs the same in the whole `batch`; or each `group`, or each `episode` weighs the same,
+        loss_agg_mode: a token weighs the same in the whole `batch`; or each `group`, or each `episode` weighs the same,
             by the mean over its tokens; or `fixed`: sum over tokens / (episodes x fixed_tokens).
         fixed_tokens: the constant of `fixed`. Ours: the response limit; another only scales the learning rate.
-        proximal: what ratio and clip are relative to: the `trainer`'s weights before the update, or the `sampler` that
-            drew the token, without an importance weight then.
+        ratio_reference: what ratio and clip are relative to: the `trainer`'s weights before the update, or the
+            `sampler` that drew the token, without an importance weight then.
         kl_coef: weight of a KL term, to the weights that the run started from: r - 1 - log r of each token, r = start /
             trained probability (Schulman's k3, as in GRPO's paper, arXiv 2402.03300 eq. 4; TRL's `beta`). It costs a
             forward pass, and a copy of the weights unless there are adapters. Ours: 0, as in the paper.
@@ -71,18 +72,18 @@ class ObjectiveConfig(Settings):
     tis_cap: Annotated[float, Bound(least=1e-30, most=1e30)] | None = 2.0
     tis: Literal["token", "sequence"] = "token"
     advantage: Literal["deviation", "mean"] = "deviation"
-    normalisation: Literal["batch", "group", "episode", "fixed"] = "batch"
+    loss_agg_mode: Literal["batch", "group", "episode", "fixed"] = "batch"
     fixed_tokens: Count = 49_152
-    proximal: Literal["trainer", "sampler"] = "trainer"
+    ratio_reference: Literal["trainer", "sampler"] = "trainer"
     kl_coef: Annotated[float, Bound(least=0, most=1e3)] = 0.0
     entropy_coef: Annotated[float, Bound(least=-1e3, most=1e3)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.proximal == "sampler" and "sequence" in (self.ratio, self.tis):
+        if self.ratio_reference == "sampler" and "sequence" in (self.ratio, self.tis):
             raise SettingError(
-                f"objective.proximal is sampler with ratio={self.ratio} and tis={self.tis}: its ratio is a token's "
-                "own, and there is no other weight; use token for both, or proximal=trainer"
+                f"objective.ratio_reference is sampler with ratio={self.ratio} and tis={self.tis}: its ratio is a "
+                "token's own, and there is no other weight; use token for both, or ratio_reference=trainer"
             )
 
     @property
@@ -92,8 +93,8 @@ class ObjectiveConfig(Settings):
 
     @property
     def has_token_weights(self) -> bool:
-        """True if a term besides the advantages needs the token weights of `normalisation`."""
-        return bool(self.kl_coef or self.entropy_coef) and self.normalisation in ("group", "episode")
+        """True if a term besides the advantages needs the token weights of `loss_agg_mode`."""
+        return bool(self.kl_coef or self.entropy_coef) and self.loss_agg_mode in ("group", "episode")
 
 
 @struct.dataclass
@@ -113,7 +114,7 @@ class PolicyTerms:
             only if they may differ.
         reference_logps: logprobs under the weights that the run started from; only with `kl_coef`.
         entropies: of the trained policy's distributions; only with `entropy_coef`.
-        weights: token weights of `normalisation`, already included in `advantages`; None if all are 1.
+        weights: token weights of `loss_agg_mode`, already included in `advantages`; None if all are 1.
     """
 
     logps: Array
@@ -185,7 +186,7 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
 
     Args:
         terms: see `PolicyTerms`.
-        config: its `advantage` and `normalisation` are already in `terms.advantages`, see `batch_advantages`.
+        config: its `advantage` and `loss_agg_mode` are already in `terms.advantages`, see `batch_advantages`.
         most_age: the largest of `terms.ages`.
 
     Returns:
@@ -196,8 +197,8 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
     # arise.
     on = mask > 0
     old = jax.lax.stop_gradient(terms.old_logps)
-    proximal = old if config.proximal == "trainer" else terms.sampler_logps
-    log_ratio = jnp.where(on, terms.logps - proximal, 0.0)
+    reference = old if config.ratio_reference == "trainer" else terms.sampler_logps
+    log_ratio = jnp.where(on, terms.logps - reference, 0.0)
     if config.ratio == "sequence":
         # The value is the episode's and the gradient each token's: with `episode` normalisation that is GSPO's
         # gradient.
@@ -215,7 +216,7 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
         return jnp.sum(x * mask)
 
     truncated, over = jnp.zeros(()), None
-    if config.tis_cap is not None and config.proximal == "trainer":
+    if config.tis_cap is not None and config.ratio_reference == "trainer":
         log_weight = mismatch if config.tis == "token" else jnp.where(on, terms.episode_mismatch, 0.0)
         log_cap = math.log(config.tis_cap)
         gain = gain * jnp.exp(jnp.minimum(log_weight, log_cap))  # this order cannot overflow
@@ -263,11 +264,11 @@ def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"
     """Return reward - group mean, divided by the group's deviation unless `kind` is `mean`; float64 [len(rewards)].
 
     Raises:
-        ValueError: all rewards are equal. Such a group gives no signal and must be filtered out first (delta >= 0).
+        ValueError: all rewards are equal. Such a group gives no signal and must be filtered out first (min_reward_std >= 0).
     """
     deviation = group_deviation(rewards)
     if not deviation > 0:
-        raise ValueError(f"group rewards {list(rewards)} have no deviation; train on groups with Std > delta only")
+        raise ValueError(f"group rewards {list(rewards)} have no deviation; train on groups whose rewards differ only")
     values = np.asarray(rewards, dtype=np.float64)
     return (values - values.mean()) / (deviation if kind == "deviation" else 1.0)
 
@@ -282,15 +283,15 @@ def batch_advantages(
         tokens: number of sampled tokens in each of those episodes, positive.
 
     Returns:
-        (advantages by group and episode, times the weights of `config.normalisation`; the denominator).
+        (advantages by group and episode, times the weights of `config.loss_agg_mode`; the denominator).
     """
     advantages = [group_advantages(group, config.advantage) for group in rewards]
     counts = [np.asarray(group, dtype=np.float64) for group in tokens]
-    if config.normalisation == "group":
+    if config.loss_agg_mode == "group":
         advantages, total = [a / n.sum() for a, n in zip(advantages, counts, strict=True)], float(len(counts))
-    elif config.normalisation == "episode":
+    elif config.loss_agg_mode == "episode":
         advantages, total = [a / n for a, n in zip(advantages, counts, strict=True)], float(sum(map(len, counts)))
-    elif config.normalisation == "fixed":
+    elif config.loss_agg_mode == "fixed":
         total = float(sum(map(len, counts)) * config.fixed_tokens)
     else:
         total = float(sum(n.sum() for n in counts))
@@ -298,7 +299,7 @@ def batch_advantages(
 
 
 def token_weights(tokens: Sequence[Sequence[int]], config: ObjectiveConfig) -> list[float]:
-    """Return `config.normalisation`'s token weight of each episode; arguments and order as in `batch_advantages`."""
-    if config.normalisation == "group":
+    """Return `config.loss_agg_mode`'s token weight of each episode; arguments and order as in `batch_advantages`."""
+    if config.loss_agg_mode == "group":
         return [1.0 / sum(group) for group in tokens for _ in group]
-    return [1.0 / count if config.normalisation == "episode" else 1.0 for group in tokens for count in group]
+    return [1.0 / count if config.loss_agg_mode == "episode" else 1.0 for group in tokens for count in group]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from flax import struct
 
-from astra_jax.attention.documents import going_on
+from astra_jax.attention.documents import prefix_segment_id
 from astra_jax.rollout.episode import Episode
 from astra_jax.run.batch import PackedBatch
 from synthesis.core.refusals import InputError
@@ -54,7 +54,7 @@ class PolicyBatch(PackedBatch):
     ages_bt: Array | None = None
     reference_logps_bt: Array | None = None
     weights_bt: Array | None = None
-    go_on: bool = struct.field(pytree_node=False, default=False)
+    has_shared_prefix: bool = struct.field(pytree_node=False, default=False)
 
 
 def bucket_for(length: int, buckets: Sequence[int]) -> int:
@@ -140,7 +140,7 @@ def pack(
 
     The bucket is the smallest that fits the longest episode. With shared prompts it is the one with the fewest
     positions in total, since longer rows repeat a prompt less often. `told` states whether batches with shared prompts
-    must be marked: `Model.is_told_what_goes_on`.
+    must be marked: `Model.needs_prefix_flag`.
 
     Args:
         episodes: scored episodes.
@@ -156,7 +156,7 @@ def pack(
     Returns:
         Micro-batches (NumPy); the last one is padded with empty rows.
     """
-    rows, go_on = rows or 1, False
+    rows, has_shared_prefix = rows or 1, False
     length = bucket_for(max(len(episode.token_ids) for episode in episodes), row_buckets)
     placed = _laid_together(episodes, None, length) if packed else [[_Together((i,), 0)] for i in range(len(episodes))]
     if groups is not None:
@@ -167,7 +167,7 @@ def pack(
         tried = [(one, _laid_together(episodes, groups, one)) for one in sorted(row_buckets) if one >= length]
         if cost(best := min(tried, key=cost)) <= WORTH * cost((length, placed)):
             length, placed = best
-            go_on = told
+            has_shared_prefix = told
     batches = []
     for start in range(0, len(placed), rows):
         shape = (rows, length)
@@ -195,7 +195,7 @@ def pack(
                     ints["ages"][span] = ages
                 at += n
         arrays = {f"{name}_bt": array for name, array in (ints | floats).items()}
-        batches.append(PolicyBatch(**arrays, go_on=go_on))
+        batches.append(PolicyBatch(**arrays, has_shared_prefix=has_shared_prefix))
     return batches
 
 
@@ -209,5 +209,5 @@ def _documents(together: Sequence[_Together], episodes: Sequence[Episode]) -> It
             yield prompt, one.members[0], 0, one.shared
         for index in one.members:
             number += 1
-            segment = going_on(number, prompt) if prompt else number
+            segment = prefix_segment_id(number, prompt) if prompt else number
             yield segment, index, one.shared, len(episodes[index].token_ids)

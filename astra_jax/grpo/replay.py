@@ -16,7 +16,7 @@ import msgspec
 from astra_jax.grpo.dump import DumpedBatches
 from astra_jax.grpo.exhaustion import Exhaustion
 from astra_jax.grpo.rollouts import FillReport, GroupBatch
-from astra_jax.rollout.policy import SamplerBase
+from astra_jax.rollout.sampler import SamplerBase
 from astra_jax.run.identity import differences
 from synthesis.core.datasets import DatasetError, Folder
 from synthesis.core.refusals import InputError
@@ -110,5 +110,5 @@ class Replay:
         """Do nothing: nothing is running."""
 
 
-class NoPolicy(SamplerBase):
+class NoSampler(SamplerBase):
     """Sampler of a run that replays batches: nothing is sampled."""

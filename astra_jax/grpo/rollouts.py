@@ -15,12 +15,12 @@ import msgspec
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.exhaustion import Exhaustion
 from astra_jax.grpo.groups import GroupSampler
-from astra_jax.grpo.journal import BatchJournal, Journals, TakenBatch
+from astra_jax.grpo.journal import BatchJournal, BatchManifest, Journals
 from astra_jax.rollout.episode import episode_stats
 from astra_jax.rollout.filling import FillCounts, Group, GroupBuffer, fill
 from astra_jax.rollout.packed import Packed, packed, unpacked
-from astra_jax.rollout.policy import Policy
-from astra_jax.run.hosts import from_first
+from astra_jax.rollout.sampler import Sampler
+from astra_jax.run.hosts import broadcast_from_host0
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment
@@ -60,7 +60,7 @@ class GroupBatch(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class _Resting:
+class _Snapshot:
     """State between two batches."""
 
     buffer: GroupBuffer
@@ -78,7 +78,7 @@ class Rollouts:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Sampler,
         sandbox: Sandbox | None,
         environments: Sequence[AnyEnvironment],
         tokenizer: ChatTokenizer,
@@ -90,7 +90,7 @@ class Rollouts:
             journals: store a batch in progress, for a later process.
         """
         self.config, self._journals = config, journals
-        self._buffer = GroupBuffer(config.batch_size, delta=config.delta, max_age=config.most_age)
+        self._buffer = GroupBuffer(config.batch_size, min_reward_std=config.min_reward_std, max_age=config.most_age)
         self._sampler = GroupSampler(
             policy,
             sandbox,
@@ -105,7 +105,7 @@ class Rollouts:
         self._update = self._version = 0
         self._weights = ""
         self._filling: FillReport | None = None
-        self._before: _Resting | None = None
+        self._before: _Snapshot | None = None
         self._entered: list[Group] = []  # groups that entered for this update
         self._ended: list[int] = []
 
@@ -185,9 +185,9 @@ class Rollouts:
         report = convert_to(taken.filling, FillReport)
         return msgspec.structs.replace(report, counts=report.counts | journal.counts())
 
-    def _taken(self, trained: Sequence[Group], filling: FillReport) -> TakenBatch:
+    def _taken(self, trained: Sequence[Group], filling: FillReport) -> BatchManifest:
         """Return the journal's record of a batch with these groups."""
-        return TakenBatch(
+        return BatchManifest(
             next_index=self._sampler.next_index,
             entered=[(one.index, one.environment_id, one.update, len(one.episodes)) for one in self._entered],
             trained=[group.index for group in trained],
@@ -272,8 +272,8 @@ class Rollouts:
             "filling": msgspec.to_builtins(resting.filling),
         }
 
-    def _resting(self) -> _Resting:
-        return _Resting(self._buffer.copy(), self._sampler.next_index, self._update, self._filling)
+    def _resting(self) -> _Snapshot:
+        return _Snapshot(self._buffer.copy(), self._sampler.next_index, self._update, self._filling)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`."""
@@ -288,7 +288,7 @@ def on_every_host(batch: GroupBatch | None) -> GroupBatch | None:
     if jax.process_count() == 1:
         return batch
     sent = None if batch is None else _Sent(batch.filling, [_bare(group) for group in batch.groups])
-    found = decode_msgpack(from_first(msgspec.msgpack.encode(sent)), _Sent | None)
+    found = decode_msgpack(broadcast_from_host0(msgspec.msgpack.encode(sent)), _Sent | None)
     return None if found is None else GroupBatch([_whole(*one) for one in found.groups], found.filling)
 
 

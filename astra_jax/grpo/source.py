@@ -19,11 +19,11 @@ from astra_jax.grpo.held_out import HeldOutEvaluation
 from astra_jax.grpo.job import GRPOJob
 from astra_jax.grpo.journal import FOLDER as JOURNALS
 from astra_jax.grpo.journal import Journals, kept_bytes
-from astra_jax.grpo.replay import NoPolicy, Replay
+from astra_jax.grpo.replay import NoSampler, Replay
 from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
-from astra_jax.rollout.policy import TrainablePolicy
+from astra_jax.rollout.sampler import TrainableSampler
 from astra_jax.run.digests import digest_of_json
 from astra_jax.run.hooks import Hook, Run
 from astra_jax.run.hosts import is_first
@@ -55,7 +55,7 @@ class RolloutSource:
         self,
         run: RunContext,
         config: GRPOConfig,
-        policy: TrainablePolicy,
+        policy: TrainableSampler,
         batches: Rollouts | Replay,
         evaluation: HeldOutEvaluation | None,
         *,
@@ -97,7 +97,7 @@ class RolloutSource:
         digest = state.digest()  # every host takes part
         await self._run.collective(_on_first(self._batches.follow(state.step, digest)), save=state)
         # A copy if sampling continues during the next update, which donates these arrays.
-        is_copied = bool(self._config.async_steps) and self._policy.samples_with_given_arrays
+        is_copied = bool(self._config.async_steps) and self._policy.aliases_params
         weights = state.inference_params(copied=is_copied)
         await self._run.collective(self._policy.update(weights, state.step), save=state)
 
@@ -111,7 +111,7 @@ class RolloutSource:
         if not self._evaluation.is_due(state.step):
             return
         self._run.amend(state.step, await self._evaluation.evaluate(state.step, state.digest()))
-        if self._policy.samples_with_given_arrays and not self._config.async_steps:
+        if self._policy.aliases_params and not self._config.async_steps:
             # Empty its caches: copied keys and values of an evaluation round differently from computed ones.
             await self._policy.update(state.inference_params(), state.step)
 
@@ -155,7 +155,7 @@ class RolloutSource:
 async def open_source(
     run: RunContext,
     job: GRPOJob,
-    policy: TrainablePolicy | None,
+    policy: TrainableSampler | None,
     tokenizer: ChatTokenizer,
     sandbox: Sandbox | None,
     *,
@@ -166,7 +166,7 @@ async def open_source(
     """Open the rollout source of a run, restore its state, and add the hooks that belong to it. See `train.train`."""
     config, journals, evaluation = job.config, None, None
     if policy is None or replay is not None:
-        policy = NoPolicy()
+        policy = NoSampler()
     if is_first():
         id = run_id(run.folder)
         if replay is None:

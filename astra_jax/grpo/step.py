@@ -42,7 +42,7 @@ from astra_jax.rollout.filling import Group
 from astra_jax.run.batch import context_size, in_mesh_order, same_document, shift, target_mask, to_device, unshift
 from astra_jax.run.compiler import program
 from astra_jax.run.config import JitKey
-from astra_jax.run.gradients import add, added, gradient_shapes, whole, zero_gradients
+from astra_jax.run.gradients import accumulate_one, add, gradient_shapes, whole, zero_gradients
 from astra_jax.run.moments import on_devices
 from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 
@@ -86,7 +86,7 @@ def update_step(
         finite, at least one optimizer step changed nothing.
     """
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
-    policy = partial(adapters.joined, base=base, lora=config.lora)
+    policy = partial(adapters.attach_lora, base=base, lora=config.lora)
     results = _Results(on_result)
     objective = config.objective
     needs_old = config.mini_batches > 1 or objective.corrects_episodes
@@ -105,7 +105,8 @@ def update_step(
 
     size = len(groups) // config.mini_batches
     mini_batches = [
-        lay_out(groups[start : start + size], model, config, update, mesh=mesh) for start in range(0, len(groups), size)
+        build_micro_batches(groups[start : start + size], model, config, update, mesh=mesh)
+        for start in range(0, len(groups), size)
     ]
     if needs_old or objective.kl_coef:
         mini_batches = [([with_logprobs(batch) for batch in batches], total) for batches, total in mini_batches]
@@ -208,7 +209,7 @@ def _by_age(sums: AgeSums) -> dict[str, float]:
     return metrics
 
 
-def lay_out(
+def build_micro_batches(
     groups: Sequence[Group], model: Model, config: GRPOConfig, update: int = 0, *, mesh: AnyMesh | None = None
 ) -> tuple[list[PolicyBatch], float]:
     """Return the micro-batches (NumPy) of one optimizer step, and the divisor of the sum of their losses."""
@@ -223,7 +224,7 @@ def lay_out(
         row_buckets=config.row_buckets,
         rows=config.micro_batch_size,
         groups=[number for number, group in enumerate(groups) for _ in group.episodes],
-        told=model.is_told_what_goes_on(mesh),
+        told=model.needs_prefix_flag(mesh),
         update=of,
         weights=weights,
     )
@@ -243,9 +244,9 @@ def loss_sums(
     base: Params | None = None,
     mesh: AnyMesh | None = None,
 ) -> tuple[Array, Sums]:
-    """Return one micro-batch's sum of the objective. Divided by the batch's total (`lay_out`), it is its part of eq.
-    32."""
-    params = adapters.joined(params, base, config.lora)
+    """Return one micro-batch's sum of the objective. It is its part of eq. 32 when divided by the
+    total of `build_micro_batches`."""
+    params = adapters.attach_lora(params, base, config.lora)
     x_btd, router = _hidden(params, batch, model, config, mesh)
 
     def objective(logps: Array, entropies: Array, terms: PolicyTerms) -> tuple[Array, Any]:
@@ -300,8 +301,8 @@ def accumulate(
     base: Params | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Params, tuple[Array, Sums]]:
-    """Add one micro-batch's gradients. Returns (gradients, (summed loss, other sums)), see `gradients.added`."""
-    return added(partial(loss_sums, model=model, config=config), params, base, gradients, batch, mesh)
+    """Add one micro-batch's gradients; (gradients, (summed loss, other sums)), see `gradients.accumulate_one`."""
+    return accumulate_one(partial(loss_sums, model=model, config=config), params, base, gradients, batch, mesh)
 
 
 def grpo_optimizer(config: GRPOConfig | JitKey) -> optax.GradientTransformation:
@@ -343,13 +344,13 @@ def abstract_arguments(
     number = jax.ShapeDtypeStruct((config.micro_batch_size or 1, length), jnp.float32, sharding=place)
     integer = jax.ShapeDtypeStruct(number.shape, jnp.int32, sharding=place)
     ages = integer if config.async_steps else None
-    go_on = model.is_told_what_goes_on(mesh)
+    has_shared_prefix = model.needs_prefix_flag(mesh)
     batch = PolicyBatch(
         *(integer, integer, integer, integer, number, number),
         ages_bt=ages,
         reference_logps_bt=number if config.objective.kl_coef else None,
         weights_bt=number if config.objective.has_token_weights else None,
-        go_on=go_on,
+        has_shared_prefix=has_shared_prefix,
     )
     return params, opt_state, gradients, batch, jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -411,4 +412,4 @@ def _hidden(
 ) -> tuple[Array, RouterSums | None]:
     places = in_mesh_order((batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt), mesh)
     how: dict[str, Any] = {"remat": config.remat, "matmul": config.matmul, "mesh": mesh}
-    return model.forward(params, *places, go_on=batch.go_on, **how)
+    return model.forward(params, *places, has_shared_prefix=batch.has_shared_prefix, **how)

@@ -1,7 +1,7 @@
 """Online multi-turn GRPO (paper §3): sample groups of episodes, keep groups whose rewards differ, take a step, repeat.
 
 One step:
-  1. Roll out groups of episodes of one environment until `batch_size` groups have Std(reward) > delta (`rollouts.py`).
+  1. Roll out groups of episodes of one environment until `batch_size` groups differ in reward (`rollouts.py`).
   2. Advantage = (reward - group mean) / group deviation, the same for every sampled token of the episode.
   3. Pack the episodes into rows; sum the clipped objective over all sampled tokens, divide by their number (eq. 32).
      Truncated importance sampling corrects for numerical differences of the sampler (`step.py`, `losses.py`).
@@ -27,9 +27,9 @@ from astra_jax.grpo.replay import Replay
 from astra_jax.grpo.source import BatchRecorder, RolloutSource, embedded_engine, open_source, unsaved_bytes
 from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.models.model import Model, Params
-from astra_jax.rollout.policy import TrainablePolicy
+from astra_jax.rollout.sampler import TrainableSampler
 from astra_jax.run.compiler import CompiledAhead
-from astra_jax.run.frozen import Origin
+from astra_jax.run.frozen import WeightsSource
 from astra_jax.run.hooks import Hook
 from astra_jax.run.meter import Timer
 from astra_jax.run.state import TrainState
@@ -51,10 +51,10 @@ async def train(
     sandbox: Sandbox | None,
     workdir: Folder,
     *,
-    policy: TrainablePolicy | None = None,
+    policy: TrainableSampler | None = None,
     replay: Replay | None = None,
     held_out: Sequence[AnyEnvironment] = (),
-    origin: Origin | None = None,
+    origin: WeightsSource | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
     profile: tuple[int, int] | None = None,

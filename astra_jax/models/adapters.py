@@ -3,8 +3,8 @@
 Adapters are a tree next to the frozen weights of a model, its base, with the same paths. Each adapted matrix has two
 leaves there: `a_dr` and `b_rnh` for `q_dnh`. Their names end in their axes, with `r` for the rank, so sharding,
 optimizers and checkpoints handle them by their axes (`astra_jax/axes.py`). If rows of single tokens are trained too,
-embedding and head have one more leaf each: `rows_id` for `embed_vd`. `joined` makes one tree of both, which the model's
-layers read as weights.
+embedding and head have one more leaf each: `rows_id` for `embed_vd`. `attach_lora` makes one tree of both, which the
+model's layers read as weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from astra_jax import axes
 from astra_jax.models import sharding
 from astra_jax.models.layers import quantized
-from astra_jax.models.layers.adapted import Adapted, is_more, plain
+from astra_jax.models.layers.adapted import LoRAWeight, is_wrapped, plain
 from astra_jax.models.lora import ALL, LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
@@ -192,7 +192,7 @@ def store(base: Params, lora: LoRA, path: tuple[Any, ...] = ()) -> None:
             base[name] = quantized.stored(base[name], outputs)
 
 
-def joined(params: Params, base: Params | None, lora: LoRA, *, dtype: Any = None) -> Params:
+def attach_lora(params: Params, base: Params | None, lora: LoRA, *, dtype: Any = None) -> Params:
     """Return the weights for the model's layers: the base with adapters at their matrices, and trained rows in place.
 
     Only leaves with trained rows are copied.
@@ -212,7 +212,7 @@ def joined(params: Params, base: Params | None, lora: LoRA, *, dtype: Any = None
                 own = weights if dtype is None else weights.astype(dtype)
                 return _with_rows(own, rows, lora.tokens, axes.letters(name).index("i"))
             a, b = sorted(adapters)
-            return Adapted(weights, adapters[a], adapters[b], lora.scale)
+            return LoRAWeight(weights, adapters[a], adapters[b], lora.scale)
         return {name: put(adapters[name], one) if name in adapters else one for name, one in weights.items()}
 
     return put(params, base)
@@ -229,12 +229,12 @@ def _with_rows(weights: Array, rows: Array, tokens: tuple[int, ...], at: int) ->
 
 
 def without_adapters(params: Params, dtype: Any = None) -> Params:
-    """Return plain weights that compute the same as `joined` ones; plain arrays are not copied.
+    """Return plain weights that compute the same as `attach_lora` ones; plain arrays are not copied.
 
     Args:
         dtype: merged matrices are rounded to it, once; by default the dtype of the matrix under the adapter.
     """
-    return jax.tree.map(lambda w: plain(w, dtype), params, is_leaf=is_more)
+    return jax.tree.map(lambda w: plain(w, dtype), params, is_leaf=is_wrapped)
 
 
 def at_path(tree: Any, path: tuple[str, ...]) -> Any:

@@ -30,15 +30,15 @@ from astra_jax.attention import (
     best_backend,
     cached_attention,
     extending_attention,
-    is_told_what_goes_on,
+    needs_prefix_flag,
 )
 from astra_jax.attention import cache as kv
-from astra_jax.attention.cache import Cache, Caches, InParts, Layer
+from astra_jax.attention.cache import Cache, Caches, ChunkedCache, Layer
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, AnyMesh, constrain, platform_of
 from astra_jax.models import flops, sharding
 from astra_jax.models.layers import quantized
-from astra_jax.models.layers.adapted import is_more, plain
+from astra_jax.models.layers.adapted import is_wrapped, plain
 from astra_jax.models.layers.attention import Attention
 from astra_jax.models.layers.elementwise import rms_norm
 from astra_jax.models.layers.embedding import embed
@@ -48,7 +48,7 @@ from astra_jax.models.layers.moe import MoE, RouterSums
 from astra_jax.models.layers.rotary import rotary_angles
 from astra_jax.models.layers.sizes import Sizes, Yarn
 from astra_jax.models.matmuls import MATMULS
-from astra_jax.models.model import Look, Params
+from astra_jax.models.model import CacheView, Params
 from astra_jax.models.names import NamedParam
 from synthesis.core.refusals import InputError
 
@@ -148,7 +148,7 @@ def _whole(layer: Layer) -> Layer:
     return layer
 
 
-def _seen(caches: Caches, look: Look) -> int:
+def _seen(caches: Caches, look: CacheView) -> int:
     """Return the number of positions that are read."""
     return jax.eval_shape(look, kv.first(caches)).length
 
@@ -157,13 +157,13 @@ def _seen(caches: Caches, look: Look) -> int:
 class Decoder(Sizes, abc.ABC):
     """Decoder of these sizes: all of `Model` except a family's own part, its names and its `config.json`.
 
-    A family may have `stretched_from`, the length from which its makers stretch by YaRN; None: its full length.
+    A family may have `original_context`, the length from which its makers stretch by YaRN; None: its full length.
     """
 
     family: ClassVar[str]
-    stretched_from: ClassVar[int | None] = None
+    original_context: ClassVar[int | None] = None
 
-    def stretched(self, tokens: int) -> Self:
+    def with_context_length(self, tokens: int) -> Self:
         """Return the model for sequences of `tokens`: unchanged if they fit, else with the smallest whole YaRN factor.
 
         Raises:
@@ -177,7 +177,7 @@ class Decoder(Sizes, abc.ABC):
                 "scaling already makes of a shorter context; make them shorter"
             )
         trained = self.yarn.original_max_positions if self.yarn else self.max_positions
-        original = min(trained, self.stretched_from or trained)
+        original = min(trained, self.original_context or trained)
         factor = math.ceil(tokens / original)
         return replace(self, yarn=Yarn(float(factor), original), max_positions=factor * original)
 
@@ -269,7 +269,7 @@ class Decoder(Sizes, abc.ABC):
                 return quantized.stored(x, outputs)
             return x if axes.is_small(path[-1].key) else x.astype(self.dtype)
 
-        cast = jax.tree_util.tree_map_with_path(read, params, is_leaf=is_more)
+        cast = jax.tree_util.tree_map_with_path(read, params, is_leaf=is_wrapped)
         layers, n = cast["layers"], self.n_layers
         if apart:
             layers = tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(n))
@@ -290,7 +290,7 @@ class Decoder(Sizes, abc.ABC):
         *,
         remat: str = "none",
         matmul: str = "none",
-        go_on: bool = False,
+        has_shared_prefix: bool = False,
         backend: str = "auto",
         mesh: AnyMesh | None = None,
     ) -> tuple[Array, RouterSums | None]:
@@ -305,7 +305,7 @@ class Decoder(Sizes, abc.ABC):
 
         def attend(q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, None]:
             operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
-            return attention(*operands, go_on=go_on, backend=backend, mesh=mesh), None
+            return attention(*operands, has_shared_prefix=has_shared_prefix, backend=backend, mesh=mesh), None
 
         def layer(x_btd: Array, arrays: Params) -> tuple[Array, RouterSums | None]:
             x_btd = x_btd.astype(dtype)
@@ -347,7 +347,7 @@ class Decoder(Sizes, abc.ABC):
         def layer() -> Layer:
             if part is None or length <= part or heads == self.n_heads:
                 return empty(length, batch)
-            return InParts(tuple(empty(min(part, length - at), batch) for at in range(0, length, part)))
+            return ChunkedCache(tuple(empty(min(part, length - at), batch) for at in range(0, length, part)))
 
         return empty(length, layers, batch) if stacked else tuple(layer() for _ in range(layers))
 
@@ -358,7 +358,7 @@ class Decoder(Sizes, abc.ABC):
         positions_bt: Array,
         past: Caches,
         *,
-        look: Look = _whole,
+        look: CacheView = _whole,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Return hidden states of each row's next tokens over its cache.
@@ -395,7 +395,7 @@ class Decoder(Sizes, abc.ABC):
         recent: Caches,
         step: Array,
         *,
-        look: Look = _whole,
+        look: CacheView = _whole,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Return hidden states of one more token per row, when all rows advance together.
@@ -482,9 +482,9 @@ class Decoder(Sizes, abc.ABC):
         """See `flops.batch_flops`."""
         return flops.batch_flops(self, segment_ids_bt)
 
-    def is_told_what_goes_on(self, mesh: AnyMesh | None) -> bool:
-        """See `Model.is_told_what_goes_on`."""
-        return is_told_what_goes_on(self.head_dim, mesh)
+    def needs_prefix_flag(self, mesh: AnyMesh | None) -> bool:
+        """See `Model.needs_prefix_flag`."""
+        return needs_prefix_flag(self.head_dim, mesh)
 
     # ---------------------------------------------------------------------------------------------------- Hugging Face
 

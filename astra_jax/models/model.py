@@ -25,7 +25,7 @@ Params = dict[str, Any]
 """Parameters: leaves whose suffix spells their axes (`astra_jax.axes`); below `layers` they are stacked over layers."""
 
 
-Look = Callable[[Layer], Layer]
+CacheView = Callable[[Layer], Layer]
 """Function that selects the rows and positions of a layer's cache to read, so that the others are not read."""
 
 
@@ -57,7 +57,7 @@ class Model(Protocol):
 
     # ---------------------------------------------------------------------------------------------------- other models
 
-    def stretched(self, tokens: int) -> Self:
+    def with_context_length(self, tokens: int) -> Self:
         """Return the model for sequences of `tokens`: unchanged if they fit, else with its context stretched."""
         ...
 
@@ -124,7 +124,7 @@ class Model(Protocol):
         *,
         remat: str = "none",
         matmul: str = "none",
-        go_on: bool = False,
+        has_shared_prefix: bool = False,
         backend: str = "auto",
         mesh: AnyMesh | None = None,
     ) -> tuple[Array, RouterSums | None]:
@@ -141,7 +141,7 @@ class Model(Protocol):
             remat: a name of `remat.REMATS`.
             matmul: a name of `matmuls.MATMULS`: the number format in which the layers' matrices are multiplied, forward
                 and for the activations' gradient. Embedding and head stay in `dtype`.
-            go_on: True if documents may continue others; needed if `is_told_what_goes_on`.
+            go_on: True if documents may continue others; needed if `needs_prefix_flag`.
             backend: a backend of `astra_jax.attention`.
             mesh: mesh of parameters and batch; the sequence is in its zig-zag order. None is one device.
 
@@ -182,7 +182,7 @@ class Model(Protocol):
         positions_bt: Array,
         past: Caches,
         *,
-        look: Look = ...,
+        look: CacheView = ...,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Return hidden states of each row's next tokens over its cache, and these tokens' keys and values."""
@@ -197,7 +197,7 @@ class Model(Protocol):
         recent: Caches,
         step: Array,
         *,
-        look: Look = ...,
+        look: CacheView = ...,
         platform: str | None = None,
     ) -> tuple[Array, Caches]:
         """Return hidden states of one more token per row, and `recent` extended with its K/V at index `step`."""
@@ -224,8 +224,8 @@ class Model(Protocol):
         """Return flops of a packed batch, forward and backward: each document by its length, without padding (0)."""
         ...
 
-    def is_told_what_goes_on(self, mesh: AnyMesh | None) -> bool:
-        """Return whether `forward` needs `go_on`, on this mesh, if documents of a row continue others."""
+    def needs_prefix_flag(self, mesh: AnyMesh | None) -> bool:
+        """Return whether `forward` needs `has_shared_prefix`, on this mesh, if documents of a row continue others."""
         ...
 
     # ---------------------------------------------------------------------------------------------------- Hugging Face

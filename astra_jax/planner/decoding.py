@@ -13,7 +13,7 @@ from astra_jax.mesh import platform_of
 from astra_jax.models.layers import quantized
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps
-from astra_jax.rollout.engine.room import decodes_written_out
+from astra_jax.rollout.engine.cache_memory import unroll_decode_layers
 
 
 def lower_decode(
@@ -64,7 +64,7 @@ def _operands(model: Model, slots: int, length: int, mesh: Mesh, stored: str = "
 
     params = model.abstract_params()
     alone, device = mesh.size == 1, mesh.devices.flat[0]
-    if decodes_written_out(model, slots, length, None if alone else mesh, stored, device=device):
+    if unroll_decode_layers(model, slots, length, None if alone else mesh, stored, device=device):
         whole = NamedSharding(mesh, PartitionSpec())
         read = jax.eval_shape(partial(model.for_decoding, apart=True, stored=stored), params)
         cache = jax.eval_shape(partial(model.cache, slots, length, stacked=False))

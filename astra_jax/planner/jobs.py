@@ -74,11 +74,11 @@ def for_tokens(
     buckets = tuple(bucket for bucket in config.row_buckets if bucket < tokens)
     if isinstance(config, SFTConfig):
         data = dataclasses.replace(config.data, seq_len=length)
-        return model.stretched(tokens), dataclasses.replace(config, data=data, row_buckets=buckets)
+        return model.with_context_length(tokens), dataclasses.replace(config, data=data, row_buckets=buckets)
     buckets = (*buckets, length)
     prompt = max(1, tokens * config.episode.max_prompt_tokens // longest(config))
     episode = dataclasses.replace(config.episode, max_prompt_tokens=prompt, max_response_tokens=tokens - prompt)
-    return model.stretched(tokens), dataclasses.replace(config, episode=episode, row_buckets=buckets)
+    return model.with_context_length(tokens), dataclasses.replace(config, episode=episode, row_buckets=buckets)
 
 
 def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: int) -> Job:
@@ -96,7 +96,7 @@ def job_on(model: Model, config: SFTConfig | GRPOConfig, mesh: Any, *, blocks: i
         model.check_length(config.data.seq_len, "data.seq_len")
         check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
         config = on_mesh(config, mesh)
-        rows, total = config.rows_at_once, config.batch_size
+        rows, total = config.micro_batch_rows, config.batch_size
         used, steps = config.data.seq_len, config.steps
     else:
         model.check_length(longest(config), "episode.max_prompt_tokens + max_response_tokens")

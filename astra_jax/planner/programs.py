@@ -75,7 +75,7 @@ def sft_programs(model: Model, config: SFTConfig, mesh: Mesh, how: Compiling) ->
     def lower() -> Any:
         base = abstract_base(model, config.lora, mesh)
         options: dict[str, Any] = {"model": model, "config": config, "steps": steps, "mesh": mesh}
-        options |= {"base": base, "which_a": sft_step.abstract_which(config, mesh)}
+        options |= {"base": base, "bucket_ids_a": sft_step.abstract_bucket_ids(config, mesh)}
         return sft_step.train_step.lower(*arguments, **options)
 
     return [_compile("train_step", lower, mesh, how, host=_held(arguments[1], HOST))]

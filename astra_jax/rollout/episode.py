@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from absl import logging
 
-from astra_jax.rollout.policy import Completion, Policy, RequestFailed, Sampling
-from astra_jax.rollout.sessions import ENVIRONMENT_DIED, CodeSession, EpisodeSession, ForeignSession, Masked
-from astra_jax.rollout.tool_calls import EpisodeTools, NotTakenOver, ToolCallResult, outputs_of
+from astra_jax.rollout.sampler import Completion, RequestFailed, Sampler, Sampling
+from astra_jax.rollout.sessions import ENVIRONMENT_DIED, CodeSession, EpisodeSession, ExternalEnvSession, Masked
+from astra_jax.rollout.tool_calls import EpisodeTools, ResumeMismatch, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from sandbox.settings import Bound, Count, CountOrZero, Length, Settings, Temperature, TopP
@@ -165,7 +165,7 @@ class EpisodeTask:
             epsilon: of F1.
         """
         if not isinstance(self.environment, ToolEnvironment):
-            return ForeignSession(self.environment)
+            return ExternalEnvSession(self.environment)
         assert sandbox is not None, "records run code"
         return CodeSession(sandbox, self.environment, self.code, self.sub_tasks, epsilon=epsilon)
 
@@ -243,7 +243,7 @@ def _task(
 
 
 async def run_episode(
-    policy: Policy,
+    policy: Sampler,
     sandbox: Sandbox | None,
     task: EpisodeTask,
     tokenizer: ChatTokenizer,
@@ -269,8 +269,8 @@ async def run_episode(
         NotTakenOver: the episode cannot resume from `taken`.
     """
     agent = _PolicyAgent(policy, task, tokenizer, config, seed=seed, session=session, taken=taken, on_turn=on_turn)
-    playing = task.session(sandbox, epsilon=config.reward_epsilon)
-    tools = EpisodeTools(playing, task.tools, max_chars=config.max_output_chars)
+    env_session = task.session(sandbox, epsilon=config.reward_epsilon)
+    tools = EpisodeTools(env_session, task.tools, max_chars=config.max_output_chars)
 
     async def execute(turn: int, calls: Sequence[Call]) -> list[str] | None:
         if turn < len(taken):
@@ -284,7 +284,7 @@ async def run_episode(
     reward, failed = None, None
     try:
         try:
-            if await playing.open():
+            if await env_session.open():
                 finish = await run_agent(agent, execute, max_turns=config.max_turns)
         except RequestFailed as error:  # other requests continue; `fill` ends when none arrives
             failed = Masked("request_failed", f"environment {task.environment.id}: {first_line(error)}")
@@ -292,12 +292,12 @@ async def run_episode(
         finally:
             policy.release(session)
         if finish != "voided":
-            reward = await playing.score(agent.messages, tools.calls, finish, rewards_of(config.reward))
+            reward = await env_session.score(agent.messages, tools.calls, finish, rewards_of(config.reward))
     except Unscorable as error:
         failed = Masked("reward_failed", str(error))
         logging.warning("an episode of %s is masked: %s", task.environment.id, error)
     finally:
-        await playing.close()
+        await env_session.close()
 
     return Episode(
         environment_id=task.environment.id,
@@ -311,7 +311,7 @@ async def run_episode(
         turns=agent.turns,
         finish="voided" if reward is None else finish,
         messages=agent.messages,
-        masked=None if reward is not None else failed or playing.failure,
+        masked=None if reward is not None else failed or env_session.failure,
     )
 
 
@@ -320,7 +320,7 @@ class _PolicyAgent:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Sampler,
         task: EpisodeTask,
         tokenizer: ChatTokenizer,
         config: EpisodeConfig,
@@ -376,7 +376,7 @@ class _PolicyAgent:
         drawn, shown = len(turn.token_ids), len(turn.observation)
         whole = turn.finish == "stop" and 0 < drawn == len(turn.logprobs) == len(turn.versions) and drawn <= most
         if not whole or len(self.token_ids) + drawn + shown >= self._limit:
-            raise NotTakenOver(f"turn {place} is none that an episode goes on from")
+            raise ResumeMismatch(f"turn {place} is none that an episode goes on from")
         return Completion(list(turn.token_ids), list(turn.logprobs), list(turn.versions), turn.finish)
 
     def record(self, results: Sequence[ToolCallResult], calls: Sequence[CallRecord]) -> None:

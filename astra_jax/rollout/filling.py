@@ -1,6 +1,6 @@
 """Adaptive batch filling (paper §3.1): sample until n groups have a training signal; surplus waits for the next update.
 
-A group is valid if the standard deviation of its rewards exceeds delta. With equal rewards every advantage is zero, and
+A group is valid if the standard deviation of its rewards exceeds `min_reward_std`. With equal rewards every advantage is zero, and
 the group would only dilute the batch.
 """
 
@@ -177,18 +177,18 @@ class Lengths(msgspec.Struct):
 class GroupBuffer:
     """Buffer of valid groups that wait for training."""
 
-    def __init__(self, size: int, *, delta: float, max_age: int) -> None:
+    def __init__(self, size: int, *, min_reward_std: float, max_age: int) -> None:
         """
         Args:
             size: groups in a batch, n.
-            delta: a group is valid when Std(reward) > delta; >= 0.
+            min_reward_std: a group is valid when Std(reward) is above it; >= 0.
             max_age: a group trains at most this many updates after the one it was sampled in; 0 drops all surplus.
         """
         if size < 1:
             raise ValueError(f"batch_size is {size}; a batch needs at least 1 group")
-        if delta < 0 or max_age < 0:
-            raise ValueError(f"delta ({delta}) and surplus_max_age ({max_age}) must not be negative")
-        self.size, self.delta, self.max_age = size, delta, max_age
+        if min_reward_std < 0 or max_age < 0:
+            raise ValueError(f"min_reward_std ({min_reward_std}) and surplus_max_age ({max_age}) must not be negative")
+        self.size, self.min_reward_std, self.max_age = size, min_reward_std, max_age
         self.groups: list[Group] = []
         self.counts, self.lengths = FillCounts(), Lengths()
         self.update = 0
@@ -217,7 +217,8 @@ class GroupBuffer:
         if counts.within_delta:
             deviation = f"{counts.largest_deviation:.3g}"
             parts.append(
-                f"{counts.within_delta} with a reward deviation up to delta (largest {deviation}, delta {self.delta:g})"
+                f"{counts.within_delta} with a reward deviation up to min_reward_std (largest {deviation}, "
+                f"min_reward_std {self.min_reward_std:g})"
             )
         if counts.voided:
             parts.append(f"{counts.voided} with fewer than two scored episodes")
@@ -230,7 +231,7 @@ class GroupBuffer:
     def add(self, group: Group) -> bool:
         """Count a sampled group, and keep it if it is valid and recent enough. Return whether it is valid."""
         deviation = group.deviation
-        valid = deviation > self.delta
+        valid = deviation > self.min_reward_std
         self.counts.sampled += 1
         self.counts.sampled_episodes += len(group.episodes)
         self.counts.mask(group.masked)
@@ -293,7 +294,7 @@ class GroupBuffer:
 
     def copy(self) -> GroupBuffer:
         """Return a copy that shares the groups themselves."""
-        other = GroupBuffer(self.size, delta=self.delta, max_age=self.max_age)
+        other = GroupBuffer(self.size, min_reward_std=self.min_reward_std, max_age=self.max_age)
         other.groups, other.counts = list(self.groups), self.counts.copy()
         other.update, other.lengths = self.update, msgspec.structs.replace(self.lengths)
         return other

@@ -171,7 +171,7 @@ class CodeSession:
         """Do nothing: there are no resources."""
 
 
-class ForeignSession:
+class ExternalEnvSession:
     """An episode of any other environment; its calls run in order. See `EpisodeSession`."""
 
     def __init__(self, environment: Environment) -> None:
@@ -185,7 +185,7 @@ class ForeignSession:
     async def open(self) -> bool:
         """See `EpisodeSession`."""
         try:
-            self._session = await begun(self._environment)
+            self._session = await reset_env(self._environment)
         except ToolsUnavailable as error:
             self._fail("environment_not_begun", error)
             return False
@@ -202,7 +202,7 @@ class ForeignSession:
                 if self._death:
                     raise EnvironmentDied(self._death)
                 # A copy, since foreign code may change its arguments.
-                answer = await in_time(partial(self._session.call, name, copy.deepcopy(dict(arguments))))
+                answer = await with_timeout(partial(self._session.call, name, copy.deepcopy(dict(arguments))))
             except (EnvironmentDied, Late) as error:
                 if not self._death:
                     self._death = f"{name} {error}" if isinstance(error, Late) else first_line(error)
@@ -226,7 +226,7 @@ class ForeignSession:
             if self._death:
                 raise EnvironmentDied(self._death)
             shown = played(self._environment, copy.deepcopy(list(messages)), copy.deepcopy(list(calls)), finish)
-            return await in_time(partial(session.score, shown))
+            return await with_timeout(partial(session.score, shown))
 
         try:
             episode = played(self._environment, messages, calls, finish)
@@ -244,12 +244,12 @@ class ForeignSession:
         """Close the session. Errors of the environment are only logged."""
         try:
             if self._session is not None:
-                await in_time(self._session.close)
+                await with_timeout(self._session.close)
         except (ToolsUnavailable, OwnCodeError) as error:
             logging.warning("environment %s: an episode was not closed: close %s", self._environment.id, error)
 
 
-async def begun(environment: Environment) -> EnvironmentSession:
+async def reset_env(environment: Environment) -> EnvironmentSession:
     """Start an episode of an environment, which may queue; a warning is logged if it takes long.
 
     Raises:
@@ -266,7 +266,7 @@ async def begun(environment: Environment) -> EnvironmentSession:
     warning = asyncio.get_running_loop().call_later(MOST_SECONDS, warn)
     try:
         # In the task that also closes it, since resources of a session may be bound to their task.
-        return await in_time(environment.begin, _PATIENCE)
+        return await with_timeout(environment.begin, _PATIENCE)
     except OwnCodeError as error:
         raise ToolsUnavailable(f"begin {error}") from error
     finally:
@@ -277,7 +277,7 @@ class Late(OwnCodeError):
     """Foreign code exceeded its time limit."""
 
 
-async def in_time(work: Callable[[], Awaitable[T]], times: int = 1) -> T:
+async def with_timeout(work: Callable[[], Awaitable[T]], times: int = 1) -> T:
     """Await foreign code, for at most `times` x `MOST_SECONDS`.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any
 from astra_jax.rollout.filling import Group, GroupBuffer
 
 
-class TooOld(Exception):
+class StaleGroup(Exception):
     """Raised by a running group that is too old for training.
 
     Attributes:
@@ -32,7 +32,7 @@ class GroupStream:
 
     Args:
         buffer: its `update` is the next one that a batch is taken for.
-        sample: starts the next group, which may raise `TooOld`.
+        sample: starts the next group, which may raise `StaleGroup`.
         async_steps: k.
         last: the number of updates in the run.
         concurrent: most groups running at once.
@@ -132,7 +132,7 @@ class GroupStream:
     def _ended(self, task: asyncio.Task[Group]) -> None:
         try:
             group = task.result()
-        except TooOld as dropped:
+        except StaleGroup as dropped:
             self._buffer.give_up(dropped.episodes, dropped.tokens)
             return
         self._on_group(group, self._buffer.add(group))

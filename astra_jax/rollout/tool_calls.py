@@ -29,7 +29,7 @@ class ToolCallResult:
     infrastructure: bool = False
 
 
-class NotTakenOver(Exception):
+class ResumeMismatch(Exception):
     """The episode cannot resume from its recorded turns and restarts from scratch. The message says why."""
 
 
@@ -67,12 +67,12 @@ class EpisodeTools:
         """
         asked = [("", {}) if isinstance(one, MalformedCall) else (one.name, one.arguments) for one in calls]
         if asked != [(one.name, one.arguments) for one in recorded] or any(one.turn != turn for one in recorded):
-            raise NotTakenOver(f"turn {turn} has other calls than those that were recorded of it")
+            raise ResumeMismatch(f"turn {turn} has other calls than those that were recorded of it")
         if self._session.stateful:
             results = await self.execute(turn, calls)
             for before, now in zip(recorded, self.calls[-len(recorded) :], strict=True):
                 if before != now:
-                    raise NotTakenOver(f"turn {turn}: {now.name} came to {now.output!r}, {before.output!r} before")
+                    raise ResumeMismatch(f"turn {turn}: {now.name} came to {now.output!r}, {before.output!r} before")
             return results
         self.calls += recorded
         made = enumerate(zip(calls, recorded, strict=True))

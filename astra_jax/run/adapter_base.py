@@ -28,11 +28,16 @@ class AdapterBase:
     """
 
     def __init__(
-        self, model: Model, lora: LoRA, start: Callable[[], Params], origin: frozen.Origin | None, mesh: Mesh | None
+        self,
+        model: Model,
+        lora: LoRA,
+        start: Callable[[], Params],
+        origin: frozen.WeightsSource | None,
+        mesh: Mesh | None,
     ) -> None:
         self._model, self._lora, self._start, self._origin, self._mesh = model, lora, start, origin, mesh
         self.params: Params | None = None
-        self.reference = frozen.Frozen(lora, origin, model.param_dtype, {})
+        self.reference = frozen.BaseWeightsRef(lora, origin, model.param_dtype, {})
 
     def load(self) -> Params:
         """Return the frozen weights; `start` is called once."""

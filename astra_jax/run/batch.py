@@ -66,7 +66,7 @@ def target_mask(batch: PackedBatch) -> jax.Array:
     return (shift(batch.loss_mask_bt) * same_document(batch)).astype(jnp.float32)
 
 
-def least_lengths(batch: PackedBatch, lengths: Sequence[int], micro_batches: int) -> np.ndarray:
+def bucket_index(batch: PackedBatch, lengths: Sequence[int], micro_batches: int) -> np.ndarray:
     """Return the smallest length that fits all rows of each micro-batch: int32 [A], indices into `lengths`.
 
     Args:

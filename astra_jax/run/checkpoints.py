@@ -31,7 +31,7 @@ from absl import logging
 from etils import epath
 
 from astra_jax.run.digests import digest_of_json, digests_of
-from astra_jax.run.hosts import failure_of_any, from_first, meet_unless_failed
+from astra_jax.run.hosts import allgather_exception, broadcast_from_host0, meet_unless_failed
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import check_held, first_line, in_bucket, location, may_be_storage
@@ -206,7 +206,7 @@ class Checkpointer:
         """
         self.wait()
         there = [sorted(one.all_steps()) for one in (self._params, self._states)]
-        weights, states = json.loads(from_first(json.dumps(there).encode()))
+        weights, states = json.loads(broadcast_from_host0(json.dumps(there).encode()))
         steps = sorted({*weights} & {*states})
         if weights and states and not steps:
             raise CheckpointError(
@@ -300,9 +300,9 @@ class Checkpointer:
         except CheckpointError as error:
             failure = error
         damaged = isinstance(failure, DamagedError)
-        if (told := failure_of_any(None if damaged else failure)) is not None:
+        if (told := allgather_exception(None if damaged else failure)) is not None:
             raise told
-        if (told := failure_of_any(failure)) is not None:
+        if (told := allgather_exception(failure)) is not None:
             raise failure or DamagedError(f"{self.dir}: step {step} cannot be read: {told}")
         return found
 

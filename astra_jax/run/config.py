@@ -31,6 +31,10 @@ _FORMER_NAMES = {
     "groups_per_batch": "batch_size",
     "micro_batch_rows": "micro_batch_size",
     "max_groups_per_update": "max_groups_per_step",
+    "delta": "min_reward_std",
+    "objective.normalisation": "objective.loss_agg_mode",
+    "objective.proximal": "objective.ratio_reference",
+    "max_faults": "max_failed_restarts",
     "servers": "tools",
     "registries": "tools",
 }
@@ -130,8 +134,8 @@ class TrainingConfig(Settings):
         keep_states: full training states that are kept (paper: the last one or two).
         keep_params: weights that are kept, beside those of full states; None keeps all (paper: weights at high
             frequency).
-        max_faults: starts in a row that may end with a fault and without progress; the next one is refused, so that
-            whatever starts the run again gives it up. 0: any number.
+        max_failed_restarts: starts in a row that may end with a fault and without progress; the next one is refused, so
+            that whatever starts the run again gives it up. 0: any number.
         log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`, or a class of
             your own, my_module:MyTracker.
     """
@@ -160,7 +164,7 @@ class TrainingConfig(Settings):
     checkpoint_every: Resumable[HostOnly[Count]] = 100
     keep_states: Resumable[HostOnly[Count]] = 2
     keep_params: Resumable[HostOnly[Count | None]] = None
-    max_faults: Resumable[HostOnly[CountOrZero]] = 10
+    max_failed_restarts: Resumable[HostOnly[CountOrZero]] = 10
     log_to: Resumable[HostOnly[tuple[Annotated[str, OneOf(TRACKERS, own=True)], ...]]] = ()
 
     def as_jit_key(self) -> JitKey:

@@ -35,7 +35,7 @@ FILE = "lora.json"
 
 
 @dataclass(frozen=True)
-class Origin:
+class WeightsSource:
     """Source of weights, see `weights.load`.
 
     Attributes:
@@ -60,7 +60,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class BaseWeightsRef:
     """Identity of the weights that adapters were trained on.
 
     Attributes:
@@ -73,7 +73,7 @@ class Frozen:
     """
 
     lora: LoRA
-    origin: Origin | None
+    origin: WeightsSource | None
     param_dtype: str
     digests: Mapping[str, str]
     whole: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Frozen:
         """
         self.compare(frozen(base, self.lora, self.origin), where)
 
-    def compare(self, found: Frozen, where: object) -> None:
+    def compare(self, found: BaseWeightsRef, where: object) -> None:
         """Compare like `check`, with the recorded identity of other weights."""
         if wrong := sorted(
             name
@@ -103,15 +103,15 @@ class Frozen:
             )
 
 
-def frozen(base: Params, lora: LoRA, origin: Origin | None) -> Frozen:
+def frozen(base: Params, lora: LoRA, origin: WeightsSource | None) -> BaseWeightsRef:
     """Return the identity of weights for adapters to train on. On several hosts each calls this."""
     arrays = named(base)
     made = {} if origin is None else _made(arrays, origin)
     whole = digests_of({name: arrays[name] for name in made})
-    return Frozen(lora, origin, jax.tree.leaves(base)[0].dtype.name, digests_of(arrays, made), whole)
+    return BaseWeightsRef(lora, origin, jax.tree.leaves(base)[0].dtype.name, digests_of(arrays, made), whole)
 
 
-def _made(arrays: Mapping[str, Any], origin: Origin) -> dict[str, np.ndarray]:
+def _made(arrays: Mapping[str, Any], origin: WeightsSource) -> dict[str, np.ndarray]:
     """Return masks of created rows, by name, for arrays that have some; they broadcast to the arrays."""
     found = {}
     for name, array in arrays.items():
@@ -120,7 +120,7 @@ def _made(arrays: Mapping[str, Any], origin: Origin) -> dict[str, np.ndarray]:
     return found
 
 
-def write(content: Frozen, directory: Folder) -> None:
+def write(content: BaseWeightsRef, directory: Folder) -> None:
     """Write it beside checkpoints, on the first process."""
     if is_first():
         written = msgspec.to_builtins(content)
@@ -128,7 +128,7 @@ def write(content: Frozen, directory: Folder) -> None:
         write_text(location(directory) / FILE, json.dumps(written, indent=2) + "\n")
 
 
-def read(directory: Folder) -> Frozen | None:
+def read(directory: Folder) -> BaseWeightsRef | None:
     """Read the file beside checkpoints; None if they contain all weights.
 
     Raises:
@@ -138,7 +138,7 @@ def read(directory: Folder) -> Frozen | None:
     if not file.exists():
         return None
     try:
-        return decode_json(file.read_bytes(), Frozen)
+        return decode_json(file.read_bytes(), BaseWeightsRef)
     except (msgspec.MsgspecError, SettingError) as error:
         raise WeightsError(
             f"{file} does not say what adapters are there ({error}); copy it from the run again"

@@ -56,7 +56,7 @@ def add(total: Any, more: Any) -> Any:
     return jax.tree.map(lambda x, y: x + y.astype(x.dtype), total, more)
 
 
-def added(
+def accumulate_one(
     loss: LossFunction, params: Any, base: Any, gradients: Any, batch: Any, mesh: Mesh | None = None
 ) -> tuple[Any, Any]:
     """Return (gradients including one more micro-batch, its (summed loss, other sums)). `whole` sums both over
@@ -77,11 +77,11 @@ def _own(tree: Any) -> Any:
 
 
 def whole(tree: Any, mesh: Mesh | None) -> Any:
-    """Sum results of `added` over replicas."""
+    """Sum results of `accumulate_one` over replicas."""
     return tree if mesh is None or mesh.shape["data"] == 1 else jax.tree.map(lambda x: x.sum(0), tree)
 
 
-def accumulated(
+def accumulate_scan(
     loss: LossFunction,
     params: Any,
     base: Any,
@@ -89,7 +89,7 @@ def accumulated(
     mesh: Mesh | None = None,
     *,
     lengths: Sequence[int | None] = (None,),
-    which_a: jax.Array | None = None,
+    bucket_ids_a: jax.Array | None = None,
 ) -> tuple[Any, Any]:
     """Return (gradients, (summed loss, other sums)) of all micro-batches of a batch whose leaves are [A, B / A, T].
 
@@ -100,7 +100,7 @@ def accumulated(
     """
     alone = mesh is None or mesh.shape["data"] == 1
 
-    def replica(params: Any, base: Any, batch: Any, which_a: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
+    def replica(params: Any, base: Any, batch: Any, bucket_ids_a: Any, mesh: AnyMesh | None) -> tuple[Any, Any]:
         def cut(length: int | None, micro: Any) -> tuple[Any, Any]:
             return gradients_of(loss, params, base, jax.tree.map(lambda x_bt: x_bt[:, :length], micro), mesh)
 
@@ -109,16 +109,18 @@ def accumulated(
                 return cut(None, micro)
             return jax.lax.switch(which, [partial(cut, length) for length in lengths], micro)
 
-        gradients, sums = _accumulated(of, params, batch, which_a)
+        gradients, sums = _accumulated(of, params, batch, bucket_ids_a)
         if alone:
             return gradients, sums
         return jax.lax.psum((jax.tree.map(lambda x: x.astype(jnp.float32), gradients), sums), "data")
 
-    return in_each_replica(replica, mesh, (P(), P(), P(None, "data"), P()), P())(params, base, batch, which_a)
+    return in_each_replica(replica, mesh, (P(), P(), P(None, "data"), P()), P())(params, base, batch, bucket_ids_a)
 
 
-def _accumulated(gradients: Callable[..., Any], params: Any, batch: Any, which_a: jax.Array | None) -> tuple[Any, Any]:
-    first = jax.tree.map(lambda x: x[0], (batch, which_a))
+def _accumulated(
+    gradients: Callable[..., Any], params: Any, batch: Any, bucket_ids_a: jax.Array | None
+) -> tuple[Any, Any]:
+    first = jax.tree.map(lambda x: x[0], (batch, bucket_ids_a))
     if jax.tree.leaves(batch)[0].shape[0] == 1:  # avoids a second copy of the gradients
         return gradients(*first)
     shapes = jax.eval_shape(gradients, *first)
@@ -130,4 +132,4 @@ def _accumulated(gradients: Callable[..., Any], params: Any, batch: Any, which_a
         return add(total, jax.lax.optimization_barrier(gradients(*micro))), None
 
     begin = zeros, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
-    return jax.lax.scan(step, begin, (batch, which_a))[0]
+    return jax.lax.scan(step, begin, (batch, bucket_ids_a))[0]

@@ -22,7 +22,7 @@ from jax._src import distributed  # no public module of JAX has the coordination
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
-from astra_jax.run.starts import is_fault
+from astra_jax.run.crash_loop import is_fault
 from synthesis.core.files import first_line
 from synthesis.core.refusals import Refusal
 from synthesis.core.terminal import say
@@ -53,7 +53,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def from_first(value: bytes) -> bytes:
+def broadcast_from_host0(value: bytes) -> bytes:
     """Return the first process's `value` on every process; all must call it. Other processes' values are ignored."""
     if jax.process_count() == 1:
         return value
@@ -67,7 +67,7 @@ def from_first(value: bytes) -> bytes:
     return b"".join(found)
 
 
-def from_every(value: bytes, most: int) -> list[bytes]:
+def allgather_bytes(value: bytes, most: int) -> list[bytes]:
     """Return each process's `value`, in order; all must call it.
 
     Args:
@@ -107,7 +107,7 @@ class HostFaultError(HostError):
     away = True
 
 
-def failure_of_any(error: Exception | None) -> Exception | None:
+def allgather_exception(error: Exception | None) -> Exception | None:
     """Return this host's error, or a `HostError` that names the failed host and its error. On several hosts all must
     call it.
 
@@ -116,7 +116,7 @@ def failure_of_any(error: Exception | None) -> Exception | None:
     if jax.process_count() == 1:
         return error
     said = "" if error is None else f"{_FAULT if is_fault(error) else ' '}{type(error).__name__}: {first_line(error)}"
-    every = from_every(said.encode()[:_SAID], _SAID)
+    every = allgather_bytes(said.encode()[:_SAID], _SAID)
     for host, line in enumerate(every):
         if error is None and (text := line.decode(errors="replace")):
             kind = HostFaultError if text[0] == _FAULT else HostError
@@ -179,13 +179,13 @@ class _Place:
 _place = _Place()
 
 
-def reached(step: int) -> None:
+def heartbeat(step: int) -> None:
     """Record the main thread's progress. Every host must call this equally often, at the same points. Long operations
     call it too, so that others see progress (`HostWatch`)."""
     _place.marks, _place.step, _place.pulse = _place.marks + 1, step, 0
 
 
-async def awaited(work: Awaitable[T]) -> T:
+async def wait_with_heartbeat(work: Awaitable[T]) -> T:
     """Await work of this host only, such as rollouts, while other hosts see that its main thread is alive."""
     task = asyncio.ensure_future(work)
     try:
@@ -198,7 +198,7 @@ async def awaited(work: Awaitable[T]) -> T:
         task.cancel()
 
 
-class Roll:
+class HostLiveness:
     """Progress reports of all hosts, and detection of hosts that block the others.
 
     Args:
@@ -272,7 +272,8 @@ class HostWatch:
     A collective waits for a dead host, on TPUs forever. JAX's own heartbeat aborts it after 100 s with a C++ trace.
     Here a thread of each host sends heartbeats through JAX's coordination service. It exits the process with code 1 if
     another host has sent none for `deadline` seconds, or has reported a failure. Heartbeats include the main thread's
-    progress (`reached`, `awaited`), which reveals a host whose main thread hangs. With one host nothing is watched.
+    progress (`heartbeat`, `wait_with_heartbeat`), which reveals a host whose main thread hangs. With one host nothing
+    is watched.
 
     Args:
         deadline: seconds; longer than any pause of all threads of a process.
@@ -327,12 +328,14 @@ class HostWatch:
     def _watch(self) -> None:
         client, me, count = distributed.global_state.client, jax.process_index(), jax.process_count()
         assert client is not None
-        roll = Roll(me, count, self._deadline, self._step_deadline, time.monotonic())
+        roll = HostLiveness(me, count, self._deadline, self._step_deadline, time.monotonic())
         beats = 0
         while True:
             now, failed = time.monotonic(), self._state.startswith(_FAILED)
             try:
-                client.key_value_set(f"{_STATES}{me}", Roll.beat(beats, _place, self._state), allow_overwrite=True)
+                client.key_value_set(
+                    f"{_STATES}{me}", HostLiveness.beat(beats, _place, self._state), allow_overwrite=True
+                )
                 for name, value in client.key_value_dir_get(_STATES):
                     roll.hear(int(name.rpartition("/")[2]), value, now)
             except JaxRuntimeError as error:

@@ -24,7 +24,7 @@ compare: only one model family existed, and its weights do not fit another."""
 
 CHANGEABLE_ON_RESUME = (
     *("learning_rate", "schedule", "warmup_fraction", "final_fraction", "weight_decay", "max_grad_norm", "steps"),
-    *("group_size", "delta"),
+    *("group_size", "min_reward_std"),
 )
 """Settings that affect results but may still change on resume, since they depend on no earlier result. GRPO's objective
 is another one. Each change is recorded with its step."""

@@ -44,7 +44,7 @@ class TrainState:
             copied: copy the trained arrays, for a reader that outlives the next step, which donates them.
         """
         trained = jax.tree.map(jnp.copy, self.params) if copied else self.params
-        return adapters.joined(trained, self.base, self.lora)
+        return adapters.attach_lora(trained, self.base, self.lora)
 
     def digest(self) -> str:
         """Return a digest of all weights, bit for bit. On several hosts each must call it at the same step."""

@@ -37,16 +37,16 @@ from astra_jax.run import frozen, moments, trackers
 from astra_jax.run.adapter_base import AdapterBase
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.config import TrainingConfig
+from astra_jax.run.crash_loop import CrashLoopGuard, is_fault
 from astra_jax.run.finite import FiniteCheck, NonFiniteError, Skipped, nonfinite_name
 from astra_jax.run.goodput import Goodput
 from astra_jax.run.hooks import Hook, Hooks
-from astra_jax.run.hosts import awaited, failure_of_any, from_first, is_first, reached
+from astra_jax.run.hosts import allgather_exception, broadcast_from_host0, heartbeat, is_first, wait_with_heartbeat
 from astra_jax.run.meter import Meter
 from astra_jax.run.metrics import MetricWriter, read_metrics
 from astra_jax.run.optimizers import abstract_state, initial_state
 from astra_jax.run.preemption import Preemption
 from astra_jax.run.resume import ResumedSettings
-from astra_jax.run.starts import Starts, is_fault
 from astra_jax.run.state import TrainState
 from astra_jax.run.summary import TimeLeft
 from synthesis.core.datasets import Folder
@@ -125,7 +125,7 @@ class RunContext:
         workdir: Folder,
         job: TrainingJob,
         *,
-        origin: frozen.Origin | None = None,
+        origin: frozen.WeightsSource | None = None,
         unsaved_progress: Callable[[], int] = lambda: 0,
         log_every: int = 1,
         saves: bool = True,
@@ -144,7 +144,7 @@ class RunContext:
         self._log_every, self._saves, self._profile = log_every, saves, profile
         self._hooks = Hooks()
         self._settings = ResumedSettings(name.lower(), config, self.steps, self._identity, self.folder)
-        self._starts, self._unsaved_progress = Starts(self.folder, config.max_faults), unsaved_progress
+        self._starts, self._unsaved_progress = CrashLoopGuard(self.folder, config.max_failed_restarts), unsaved_progress
         self._parts: dict[str, Stateful] = {}
         self._constants: dict[str, str] = {}
         self._restored: dict[str, Any] | None = None
@@ -237,7 +237,7 @@ class RunContext:
         self.bar = progress_bar(
             total=self.steps, initial=step, desc=self._name, unit="step", disable=not (self._progress and is_first())
         )
-        reached(step)
+        heartbeat(step)
         return state
 
     def add_state(self, name: str, part: Stateful) -> None:
@@ -267,7 +267,7 @@ class RunContext:
                 self._starts.begin(self.checkpointer.latest() or 0, self._unsaved_progress())
         except Exception as error:
             failure = error
-        if (failure := failure_of_any(failure)) is not None:
+        if (failure := allgather_exception(failure)) is not None:
             raise failure
 
     def _open_metrics(self, step: int) -> None:
@@ -299,20 +299,20 @@ class RunContext:
             self.meter.start()
         self._number = number = state.step + 1
         self._step_started = time.perf_counter()
-        reached(number)
+        heartbeat(number)
         if self._profile is not None and not self._is_tracing and self._profile[0] <= number <= self._profile[1]:
             jax.profiler.start_trace(str(self._trace_folder))
             self._is_tracing = True
         yield
         if self._profile is not None and number >= self._profile[1]:
             self._end_trace()
-        reached(number)
+        heartbeat(number)
         state.step = number
 
     @property
     def heartbeat(self) -> Callable[[], None] | None:
         """Tells other hosts, amid a long step, that this one is alive; None if there are no others."""
-        return (lambda: reached(self._number)) if jax.process_count() > 1 else None
+        return (lambda: heartbeat(self._number)) if jax.process_count() > 1 else None
 
     def end_step(self, state: TrainState, metrics: dict[str, Any]) -> None:
         """Check a step's `loss`, `gradient_norm` and `weights_finite`, and whether to stop. On several hosts each must
@@ -393,7 +393,7 @@ class RunContext:
             task.cancel()
         if jax.process_count() > 1:
             is_stopping = bytes([self.stopped is not None])
-            if await asyncio.to_thread(from_first, is_stopping) != bytes([False]):
+            if await asyncio.to_thread(broadcast_from_host0, is_stopping) != bytes([False]):
                 self.stop()
         return self.stopped is None
 
@@ -415,10 +415,10 @@ class RunContext:
         """
         failure = None
         try:
-            await awaited(work)
+            await wait_with_heartbeat(work)
         except Exception as error:
             failure = error
-        if (failure := await asyncio.to_thread(failure_of_any, failure)) is not None:
+        if (failure := await asyncio.to_thread(allgather_exception, failure)) is not None:
             if save is not None and save.step:
                 self.save(save)
             raise failure

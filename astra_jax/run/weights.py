@@ -238,8 +238,8 @@ def load_orbax(
     found = _under(directory, under, dataclasses.replace(model, param_dtype=under.param_dtype), shardings, base)
     adapters.store(found, under.lora)  # what was trained is of those
     trained = load_adapters(directory, model, shardings=shardings, step=step)
-    joined = adapters.joined(trained, found, under.lora, dtype=model.param_dtype)
-    whole = adapters.without_adapters(joined, model.param_dtype)
+    attach_lora = adapters.attach_lora(trained, found, under.lora, dtype=model.param_dtype)
+    whole = adapters.without_adapters(attach_lora, model.param_dtype)
     return jax.tree.map(lambda x: x.astype(model.param_dtype), whole)
 
 
@@ -258,14 +258,16 @@ def load_adapters(directory: Folder, model: Model, *, shardings: Any = None, ste
     return _restored(directory, like, adapters.trained_shardings(model, under.lora, mesh), step)
 
 
-def _under(directory: Folder, under: frozen.Frozen, model: Model, shardings: Any, base: Folder | None) -> Params:
+def _under(
+    directory: Folder, under: frozen.BaseWeightsRef, model: Model, shardings: Any, base: Folder | None
+) -> Params:
     """Load the weights that a run's adapters were trained on."""
     origin = under.origin
     if base is not None:  # the same weights elsewhere, with or without rows for added tokens
         stored = read_config(base).vocab_size
-        origin = frozen.Origin("") if origin is None else origin
+        origin = frozen.WeightsSource("") if origin is None else origin
         step = origin.step if str(origin.step) in _steps(base) else None  # a copy may have another number
-        origin = frozen.Origin(str(base), step, stored, origin.spelled)
+        origin = frozen.WeightsSource(str(base), step, stored, origin.spelled)
     if origin is None:
         raise WeightsError(f"{directory} has adapters, and does not say to which weights; say it with --base")
     try:

@@ -18,7 +18,7 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from astra_jax.rollout.policy import ConstraintError
+from astra_jax.rollout.sampler import ConstraintError
 from astra_jax.serving.protocol import ChatRequest, InvalidRequest, shown
 from astra_jax.serving.strict import check_schema
 from astra_jax.tokenizer import ChatTokenizer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astra_jax.rollout.policy import PolicyLimits
+from astra_jax.rollout.sampler import PolicyLimits
 from astra_jax.serving.messages import conversation_of
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest
 from astra_jax.tokenizer import ChatTokenizer, TooManyTokens

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from astra_jax.rollout.policy import (
+from astra_jax.rollout.sampler import (
     MAX_ALTERNATIVES,
     MAX_PENALTY,
     MAX_REPETITION,

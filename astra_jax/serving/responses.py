@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from astra_jax.rollout.policy import Alternatives
+from astra_jax.rollout.sampler import Alternatives
 from astra_jax.serving.messages import TurnDeltas, message_of, offers_tools, thought_length
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest
 from astra_jax.serving.sampled import Detokenizer, Part

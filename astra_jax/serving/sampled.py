@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from astra_jax.rollout.policy import Alternatives, PolicyLimits, Sampling, StreamingPolicy
+from astra_jax.rollout.sampler import Alternatives, PolicyLimits, Sampling, StreamingPolicy
 from astra_jax.serving.messages import FirstCall
 from astra_jax.serving.protocol import ChatRequest, CompletionRequest, InvalidRequest
 from astra_jax.tokenizer import ChatTokenizer
@@ -30,7 +30,7 @@ class Part:
         offsets: start of each token's text in the choice's text.
         finish: finish reason, with the last part.
         stop_reason: the stop string or the requested stop id that ended it; None for the end of a turn.
-        alternatives, cached, prompt_logprobs, prompt_alternatives: see `Drawn`.
+        alternatives, cached, prompt_logprobs, prompt_alternatives: see `TokenChunk`.
     """
 
     text: str

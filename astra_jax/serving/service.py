@@ -33,7 +33,7 @@ from absl import logging
 from aiohttp import web
 from prometheus_client import exposition
 
-from astra_jax.rollout.policy import ConstraintError, PolicyLimits, RequestFailed, Sampling, StreamingPolicy
+from astra_jax.rollout.sampler import ConstraintError, PolicyLimits, RequestFailed, Sampling, StreamingPolicy
 from astra_jax.serving.bodies import read_object
 from astra_jax.serving.grammars import Grammar, Grammars
 from astra_jax.serving.items import ItemsResponse, in_items_words, items_request_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from astra_jax.models.model import Model, Params
-from astra_jax.run.hosts import failure_of_any, is_first
+from astra_jax.run.hosts import allgather_exception, is_first
 from astra_jax.run.record import start_of_run
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.train import train
@@ -58,7 +58,7 @@ def run(
             write_dataset(folder / "data", Trajectory, trajectories(tokenizer, 2 * tokens), card={"made_by": "bench"})
     except Exception as error:
         failure = error
-    if (failure := failure_of_any(failure)) is not None:  # other hosts wait for the data
+    if (failure := allgather_exception(failure)) is not None:  # other hosts wait for the data
         raise failure
     changed = dataclasses.replace(config, steps=steps + _WARM_UP, log_every=1, sample_every=0)
     result = train(
@@ -82,7 +82,7 @@ def run(
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(result.params)),
         "seq_len": config.data.seq_len,
         "batch_size": config.batch_size,
-        "micro_batch_size": config.rows_at_once,
+        "micro_batch_size": config.micro_batch_rows,
         "dtype": model.dtype,
         "param_dtype": model.param_dtype,
         "remat": config.remat,

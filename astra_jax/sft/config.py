@@ -57,7 +57,7 @@ class SFTConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size % self.rows_at_once:
+        if self.batch_size % self.micro_batch_rows:
             raise SettingError(
                 f"micro_batch_size is {self.micro_batch_size}, which does not divide batch_size ({self.batch_size}); "
                 "choose a divisor"
@@ -69,21 +69,21 @@ class SFTConfig(TrainingConfig):
             )
 
     @property
-    def cut_lengths(self) -> tuple[int, ...]:
+    def length_buckets(self) -> tuple[int, ...]:
         """`row_buckets`, ascending."""
         return tuple(sorted({*self.row_buckets}))
 
     @property
     def row_lengths(self) -> dict[int, str]:
         """Possible row lengths, ascending, each with the setting that defines it."""
-        return dict.fromkeys(self.cut_lengths, ROW_BUCKET) | {self.data.seq_len: "data.seq_len"}
+        return dict.fromkeys(self.length_buckets, ROW_BUCKET) | {self.data.seq_len: "data.seq_len"}
 
     @property
-    def rows_at_once(self) -> int:
+    def micro_batch_rows(self) -> int:
         """Rows in one forward and backward pass."""
         return self.micro_batch_size or self.batch_size
 
     @property
     def micro_batches(self) -> int:
         """Number of micro-batches in a batch."""
-        return self.batch_size // self.rows_at_once
+        return self.batch_size // self.micro_batch_rows

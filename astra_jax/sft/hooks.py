@@ -11,14 +11,14 @@ import jax
 from jax.sharding import Mesh
 
 from astra_jax.models.model import Model, Params
-from astra_jax.run.batch import PackedBatch, least_lengths, to_device
+from astra_jax.run.batch import PackedBatch, bucket_index, to_device
 from astra_jax.run.compiler import Program
 from astra_jax.run.hooks import Hook, Run
 from astra_jax.run.hosts import is_first
 from astra_jax.run.state import TrainState
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import BatchIterator, held_out_data
-from astra_jax.sft.samples import Sampler
+from astra_jax.sft.samples import TurnSampler
 from astra_jax.sft.step import loss_sums
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record
@@ -69,7 +69,7 @@ class Samples(Hook):
     ) -> None:
         self.every = config.sample_every
         limits = {"count": config.samples, "max_tokens": config.sample_tokens}
-        self._sampler = Sampler(each_record(path, Trajectory), tokenizer, model, config.data, mesh=mesh, **limits)
+        self._sampler = TurnSampler(each_record(path, Trajectory), tokenizer, model, config.data, mesh=mesh, **limits)
         if self._sampler.is_empty and is_first():
             say_beside_bars(
                 f"no samples: no opening has room for sample_tokens ({config.sample_tokens}) more in data.seq_len "
@@ -100,8 +100,8 @@ def own_hooks(
 
 def _micro_batches(batch: PackedBatch, config: SFTConfig) -> Iterator[PackedBatch]:
     """Yield a batch's micro-batches, their rows cut; without the ones of padding alone."""
-    lengths, rows = list(config.row_lengths), config.rows_at_once
-    for i, which in enumerate(least_lengths(batch, lengths, config.micro_batches)):
+    lengths, rows = list(config.row_lengths), config.micro_batch_rows
+    for i, which in enumerate(bucket_index(batch, lengths, config.micro_batches)):
         micro = jax.tree.map(lambda x_bt, i=i, n=lengths[which]: x_bt[i * rows : (i + 1) * rows, :n], batch)
         if micro.segment_ids_bt.any():
             yield micro

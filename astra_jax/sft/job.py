@@ -20,7 +20,7 @@ from astra_jax.run.trainer import RunContext, StopReason
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataStats, held_out_data, of_rehearsal
 from astra_jax.sft.statistics import kept_statistics
-from astra_jax.sft.step import abstract_arguments, abstract_which, train_step
+from astra_jax.sft.step import abstract_arguments, abstract_bucket_ids, train_step
 from astra_jax.sft.summary import count_steps, summarise
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, read_card
@@ -107,7 +107,7 @@ def prepare(
         check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
         config = on_mesh(config, mesh)
         for length, field in config.row_lengths.items():
-            check_batch(mesh, config.rows_at_once, length, field)
+            check_batch(mesh, config.micro_batch_rows, length, field)
     stats = kept_statistics(dataset, tokenizer, config.data, workdir)
     rehearsed = None if rehearsal is None else kept_statistics(rehearsal, tokenizer, of_rehearsal(config.data), workdir)
     held = None if held_out is None else kept_statistics(held_out, tokenizer, held_out_data(config.data), workdir)
@@ -141,5 +141,5 @@ def compile_step(model: Model, config: SFTConfig, steps: int, mesh: Mesh | None)
     """Compile the training step for a run's shapes."""
     arguments = abstract_arguments(model, config, steps, mesh)
     base = adapters.abstract_base(model, config.lora, mesh)
-    options: dict[str, Any] = {"base": base, "which_a": abstract_which(config, mesh)}
+    options: dict[str, Any] = {"base": base, "bucket_ids_a": abstract_bucket_ids(config, mesh)}
     train_step.compile(*arguments, model=model, config=config, steps=steps, mesh=mesh, **options)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from astra_jax.rollout.policy import Policy, Sampling
+from astra_jax.rollout.sampler import Sampler, Sampling
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox.settings import Count, Length, Seed, Settings, Slots
 from synthesis.core.chat_format import Segment
@@ -53,7 +53,7 @@ class RehearsalConfig(Settings):
 
 
 async def rehearse(
-    policy: Policy, tokenizer: ChatTokenizer, config: RehearsalConfig, *, journal: Journal, run: str
+    policy: Sampler, tokenizer: ChatTokenizer, config: RehearsalConfig, *, journal: Journal, run: str
 ) -> StageResult[Trajectory]:
     """Sample conversations of one request and one answer each; the same for the same weights and seed.
 

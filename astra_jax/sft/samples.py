@@ -42,7 +42,7 @@ class Sample:
         return f"=== {self.id}\n{self.prompt}\n--- the dataset\n{self.wanted}\n--- the model\n{self.said}\n"
 
 
-class Sampler:
+class TurnSampler:
     """Samples next turns of a fixed set of openings.
 
     Args:

@@ -20,8 +20,8 @@ from astra_jax.models.lora import FULL, LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import (
     PackedBatch,
+    bucket_index,
     in_mesh_order,
-    least_lengths,
     shift,
     target_mask,
     to_device,
@@ -29,7 +29,7 @@ from astra_jax.run.batch import (
 )
 from astra_jax.run.compiler import program
 from astra_jax.run.config import JitKey
-from astra_jax.run.gradients import accumulated
+from astra_jax.run.gradients import accumulate_scan
 from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 from astra_jax.sft.config import SFTConfig
 from synthesis.core.refusals import InputError
@@ -52,7 +52,7 @@ def loss_sums(
     Args:
         base: frozen weights if `params` are adapters; None if `params` are all weights.
     """
-    params = adapters.joined(params, base, lora)
+    params = adapters.attach_lora(params, base, lora)
     places = (batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt, shift(batch.tokens_bt), target_mask(batch))
     tokens_bt, positions_bt, segment_ids_bt, targets_bt, mask_bt = in_mesh_order(places, mesh)
     how: dict[str, Any] = {"remat": remat, "matmul": matmul, "mesh": mesh}
@@ -82,7 +82,7 @@ class StepInputs(NamedTuple):
     """
 
     batch: PackedBatch
-    which_a: jax.Array | None
+    bucket_ids_a: jax.Array | None
     shares: dict[str, float]
 
 
@@ -96,7 +96,7 @@ def step_inputs(batch: PackedBatch, step: int, config: SFTConfig, mesh: Mesh | N
         InputError: no token or every token is trained on, so renderer and tokenizer disagree.
     """
     lengths = list(config.row_lengths)
-    which_a = least_lengths(batch, lengths, config.micro_batches)
+    bucket_ids_a = bucket_index(batch, lengths, config.micro_batches)
     real_bt = batch.segment_ids_bt > 0
     mask_share = float(np.count_nonzero(batch.loss_mask_bt[real_bt]) / real_bt.sum())
     if mask_share in (0.0, 1.0):
@@ -104,11 +104,11 @@ def step_inputs(batch: PackedBatch, step: int, config: SFTConfig, mesh: Mesh | N
             f"step {step}: the loss mask covers {mask_share:.0%} of the batch's tokens; assistant tokens must be some, "
             "and not all: check the dataset's messages and the tokenizer"
         )
-    row_tokens = float(np.take(lengths, which_a).mean())
+    row_tokens = float(np.take(lengths, bucket_ids_a).mean())
     padding_share = 1 - float(real_bt.sum()) / (len(real_bt) * row_tokens)
     return StepInputs(
         to_device(batch, mesh, micro_batches=config.micro_batches),
-        to_each_device(which_a, mesh) if config.row_buckets else None,
+        to_each_device(bucket_ids_a, mesh) if config.row_buckets else None,
         {"mask_share": mask_share, "padding_share": padding_share, "row_tokens": row_tokens},
     )
 
@@ -125,7 +125,7 @@ def train_step(
     config: JitKey,
     steps: int,
     base: Params | None = None,
-    which_a: jax.Array | None = None,
+    bucket_ids_a: jax.Array | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, jax.Array]]:
     """Run one optimizer step on a batch whose arrays are [A, B / A, T]: A micro-batches.
@@ -139,8 +139,8 @@ def train_step(
         (params, optimizer state, metrics on the device). If `gradient_norm` is not finite, nothing changes.
     """
     loss_of = partial(loss_sums, model=model, lora=config.lora, remat=config.remat, matmul=config.matmul)
-    gradients, (loss, (count, router)) = accumulated(
-        loss_of, params, base, batch, mesh, lengths=(*sorted({*config.row_buckets}), None), which_a=which_a
+    gradients, (loss, (count, router)) = accumulate_scan(
+        loss_of, params, base, batch, mesh, lengths=(*sorted({*config.row_buckets}), None), bucket_ids_a=bucket_ids_a
     )
     optimizer = sft_optimizer(config, steps)
     params, opt_state, taken = apply_gradients(
@@ -154,19 +154,19 @@ def train_step(
 
 def abstract_arguments(model: Model, config: SFTConfig, steps: int, mesh: Mesh | None) -> tuple[Any, Any, PackedBatch]:
     """Return shapes, dtypes and shardings of `train_step`'s arguments, except those of `adapters.abstract_base` and
-    `abstract_which`."""
+    `abstract_bucket_ids`."""
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)
     optimizer, memory = sft_optimizer(config, steps), config.optimizer_memory
     params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
-    shape = (config.micro_batches, config.rows_at_once, config.data.seq_len)
+    shape = (config.micro_batches, config.micro_batch_rows, config.data.seq_len)
     one, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=place) for dtype in (jnp.int32, jnp.float32))
     return params, opt_state, PackedBatch(one, mask, one, one)
 
 
-def abstract_which(config: SFTConfig, mesh: Mesh | None) -> jax.ShapeDtypeStruct | None:
-    """Return shape, dtype and sharding of `train_step`'s `which_a`."""
+def abstract_bucket_ids(config: SFTConfig, mesh: Mesh | None) -> jax.ShapeDtypeStruct | None:
+    """Return shape, dtype and sharding of `train_step`'s `bucket_ids_a`."""
     if not config.row_buckets:
         return None
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec())

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from astra_jax.models.model import Model, Params
 from astra_jax.run.compiler import CompiledAhead
-from astra_jax.run.frozen import Origin
+from astra_jax.run.frozen import WeightsSource
 from astra_jax.run.hooks import Hook
 from astra_jax.run.hosts import is_first
 from astra_jax.run.optimizers import learning_rate
@@ -48,7 +48,7 @@ def train(
     *,
     held_out: Folder | None = None,
     rehearsal: Folder | None = None,
-    origin: Origin | None = None,
+    origin: WeightsSource | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
     checkpoints: bool = True,
@@ -106,7 +106,7 @@ def train(
                 run.meter.add(batch.segment_ids_bt)
                 inputs = step_inputs(batch, state.step + 1, config, mesh)
                 state.params, state.opt_state, metrics = update(
-                    state.params, state.opt_state, inputs.batch, base=state.base, which_a=inputs.which_a
+                    state.params, state.opt_state, inputs.batch, base=state.base, bucket_ids_a=inputs.bucket_ids_a
                 )
             run.end_step(state, metrics)
             if run.is_logged(state.step):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from astra_jax.tokenizer import ChatTokenizer
     from configs.auto import ChosenSetting, DeviceSetup
     from configs.training import GRPORun, SFTRun
-    from launch.flags.sources import WeightsSource
+    from launch.flags.sources import NamedWeights
     from synthesis.core.datasets import Folder
     from synthesis.core.environment import AnyEnvironment
 
@@ -42,7 +42,7 @@ def is_auto(name: str | None) -> bool:
     return name in ("sft:auto", "grpo:auto")
 
 
-def read_model(source: WeightsSource) -> Decoder:
+def read_model(source: NamedWeights) -> Decoder:
     """Read the model of a folder of weights, in the precision that it is trained in.
 
     Raises:
@@ -283,11 +283,11 @@ def _given(config: Any, loop: str) -> frozenset[str]:
 
 def _place(mesh: Mesh | None) -> DeviceSetup:
     """The devices, with the memory of the first host's, so that all hosts choose alike."""
-    from astra_jax.run.hosts import from_first
+    from astra_jax.run.hosts import broadcast_from_host0
     from configs.auto import DeviceSetup
 
     found = DeviceSetup.of(mesh)
-    return dataclasses.replace(found, memory=int(from_first(str(found.memory).encode())))
+    return dataclasses.replace(found, memory=int(broadcast_from_host0(str(found.memory).encode())))
 
 
 def _before(workdir: epath.Path, place: DeviceSetup) -> list[ChosenSetting]:

@@ -14,7 +14,7 @@ from absl import flags
 
 from launch.flags import auto, cli, endings, hub, meshes, shared
 from launch.flags.numbers import number_flag
-from launch.flags.sources import WeightsSource, source
+from launch.flags.sources import NamedWeights, source
 from sandbox.settings import Count, CountOrZero, Seconds
 from synthesis.core.terminal import make_output_optional, say
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from astra_jax.models.lora import LoRA
     from astra_jax.models.model import Model, Params
     from astra_jax.run.config import TrainingConfig
-    from astra_jax.run.frozen import Origin
+    from astra_jax.run.frozen import WeightsSource
     from astra_jax.run.hooks import Hook
     from astra_jax.run.model_card import TrainedOn
     from astra_jax.run.summary import RunSummary
@@ -184,7 +184,7 @@ def tokenizer_folder() -> epath.Path:
     return hub.model_folder(_TOKENIZER) if _TOKENIZER.value else _source().tokenizer
 
 
-def _source() -> WeightsSource:
+def _source() -> NamedWeights:
     """The folder of --weights, and the adapter where that is one. Raises as `sources.source`."""
     return source(_WEIGHTS, _BASE)
 
@@ -282,9 +282,9 @@ def with_added_tokens(config: Config, tokenizer: ChatTokenizer) -> Config:
     return dataclasses.replace(config, lora=dataclasses.replace(config.lora, tokens=tuple(sorted(tokens))))
 
 
-def _start(lora: LoRA) -> WeightsSource:
+def _start(lora: LoRA) -> NamedWeights:
     """What `load` gives: the weights under a run's adapters; where it has none, those with an adapter merged."""
-    return _source() if lora.rank is None else WeightsSource(_source().folder, None)
+    return _source() if lora.rank is None else NamedWeights(_source().folder, None)
 
 
 def _continued(lora: LoRA, adapter: epath.Path) -> LoRA:
@@ -335,14 +335,14 @@ def step() -> int | None:
         WeightsError: there are no weights.
     """
     from astra_jax.run import frozen, model_card, weights
-    from astra_jax.run.hosts import from_first
+    from astra_jax.run.hosts import broadcast_from_host0
 
     source = _source().folder
     found = weights.stored_step(source)
     before = None if found is None else frozen.read(workdir() / model_card.CHECKPOINTS)
     if before is not None and before.origin is not None and before.origin.folder == str(source):
         found = before.origin.step if before.origin.step is not None else found
-    said = from_first(str(found).encode()).decode()
+    said = broadcast_from_host0(str(found).encode()).decode()
     return None if found is None else int(said)
 
 
@@ -351,14 +351,14 @@ def _spelled(rows: int) -> dict[int, tuple[int, ...]]:
     return load_tokenizer().spelled(rows, own=_is_own())
 
 
-def origin(config: TrainingConfig, model: Model) -> Origin | None:
+def origin(config: TrainingConfig, model: Model) -> WeightsSource | None:
     """What a run with adapters keeps of where its weights come from; None where it trains all of them."""
-    from astra_jax.run.frozen import Origin
+    from astra_jax.run.frozen import WeightsSource
 
     if config.lora.rank is None:
         return None
     source = _source()
-    found = Origin(str(source.folder), step(), adapter=None if source.adapter is None else str(source.adapter))
+    found = WeightsSource(str(source.folder), step(), adapter=None if source.adapter is None else str(source.adapter))
     rows = _start(config.lora).model().vocab_size
     spelled = _spelled(rows)
     if rows >= model.vocab_size and not spelled:

@@ -31,7 +31,7 @@ def source() -> epath.Path:
     return _source().named
 
 
-def _source() -> sources.WeightsSource:
+def _source() -> sources.NamedWeights:
     """The same with the adapter where that is one. Raises as `sources.source`."""
     return sources.source(_WEIGHTS, _BASE)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _Text = flags.FlagHolder[str | None]
 
 
-class WeightsSource(NamedTuple):
+class NamedWeights(NamedTuple):
     """Where a model is.
 
     Attributes:
@@ -89,7 +89,7 @@ class WeightsSource(NamedTuple):
         return copied + chat_files.copy_generation_config(self.tokenizer, self.folder, target)
 
 
-def source(weights: _Text, base: _Text | None) -> WeightsSource:
+def source(weights: _Text, base: _Text | None) -> NamedWeights:
     """The folders that two flags name, downloaded where they are on the Hub.
 
     Args:
@@ -110,7 +110,7 @@ def source(weights: _Text, base: _Text | None) -> WeightsSource:
                 f"--base={base.value}: --{weights.name}={weights.value} is no adapter of peft; leave --base out. (The "
                 "base of a run's own adapters is named to launch.convert, which makes a folder of both)"
             )
-        return WeightsSource(folder, None)
+        return NamedWeights(folder, None)
     if base is not None and base.value is not None:
         under, said = hub.model_folder(base), f"--base={base.value}"
     else:
@@ -128,4 +128,4 @@ def source(weights: _Text, base: _Text | None) -> WeightsSource:
         raise cli.UsageError(
             f"{said} is an adapter of peft itself: merge it (launch.convert --from_peft --to_hf) first"
         )
-    return WeightsSource(folder=under, adapter=folder)
+    return NamedWeights(folder=under, adapter=folder)

@@ -18,7 +18,7 @@ from astra_jax.models.gguf.tokenizer import HFTokenizer
 from astra_jax.models.gguf.weights import HFModel
 from astra_jax.models.model import Model, Params
 from astra_jax.run import weights
-from astra_jax.run.frozen import Origin
+from astra_jax.run.frozen import WeightsSource
 from astra_jax.sft.config import SFTConfig
 from astra_jax.tokenizer import ChatTokenizer
 from configs.quickstart import QuickstartConfig
@@ -107,10 +107,10 @@ def take_tokenizer(config: QuickstartConfig, folder: Path, target: Path) -> Chat
     return tokenizer
 
 
-def origin(folder: Path) -> Origin:
+def origin(folder: Path) -> WeightsSource:
     """What adapters to the weights keep of where those are. Raises `WeightsError` and `TokenizerError`."""
     rows = hf_checkpoint.read_config(folder).vocab_size
-    return Origin(str(folder), rows=rows, spelled=ChatTokenizer.load(folder).spelled(rows, own=True))
+    return WeightsSource(str(folder), rows=rows, spelled=ChatTokenizer.load(folder).spelled(rows, own=True))
 
 
 def load(model: Model, folder: Path) -> Params:

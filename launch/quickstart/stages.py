@@ -35,7 +35,7 @@ from astra_jax.models.model import Params
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.episode import Episode
 from astra_jax.run import model_card, weights
-from astra_jax.run.frozen import Origin
+from astra_jax.run.frozen import WeightsSource
 from astra_jax.run.model_card import TrainedOn, trained_on
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
@@ -192,7 +192,7 @@ class Quickstart:
 
     async def sft(self, part: str, start: Callable[[], Params]) -> Result:
         config: SFTConfig = getattr(self.config, part)
-        origin: Origin | None = Origin(str(self.checkpoints_of("sft/dialogue")))
+        origin: WeightsSource | None = WeightsSource(str(self.checkpoints_of("sft/dialogue")))
         if part == "dialogue" or self.config.dialogue is None:  # without real weights there are no adapters to them
             origin = pretrained.origin(self.weights_dir) if self.config.pretrained else None
             config = pretrained.with_added_tokens(config, self.weights_dir) if self.config.pretrained else config
@@ -229,7 +229,7 @@ class Quickstart:
                 self.sandbox,
                 self.workdir / "grpo",
                 policy=engine,
-                origin=Origin(str(self.checkpoints_of("sft/tools"))),
+                origin=WeightsSource(str(self.checkpoints_of("sft/tools"))),
                 on_summary=lambda _: None,
             )
         _unless_preempted(result.stopped)

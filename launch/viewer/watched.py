@@ -21,7 +21,7 @@ from etils import epath
 
 from astra_jax.grpo.held_out import FOLDER as HELD_OUT
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
-from astra_jax.grpo.journal import BatchUnderWay, Onlooker
+from astra_jax.grpo.journal import BatchUnderWay, JournalReader
 from astra_jax.run.metrics import EXHAUSTED, is_exhausted, read_metrics
 from astra_jax.run.metrics import FILE as METRICS
 from launch.viewer.workdirs import InBucket, OnDisk, RunFolder, newest_pages
@@ -207,7 +207,7 @@ class Watcher:
         self._place: RunFolder = InBucket(epath.Path(workdir)) if in_bucket(workdir) else OnDisk(Path(workdir))
         self.name, self.workdir = self._place.name, self._place.files
         self._read: dict[Path, _Read] = {}
-        self._onlookers: dict[Path, Onlooker] = {}
+        self._onlookers: dict[Path, JournalReader] = {}
         self._unread: list[str] = []
         run = self.look()
         if not (run.trainings or run.stages or run.datasets or run.command or run.state in ("running", "elsewhere")):
@@ -302,7 +302,7 @@ class Watcher:
         if not folder.is_dir():
             return None
         with contextlib.suppress(OSError, ValueError):  # finished and removed meanwhile, or damaged
-            return self._onlookers.setdefault(folder, Onlooker(folder)).look()
+            return self._onlookers.setdefault(folder, JournalReader(folder)).look()
         return None
 
     def _json(self, path: Path) -> Mapping[str, Any]:

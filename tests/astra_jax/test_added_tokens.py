@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from plain_world import ADDED, CHATML, SYSTEM, make_folder
-from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
+from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 from sft_world import TOOL, trajectory
 from template_world import PLAIN_CHATML, template
 from tokenizers import Tokenizer
@@ -155,7 +155,7 @@ async def test_a_rollout_is_rendered_and_read_in_the_models_format(plain: Path, 
     turns = [call("capital_of", country="France"), call("population_of", city="Paris"), "2102650 people."]
     task = make_task(make_environment(), tokenizer, config, seed=3)
     assert tokenizer.decode(list(task.prompt_ids)).startswith(f"<|im_start|>system\n{SYSTEM}\n\n# Tools")
-    policy = ScriptedPolicy(tokenizer, lambda session, turn, seed: turns[turn])
+    policy = ScriptedSampler(tokenizer, lambda session, turn, seed: turns[turn])
     episode = await run_episode(policy, pool, task, tokenizer, config, seed=1, session="s")
     assert episode.finish == "answered" and episode.reward == pytest.approx(1, abs=1e-5)
     segments = tokenizer.format.render(episode.messages, list(task.tools.values()))
@@ -253,7 +253,7 @@ def test_weights_with_made_rows_are_the_same_on_a_mesh_and_on_one_device(tmp_pat
     how = {"rows": 4_096, "spelled": spelled}
     alone = weights.load(tmp_path, grown, **how)
     shardings = grown.param_shardings(make_mesh(**axes, devices=jax.devices()[:2]))
-    origin = frozen.Origin(str(tmp_path), **how)
+    origin = frozen.WeightsSource(str(tmp_path), **how)
     there = frozen.frozen(weights.load(tmp_path, grown, shardings=shardings, **how), LoRA(rank=2), origin)
     there.check(alone, tmp_path)
     # Rows that were read are told apart, and a file of before, whose digests are of all rows, is read.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from rollout_world import ScriptedPolicy, call, make_environment
+from rollout_world import ScriptedSampler, call, make_environment
 from sft_world import make_dataset, starting, trajectories
 
 from astra_jax.grpo import train as grpo
@@ -105,7 +105,7 @@ async def test_own_objective_sampler_sandbox_and_hook(model, chat_tokenizer, tmp
     async def run(name, config=config, policy=None, hooks=()):
         start = starting(model.init(jax.random.key(0)))
         arguments = (config, model, start, [make_environment()], chat_tokenizer, pool, tmp_path / name)
-        policy = policy or ScriptedPolicy(chat_tokenizer, by_seed)
+        policy = policy or ScriptedSampler(chat_tokenizer, by_seed)
         return await grpo.train(*arguments, policy=policy, progress=False, hooks=hooks)
 
     async with referred("mine:small_sandbox")() as pool:

@@ -194,8 +194,8 @@ def test_zigzag_gives_each_device_an_early_and_a_late_chunk() -> None:
 def test_a_mesh_takes_a_row_for_each_place_where_a_micro_batch_is_left_open() -> None:
     open_ = SFTConfig(batch_size=16)
     mesh = make_mesh(data=2, fsdp=2, context=2)
-    assert on_mesh(open_, mesh).rows_at_once == 4 and on_mesh(open_, mesh).micro_batches == 4
-    assert on_mesh(open_, None) is open_ and open_.rows_at_once == 16
+    assert on_mesh(open_, mesh).micro_batch_rows == 4 and on_mesh(open_, mesh).micro_batches == 4
+    assert on_mesh(open_, None) is open_ and open_.micro_batch_rows == 16
     own = dataclasses.replace(open_, micro_batch_size=8)
     assert on_mesh(own, mesh) is own
 

@@ -13,7 +13,7 @@ from benchmark_world import program
 from emulated_rollouts import emulated, policy_on, until
 from rollout_world import tiny_model
 
-from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.sampler import Sampling
 from benchmarks import async_page, rows
 from launch.flags import cli
 

@@ -51,7 +51,7 @@ def test_sft_trains_adapters_and_refuses_what_there_is_not(world, tmp_path) -> N
         assert ended.code == 0, ended.errors
         card = frozen.read(tmp_path / "run" / "checkpoints")
         assert card.lora == LoRA(rank=2, alpha=4.0, targets=("o_proj", "down_proj"))
-        assert card.origin == frozen.Origin(str(world / "serve"))
+        assert card.origin == frozen.WeightsSource(str(world / "serve"))
         assert differing(world, tmp_path / "run" / "checkpoints") == 2
         for wrong, said in (
             (["--config.lora.rank=0"], "rank is 0"),

@@ -147,7 +147,7 @@ def test_adapters_stay_with_the_step_that_they_are_of_while_the_run_under_them_g
         weights.save_orbax(params, names["MODEL"], folder, step=step)
     assert started(folder, tmp_path / "run", folder).split(") ")[1].startswith("2 ")
     checkpoints.mkdir(parents=True)
-    frozen.write(frozen.frozen(params, LoRA(rank=2), frozen.Origin(str(folder), 1)), checkpoints)
+    frozen.write(frozen.frozen(params, LoRA(rank=2), frozen.WeightsSource(str(folder), 1)), checkpoints)
     assert started(folder, tmp_path / "run", folder).split(") ")[1].startswith("1 ")
 
 

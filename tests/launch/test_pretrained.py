@@ -198,7 +198,7 @@ def test_adapters_and_rows_of_added_tokens_through_all_stages(world: World, star
     moved = np.any(np.asarray(before["embed_vd"]) != np.asarray(after["embed_vd"]), axis=1)
     assert np.flatnonzero(moved).tolist() == list(added)
     later = frozen.read(tmp_path / "run" / "grpo" / "checkpoints")
-    assert later is not None and later.lora.rank == 2 and later.origin == frozen.Origin(str(checkpoints))
+    assert later is not None and later.lora.rank == 2 and later.origin == frozen.WeightsSource(str(checkpoints))
 
 
 @pytest.mark.slow

@@ -190,7 +190,11 @@ async def test_pages_of_other_sites_run_nothing(pool: SandboxPool) -> None:
     async with serving(pool) as (_, url):
         before = pool.stats.calls
         for path in ("/call", "/run_code"):
-            for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+            for headers in (
+                {"Host": "evil.example"},
+                {"WeightsSource": "http://evil.example"},
+                {"WeightsSource": "null"},
+            ):
                 status, body, _ = await post(url + path, call, headers=headers)
                 assert status == 403 and ("is not this machine" in body["error"] or "own pages" in body["error"])
             status, body, _ = await post(url + path, call, headers={"Content-Type": "text/plain"})

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation_world import Policy, Request, Say
+from evaluation_world import Request, Sampler, Say
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 Reference = Mapping[str, Sequence[Sequence[str]]]
@@ -46,7 +46,7 @@ def call_of(text: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, dict[st
     return name, arguments | {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
 
 
-def gold(known: Reference) -> Policy:
+def gold(known: Reference) -> Sampler:
     """Makes all calls of a turn in one step, then says that it is done."""
 
     def policy(request: Request) -> Say:

@@ -13,8 +13,8 @@ from aiohttp import web
 from rollout_world import tiny_model
 
 from astra_jax.rollout.vllm.config import VLLMConfig
-from astra_jax.rollout.vllm.policy import VLLMPolicy
 from astra_jax.rollout.vllm.publishing import Publisher
+from astra_jax.rollout.vllm.sampler import VLLMSampler
 
 PLUGIN = Path(__file__).resolve().parents[2] / "astra_jax" / "rollout" / "vllm" / "plugin"
 sys.path.insert(0, str(PLUGIN))  # a distribution of its own, which this environment does not have
@@ -211,8 +211,8 @@ async def until(holds: Callable[[], Any]) -> None:
 
 
 def policy_on(
-    servers: list[EmulatedServer], model: Any, folder: Path, *, kind: type[VLLMPolicy] = VLLMPolicy, **config: Any
-) -> VLLMPolicy:
+    servers: list[EmulatedServer], model: Any, folder: Path, *, kind: type[VLLMSampler] = VLLMSampler, **config: Any
+) -> VLLMSampler:
     """A policy whose looks are a moment apart."""
     quick = dict(check_seconds=0.05, answer_seconds=0.3, patience_seconds=20.0, grace_seconds=0.2)
     config.setdefault("run_id", RUN)

@@ -31,7 +31,7 @@ class Say:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-Policy = Callable[[Request], Say]
+Sampler = Callable[[Request], Say]
 
 
 def is_probe(request: Request) -> bool:
@@ -48,7 +48,7 @@ class Scripted:
         key: that it wants; None takes any.
     """
 
-    def __init__(self, policy: Policy, *, models: tuple[str, ...] = ("scripted",), key: str | None = None) -> None:
+    def __init__(self, policy: Sampler, *, models: tuple[str, ...] = ("scripted",), key: str | None = None) -> None:
         self.policy, self.models, self.key = policy, models, key
         self.requests: list[Request] = []
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_world import ScriptedPolicy, call, make_environment
+from rollout_world import ScriptedSampler, call, make_environment
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.rollout.policy import RequestFailed
+from astra_jax.rollout.sampler import RequestFailed
 from sandbox import CallResult, Outcome
 
 EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=600, max_response_tokens=300, distractors_per_band=1)
@@ -37,7 +37,7 @@ class Killed(BaseException):
     """What the process dies of."""
 
 
-class Sampler(ScriptedPolicy):
+class Sampler(ScriptedSampler):
     """Knows in any process which turn of an episode it is asked for; kills its process at a draw.
 
     Attributes:

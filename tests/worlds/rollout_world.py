@@ -10,7 +10,7 @@ import jax
 
 from astra_jax.models.model import Model, Params
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
 
@@ -102,7 +102,7 @@ def call(name: str, **arguments) -> str:
 
 
 @dataclass
-class ScriptedPolicy:
+class ScriptedSampler:
     """Says what `script(session, turn, seed)` says; each token gets logprob -1. Checks that prompts are append-only."""
 
     tokenizer: ChatTokenizer
@@ -126,7 +126,7 @@ class ScriptedPolicy:
         self.seen.pop(session, None)
         self.turns.pop(session, None)
 
-    samples_with_given_arrays = False
+    aliases_params = False
 
     def metrics(self) -> dict[str, float]:
         return {}

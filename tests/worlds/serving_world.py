@@ -23,7 +23,7 @@ from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
-from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, Sampling
+from astra_jax.rollout.sampler import Completion, PolicyLimits, Sampling, TokenChunk
 from astra_jax.serving.service import OpenAIService, ServingConfig
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chat_format import Segment
@@ -117,7 +117,7 @@ class Drip:
 
     async def stream(
         self, token_ids: Sequence[int], sampling: Sampling, *, session: str = ""
-    ) -> AsyncGenerator[Drawn, None]:
+    ) -> AsyncGenerator[TokenChunk, None]:
         self.running += 1
         try:
             for i in range(sampling.max_tokens):
@@ -125,7 +125,7 @@ class Drip:
                 if self.failure is not None:
                     raise RuntimeError("the policy broke") from self.failure
                 last = i + 1 == sampling.max_tokens
-                yield Drawn([self._tokens[i % len(self._tokens)]], [-1.0], [0], "length" if last else None)
+                yield TokenChunk([self._tokens[i % len(self._tokens)]], [-1.0], [0], "length" if last else None)
         finally:
             self.running -= 1
 
@@ -147,7 +147,7 @@ class Scripted(Drip):
 
     async def stream(
         self, token_ids: Sequence[int], sampling: Sampling, *, session: str = ""
-    ) -> AsyncGenerator[Drawn, None]:
+    ) -> AsyncGenerator[TokenChunk, None]:
         self.samplings.append(sampling)
         wanted = [*self._tokenizer.encode(self._says(self._tokenizer.decode(token_ids))), self._tokenizer.eos_id]
         for i, token in enumerate(wanted):
@@ -158,7 +158,7 @@ class Scripted(Drip):
                 assert words[token // 32] >> token % 32 & 1, (so_far, self._tokenizer.decode([token]))
             last = i + 1 == len(wanted)
             best = [((token, -1.0),)] if sampling.alternatives else []
-            yield Drawn([token], [-1.0], [0], "stop" if last else None, best)
+            yield TokenChunk([token], [-1.0], [0], "stop" if last else None, best)
 
 
 class Server:
@@ -174,10 +174,10 @@ class Server:
         self.url = f"http://127.0.0.1:{self.service.port}"
 
     def run(self, work: Awaitable[Any], seconds: float = 60) -> Any:
-        async def awaited() -> Any:
+        async def wait_with_heartbeat() -> Any:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(seconds)
+        return asyncio.run_coroutine_threadsafe(wait_with_heartbeat(), self._loop).result(seconds)
 
     def client(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)

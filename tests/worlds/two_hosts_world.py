@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 from jax.experimental import multihost_utils
 from programs_world import Programs, Started, programs
-from rollout_world import ScriptedPolicy, call, make_environment
+from rollout_world import ScriptedSampler, call, make_environment
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.train import train
@@ -71,7 +71,7 @@ async def run(tokenizer: ChatTokenizer, workdir: Path, mesh, *, fails: int = -1,
     """
     publisher = Publisher(workdir / "policy", MODEL, dtype="float32")
 
-    class Policy(ScriptedPolicy):
+    class Sampler(ScriptedSampler):
         async def update(self, params, version):
             if dies == version and jax.process_index() == 1:
                 os._exit(9)
@@ -91,7 +91,7 @@ async def run(tokenizer: ChatTokenizer, workdir: Path, mesh, *, fails: int = -1,
     params = MODEL.init(jax.random.key(0))
     config = dataclasses.replace(CONFIG, **changes)
     environments = [make_environment("a"), make_environment("b", "Japan"), make_environment("c")]
-    policy = Policy(tokenizer, script)
+    policy = Sampler(tokenizer, script)
     async with SandboxPool() as pool:
         result = await train(
             config,

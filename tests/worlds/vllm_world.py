@@ -30,10 +30,10 @@ from astra_jax.models.decoder import Decoder
 from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.models.model import Params
 from astra_jax.models.qwen3.presets import Qwen3Config
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 from astra_jax.rollout.vllm.direct import DirectPublisher
-from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
+from astra_jax.rollout.vllm.sampler import VLLMConfig, VLLMSampler
 from astra_jax.rollout.vllm.sync import AnyPublisher
 from astra_jax.tokenizer import ChatTokenizer
 
@@ -120,7 +120,7 @@ class World:
         return FolderPublisher(self.folder / "folders", self.model, dtype="float32")
 
     @contextlib.asynccontextmanager
-    async def direct_policy(self, *servers: Server) -> AsyncIterator[tuple[VLLMPolicy, DirectPublisher]]:
+    async def direct_policy(self, *servers: Server) -> AsyncIterator[tuple[VLLMSampler, DirectPublisher]]:
         """Whose weights the servers take out of this process's memory."""
         publisher = DirectPublisher(self.model, key=SYNC_KEY, run=RUN, host="127.0.0.1", dtype="float32")
         with contextlib.closing(publisher):
@@ -129,7 +129,7 @@ class World:
 
     def policy(
         self, *servers: Server, max_length: int = CONTEXT, publisher: AnyPublisher | None = None, **config
-    ) -> VLLMPolicy:
+    ) -> VLLMSampler:
         urls = tuple(server.url for server in servers)
         config.setdefault("sync_key", None if config.get("sync") == "reload" else SYNC_KEY)
         plain = dict(urls=urls, api_key=KEY, run_id=RUN, check_seconds=0.3, patience_seconds=90.0, lease_seconds=600.0)
@@ -137,7 +137,7 @@ class World:
         if publisher is None:
             publisher = self.folder_publisher() if options.sync == "reload" else self.publisher()
         digest = self.tokenizer.vocabulary_digest
-        return VLLMPolicy(options, publisher, vocabulary=digest, max_length=max_length)
+        return VLLMSampler(options, publisher, vocabulary=digest, max_length=max_length)
 
 
 OF_THE_PLUGIN, PLUGINS = '--weight-transfer-config={"backend": "astra"}', "astra,astra_sync"
@@ -326,7 +326,7 @@ def assert_labelled(choice: dict, world: World, by_version: Sequence[Params]) ->
         assert np.median(np.abs(logprobs[part] - wanted[1 - i][part])) > 1
 
 
-async def drawn_during(policy: VLLMPolicy, params: Params, version: int) -> list[Completion]:
+async def drawn_during(policy: VLLMSampler, params: Params, version: int) -> list[Completion]:
     """Completions of callers who ask again and again until an update is over; each caller's last began after it.
 
     However long the update takes to reach the servers, it falls into requests.

@@ -17,7 +17,7 @@ Array = jax.Array
 
 @partial(jax.tree_util.register_dataclass, data_fields=("w", "a", "b"), meta_fields=("scale",))
 @dataclass(frozen=True)
-class Adapted:
+class LoRAWeight:
     """Linear layer's matrix and its adapter, of one layer or, with a leading axis, stacked over layers.
 
     Attributes:
@@ -32,17 +32,17 @@ class Adapted:
     b: Any
     scale: float
 
-    def __getitem__(self, index: EllipsisType) -> Adapted:
+    def __getitem__(self, index: EllipsisType) -> LoRAWeight:
         """Return the object itself, since layers read an NNX variable with `[...]`."""
         return self
 
 
 def is_adapted(w: Any) -> bool:
     """Return whether a matrix has an adapter."""
-    return isinstance(w, Adapted)
+    return isinstance(w, LoRAWeight)
 
 
-def is_more(w: Any) -> bool:
+def is_wrapped(w: Any) -> bool:
     """Return whether a matrix is adapted or stored in 8 bits, and so not a plain array."""
     return is_adapted(w) or quantized.is_stored(w)
 
@@ -54,7 +54,7 @@ def plain(w: Any, dtype: Any = None) -> Array:
     return merged(w, dtype) if is_adapted(w) else w
 
 
-def merged(w: Adapted, dtype: Any = None) -> Array:
+def merged(w: LoRAWeight, dtype: Any = None) -> Array:
     """Return one matrix that computes the same, stacked as `w` is.
 
     It is summed in float32, then cast to `dtype`, or by default to w's own; for a stored `w` to float32.

@@ -29,7 +29,7 @@ def linear(
 
     Args:
         x: activations; `w` is cast to their dtype.
-        w: an array; or a `quantized.stored` one, which has no gradient; or an `adapted.Adapted` one of either.
+        w: an array; or a `quantized.stored` one, which has no gradient; or an `adapted.LoRAWeight` one of either.
         contracted: number of input axes: the last ones of `x` and the first ones of `w`.
         mesh: mesh of both, x as [B, T, in ...]; None is one device.
         writes: on a mesh: whether the model's width is the output, and not the input; see `axes`.

@@ -20,7 +20,7 @@ class Qwen2Config(Decoder):
     """Dense Qwen2.5 or Qwen2, whose checkpoints both have the type `qwen2`: biases only on queries, keys and values."""
 
     family: ClassVar[str] = "qwen2"
-    stretched_from: ClassVar[int | None] = 32_768
+    original_context: ClassVar[int | None] = 32_768
     output_bias: ClassVar[bool] = False
 
     attention_bias: bool = True

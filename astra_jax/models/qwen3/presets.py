@@ -19,7 +19,7 @@ class Qwen3Config(Decoder):
     """Qwen3, dense or with experts."""
 
     family: ClassVar[str] = "qwen3"
-    stretched_from: ClassVar[int | None] = 32_768
+    original_context: ClassVar[int | None] = 32_768
     qk_norm: ClassVar[bool] = True
 
     @classmethod

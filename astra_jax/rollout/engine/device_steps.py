@@ -16,8 +16,8 @@ from flax import struct
 
 from astra_jax.attention.cache import Cache, Caches, each, first, put
 from astra_jax.models.decoder import fewest_rows
-from astra_jax.models.model import Look, Model
-from astra_jax.rollout.engine.sampling import Shaping, draw, draw_shaped, said_so_far
+from astra_jax.models.model import CacheView, Model
+from astra_jax.rollout.engine.sampling import LogitsProcessing, draw, draw_shaped, said_so_far
 
 Array = Any
 
@@ -133,7 +133,7 @@ def decode(
     steps: int,
     nucleus: bool,
     whole: bool,
-    shaping: Shaping | None = None,
+    shaping: LogitsProcessing | None = None,
     alternatives: int = 0,
     platform: str | None = None,
 ) -> tuple[Caches, Array, Array, tuple[Array, Array] | None]:
@@ -226,7 +226,7 @@ def feed(
 
 @partial(jax.jit, static_argnames=("alternatives",))
 def pick(
-    logits_rv: Array, rows: DecodeRows, shaping: Shaping, allowed_rw: Array, *, alternatives: int
+    logits_rv: Array, rows: DecodeRows, shaping: LogitsProcessing, allowed_rw: Array, *, alternatives: int
 ) -> tuple[Array, Array, tuple[Array, Array] | None]:
     """Sample one allowed token for each row after `feed`. Arguments and results as in `draw_shaped`."""
     return draw_shaped(
@@ -264,7 +264,7 @@ def _logits(x_r1d: Array, w_dv: Array, more_rows: int) -> Array:
     return jnp.einsum("rd,dv->rv", x_rd, w_dv, preferred_element_type=jnp.float32)[: len(x_r1d)]
 
 
-def _read(cache: Caches, index_r: Array | None, window: int) -> tuple[Caches, Look]:
+def _read(cache: Caches, index_r: Array | None, window: int) -> tuple[Caches, CacheView]:
     """Return what a program reads of the cache, and each layer's view of it: the first `window` positions of the rows;
     None is all rows.
 

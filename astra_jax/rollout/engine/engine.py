@@ -24,7 +24,7 @@ from absl import logging
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request, common_prefix
 from astra_jax.rollout.engine.worker import MAX_STOPS, Worker
-from astra_jax.rollout.policy import Completion, Drawn, PolicyLimits, RequestFailed, Sampling
+from astra_jax.rollout.sampler import Completion, PolicyLimits, RequestFailed, Sampling, TokenChunk
 
 MIN_SHARED = 16
 """Shortest prefix to copy; copying a row costs about as much as prefilling a few tokens."""
@@ -35,7 +35,7 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """Continuous batching over one parameter tree. Implements `StreamingPolicy` and `TrainablePolicy`."""
+    """Continuous batching over one parameter tree. Implements `StreamingPolicy` and `TrainableSampler`."""
 
     def __init__(self, params: Any, model: Model, config: EngineConfig | None = None, *, version: int = 0) -> None:
         """
@@ -65,8 +65,8 @@ class Engine:
         return {}
 
     @property
-    def samples_with_given_arrays(self) -> bool:
-        """True: see `TrainablePolicy`."""
+    def aliases_params(self) -> bool:
+        """True: see `TrainableSampler`."""
         return True
 
     @property
@@ -90,7 +90,7 @@ class Engine:
         return self._failure
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
-        """See `Policy.generate`. Cancelling the awaiting task frees the slot. Raises as `stream` does."""
+        """See `Sampler.generate`. Cancelling the awaiting task frees the slot. Raises as `stream` does."""
         tokens, logprobs, versions = list[int](), list[float](), list[int]()
         async for drawn in self.stream(token_ids, sampling, session=session):
             tokens += drawn.token_ids
@@ -101,7 +101,7 @@ class Engine:
 
     async def stream(
         self, token_ids: Sequence[int], sampling: Sampling, *, session: str = ""
-    ) -> AsyncGenerator[Drawn, None]:
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the new tokens after each decode chunk. Closing the iterator (`contextlib.aclosing`) frees the slot.
 
         Raises:
@@ -139,7 +139,7 @@ class Engine:
                 if is_first and (scores := request.scores) is not None:
                     of_prompt["prompt_logprobs"] = scores.logps.tolist()
                     of_prompt["prompt_alternatives"] = await asyncio.to_thread(scores.alternatives)
-                yield Drawn(*drawn, request.alternatives[part], **of_prompt)
+                yield TokenChunk(*drawn, request.alternatives[part], **of_prompt)
         finally:
             request.dropped = True
             self._wake.set()
@@ -172,7 +172,7 @@ class Engine:
                 slot.session = ""
 
     async def prepare(self, params: Any, version: int) -> None:
-        """See `TrainablePolicy.prepare`. There is nothing to prepare."""
+        """See `TrainableSampler.prepare`. There is nothing to prepare."""
 
     async def update(self, params: Any, version: int) -> None:
         """Replace the weights between two device steps. Running requests continue with the new ones, and all keys and
@@ -186,7 +186,7 @@ class Engine:
         await done
 
     async def sleep(self) -> None:
-        """See `TrainablePolicy.sleep`: frees cache and weights, unless a request is running. Later requests wait for
+        """See `TrainableSampler.sleep`: frees cache and weights, unless a request is running. Later requests wait for
         `update`."""
         self._start()
         self._sleep = self._sleep or asyncio.get_running_loop().create_future()

@@ -68,7 +68,7 @@ def _drawn(logits_rv: Array, seeds_r: Array, positions_r: Array, greedy_r: Array
 
 
 @struct.dataclass
-class Shaping:
+class LogitsProcessing:
     """Options that change a distribution besides temperature and nucleus; see `policy.Sampling`. All [R] but `ids_rt`.
 
     `drawn_r` is the index in `ids_rt` at which each completion starts.
@@ -105,7 +105,7 @@ class TokenCounts:
         return TokenCounts(self.times_rv.at[at].add(1.0, mode="drop"), self.there_rv.at[at].set(True, mode="drop"))
 
 
-def said_so_far(shaping: Shaping, vocabulary: int) -> TokenCounts:
+def said_so_far(shaping: LogitsProcessing, vocabulary: int) -> TokenCounts:
     """Return the token counts, computed once per chunk and only if a row has a penalty."""
     rows = len(shaping.drawn_r)
     nothing = TokenCounts(jnp.zeros((rows, vocabulary), jnp.float32), jnp.zeros((rows, vocabulary), bool))
@@ -127,7 +127,7 @@ def draw_shaped(
     positions_r: Array,
     temperature_r: Array,
     top_p_r: Array,
-    shaping: Shaping,
+    shaping: LogitsProcessing,
     said: TokenCounts,
     *,
     allowed_rw: Array | None = None,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from astra_jax.models.matmuls import STORED
-from astra_jax.rollout.policy import Alternatives, Sampling
+from astra_jax.rollout.sampler import Alternatives, Sampling
 from sandbox.settings import Length, OneOf, Settings, Slots
 
 _LARGE = 1 << 25
@@ -190,7 +190,7 @@ class PromptScores:
             kept[start : start + n] = new[:n, : kept.shape[1]]
 
     def alternatives(self) -> list[Alternatives]:
-        """Return the alternatives in the form of `Drawn`; empty if none are requested."""
+        """Return the alternatives in the form of `TokenChunk`; empty if none are requested."""
         ids, values = self.likeliest
         places = zip(ids.tolist(), values.tolist(), strict=True) if ids.shape[1] else ()
         return [tuple(zip(*place, strict=True)) for place in places]

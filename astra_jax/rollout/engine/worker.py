@@ -22,10 +22,16 @@ from astra_jax.attention.cache import Caches
 from astra_jax.cpu.memory import give_back
 from astra_jax.models.model import Model
 from astra_jax.rollout.engine import device_steps
-from astra_jax.rollout.engine.room import check_room, committed, decodes_written_out, empty_cache, mesh_of
-from astra_jax.rollout.engine.sampling import Shaping
+from astra_jax.rollout.engine.cache_memory import (
+    check_cache_fits,
+    committed,
+    empty_cache,
+    mesh_of,
+    unroll_decode_layers,
+)
+from astra_jax.rollout.engine.sampling import LogitsProcessing
 from astra_jax.rollout.engine.slots import CacheSlot, EngineConfig, EngineStats, Request, common_prefix, padded
-from astra_jax.rollout.policy import MAX_ALTERNATIVES, ConstraintError, Sampling
+from astra_jax.rollout.sampler import MAX_ALTERNATIVES, ConstraintError, Sampling
 
 MAX_STOPS = 4
 """Most stop ids of a request (a static shape)."""
@@ -57,9 +63,9 @@ class Worker:
         self.shapes = config.on(device.platform, weights=sum(model.matmul_parameters()))
         self._stored = config.stored
         wanted = (model, self.shapes.slots, self.shapes.max_length, self._mesh, self._stored)
-        check_room(*wanted)
+        check_cache_fits(*wanted)
         self.model, self.stats = model, stats
-        self._written_out = decodes_written_out(*wanted, device=device)
+        self._written_out = unroll_decode_layers(*wanted, device=device)
         self._compiled_for: dict[str, Any] = {"model": model, "platform": device.platform}
         self._params, self._prepared = params, False
         self.cache: Any = self._empty_cache()
@@ -143,7 +149,9 @@ class Worker:
                 for nucleus in (False, True):
                     yield partial(self._run_decode, count, [], window, nucleus=nucleus)
                 for alternatives in (0, MAX_ALTERNATIVES) if options else ():
-                    yield partial(self._run_decode, count, [], window, shaped=True, alternatives=alternatives)
+                    yield partial(
+                        self._run_decode, count, [], window, needs_logits_processing=True, alternatives=alternatives
+                    )
                     yield partial(self._run_constrained, count, [], window, alternatives=alternatives)
 
     def _prepare(self) -> None:
@@ -239,7 +247,7 @@ class Worker:
             count,
             placed,
             self.shapes.window_for(max(slot.length for slot in ready) + self.shapes.decode_chunk - 1),
-            shaped=any(sampling.shaped for sampling in samplings),
+            needs_logits_processing=any(sampling.needs_logits_processing for sampling in samplings),
             alternatives=_alternatives(samplings),
         )
         lost: Lost = []
@@ -257,7 +265,7 @@ class Worker:
         window: int,
         *,
         nucleus: bool | None = None,
-        shaped: bool = False,
+        needs_logits_processing: bool = False,
         alternatives: int = 0,
     ) -> tuple[np.ndarray, np.ndarray, Any]:
         rows = self._rows(count, placed)
@@ -268,9 +276,9 @@ class Worker:
             rows,
             window=window,
             steps=self.shapes.decode_chunk,
-            nucleus=nucleus and not shaped,
+            nucleus=nucleus and not needs_logits_processing,
             whole=count == self.shapes.slots,
-            shaping=_shaping(count, placed, window) if shaped else None,
+            shaping=_shaping(count, placed, window) if needs_logits_processing else None,
             alternatives=alternatives,
             **self._compiled_for,
         )
@@ -371,19 +379,19 @@ class Worker:
 
 
 def _plain(sampling: Sampling) -> bool:
-    return not sampling.shaped
+    return not sampling.needs_logits_processing
 
 
 def _shaped(sampling: Sampling) -> bool:
-    return sampling.shaped and sampling.constraint is None
+    return sampling.needs_logits_processing and sampling.constraint is None
 
 
 def _constrained(sampling: Sampling) -> bool:
     return sampling.constraint is not None
 
 
-def _shaping(count: int, placed: Placed, window: int) -> Shaping:
-    shaping = Shaping(
+def _shaping(count: int, placed: Placed, window: int) -> LogitsProcessing:
+    shaping = LogitsProcessing(
         top_k_r=np.zeros(count, np.int32),
         min_p_r=np.zeros(count, np.float32),
         presence_r=np.zeros(count, np.float32),

@@ -34,7 +34,7 @@ import numpy as np
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.vllm.publishing import stacked_hf_tensors
 from astra_jax.rollout.vllm.wire import Answer, WeightServer
-from astra_jax.run.hosts import from_every
+from astra_jax.run.hosts import allgather_bytes
 from sandbox.access import is_loopback
 from sandbox.settings import SettingError
 from synthesis.core.files import first_line
@@ -104,7 +104,7 @@ class DirectPublisher:
         self._held: dict[int, _Version] = {}  # in order of publication
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._server = WeightServer(host, port, key, self._answer)
-        every = from_every(f"{run} {self._server.address}".encode(), _MOST_ADDRESS)
+        every = allgather_bytes(f"{run} {self._server.address}".encode(), _MOST_ADDRESS)
         self._run = every[0].decode().partition(" ")[0]
         self._hosts = [one.decode().partition(" ")[2] for one in every]
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 import aiohttp
 
-from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.figures import ServerFigures, figures_of
 from sandbox.answers import AnswerTooLarge, read_answer
 from synthesis.core.refusals import InputError, Refusal
@@ -48,7 +48,7 @@ def why(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class Draw:
+class ServerCompletion:
     """Tokens sampled by a server for one request.
 
     Attributes:
@@ -71,7 +71,7 @@ class Route(Protocol):
         """Return the request body."""
         ...
 
-    def draw(self, answer: dict[str, Any]) -> Draw:
+    def draw(self, answer: dict[str, Any]) -> ServerCompletion:
         """Parse the server's answer.
 
         Raises:
@@ -96,7 +96,7 @@ class GenerateRoute:
             "sampling_params": {**_parameters(self, token_ids, sampling), "detokenize": False},
         }
 
-    def draw(self, answer: dict[str, Any]) -> Draw:
+    def draw(self, answer: dict[str, Any]) -> ServerCompletion:
         """See `Route.draw`."""
         choice = _choice(answer)
         labels: list[str] = []
@@ -121,7 +121,7 @@ class CompletionsRoute:
         """See `Route.body`."""
         return {"prompt": list(token_ids), "return_token_ids": True, **_parameters(self, token_ids, sampling)}
 
-    def draw(self, answer: dict[str, Any]) -> Draw:
+    def draw(self, answer: dict[str, Any]) -> ServerCompletion:
         """See `Route.draw`."""
         choice = _choice(answer)
         return _draw(choice["token_ids"], choice["logprobs"]["token_logprobs"], None)
@@ -130,7 +130,7 @@ class CompletionsRoute:
 def _parameters(
     route: GenerateRoute | CompletionsRoute, token_ids: Sequence[int], sampling: Sampling
 ) -> dict[str, Any]:
-    if sampling.shaped or sampling.prompt_logprobs:
+    if sampling.needs_logits_processing or sampling.prompt_logprobs:
         raise ValueError(
             f"{sampling} asks for more than a temperature and a nucleus, which no trainer's logprobs follow"
         )
@@ -168,12 +168,12 @@ def _choice(answer: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
-def _draw(tokens: list[int], logprobs: list[float], labels: list[str] | None) -> Draw:
+def _draw(tokens: list[int], logprobs: list[float], labels: list[str] | None) -> ServerCompletion:
     if len(tokens) != len(logprobs) or not tokens:
         raise PolicyError(f"a server returned {len(tokens)} tokens with {len(logprobs)} logprobs")
     if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in logprobs):
         raise PolicyError("a server returned a logprob that is no finite number")
-    return Draw(list(tokens), [float(one) for one in logprobs], labels)
+    return ServerCompletion(list(tokens), [float(one) for one in logprobs], labels)
 
 
 @dataclass
@@ -253,7 +253,7 @@ class RolloutServer:
         else:
             raise PolicyError(f"{self.url}{GenerateRoute.path} answers {status}: {text[:500]}")
 
-    async def draw(self, token_ids: Sequence[int], sampling: Sampling, seconds: float) -> Draw:
+    async def draw(self, token_ids: Sequence[int], sampling: Sampling, seconds: float) -> ServerCompletion:
         """Sample one completion.
 
         Raises:

@@ -21,12 +21,12 @@ from astra_jax.attention import (
     cached_attention,
     documents,
     extending_attention,
-    is_told_what_goes_on,
+    needs_prefix_flag,
     splash,
     splash_backward,
     triton,
 )
-from astra_jax.attention.cache import Cache, InParts, of_tokens
+from astra_jax.attention.cache import Cache, ChunkedCache, of_tokens
 from astra_jax.mesh import make_mesh, unzigzag, zigzag
 from astra_jax.planner.hardware import INSTALL_GPU
 
@@ -104,7 +104,9 @@ def test_documents_of_a_row_do_not_see_each_other(packed) -> None:
 def going_on_row(lengths: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     """Segment ids and positions, [1, T], of documents: (tokens, number of the one it goes on from, or 0)."""
     of = {number: n for number, (n, _) in enumerate(lengths, start=1)}
-    segments = [np.full(n, documents.going_on(i, other) if other else i) for i, (n, other) in enumerate(lengths, 1)]
+    segments = [
+        np.full(n, documents.prefix_segment_id(i, other) if other else i) for i, (n, other) in enumerate(lengths, 1)
+    ]
     positions = [np.arange(n) + of.get(other, 0) for n, other in lengths]
     return np.concatenate(segments)[None].astype(np.int32), np.concatenate(positions)[None].astype(np.int32)
 
@@ -143,7 +145,7 @@ def test_what_goes_on_from_a_prompt_sees_what_it_would_behind_it(backend, blocks
         return (full_matrix(q, k, v, visible) * g).sum()
 
     def total(q, k, v):
-        return (run(q, k, v, segments, positions, backend=backend, go_on=True) * g).sum()
+        return (run(q, k, v, segments, positions, backend=backend, has_shared_prefix=True) * g).sum()
 
     ours, theirs = (jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(q, k, v) for f in (total, expected_total))
     for mine, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
@@ -153,15 +155,18 @@ def test_what_goes_on_from_a_prompt_sees_what_it_would_behind_it(backend, blocks
 @pytest.mark.parametrize(("platform", "told"), [("cpu", False), ("gpu", False), ("tpu", True)])
 def test_the_kernel_that_compares_ids_alone_is_told(platform, told, monkeypatch) -> None:
     monkeypatch.setattr(astra_jax.attention, "platform_of", lambda mesh: platform)
-    assert is_told_what_goes_on(128, None) is told
+    assert needs_prefix_flag(128, None) is told
 
 
 def test_document_numbers_have_bounds() -> None:
-    assert documents.numbers(documents.going_on(7, 3)) == 7 and documents.before(documents.going_on(7, 3)) == 3
+    assert (
+        documents.numbers(documents.prefix_segment_id(7, 3)) == 7
+        and documents.before(documents.prefix_segment_id(7, 3)) == 3
+    )
     for numbers in ((0, 1), (1, 0), (documents.MOST + 1, 1)):
         with pytest.raises(ValueError, match="numbers are from 1 to 32767"):
-            documents.going_on(*numbers)
-    last = np.int32(documents.going_on(documents.MOST, documents.MOST))
+            documents.prefix_segment_id(*numbers)
+    last = np.int32(documents.prefix_segment_id(documents.MOST, documents.MOST))
     assert documents.numbers(last) == documents.before(last) == documents.MOST
 
 
@@ -175,7 +180,7 @@ def test_cached_attention_equals_attention_over_one_document(packed) -> None:
     np.testing.assert_allclose(last, whole[:, -3:], atol=2e-6)
     parts = [(Cache(cache.k_bkhs[..., a:b], cache.v_bksh[:, :, a:b]), visible[..., a:b]) for a, b in ((0, 7), (7, T))]
     np.testing.assert_allclose(cached_attention(q[:, -3:], *parts), whole[:, -3:], atol=2e-6)
-    in_parts = InParts(tuple(part for part, _ in parts))
+    in_parts = ChunkedCache(tuple(part for part, _ in parts))
     np.testing.assert_array_equal(cached_attention(q[:, -3:], (in_parts, visible)), cached_attention(q[:, -3:], *parts))
 
 
@@ -243,12 +248,12 @@ def test_blocks_that_share_a_document_are_known_by_their_least_and_greatest() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("go_on", by_day([False, True], True))
-def test_splash_does_not_visit_the_blocks_of_other_documents(go_on, monkeypatch) -> None:
+@pytest.mark.parametrize("has_shared_prefix", by_day([False, True], True))
+def test_splash_does_not_visit_the_blocks_of_other_documents(has_shared_prefix, monkeypatch) -> None:
     """What is not visited may be anything: keys and values of another document are no numbers, and a visit would make
     none of whatever sees them."""
     monkeypatch.setattr(splash, "LARGEST_BLOCK", 128)
-    lengths = [(256, 0), (256, 0), (128, 2 if go_on else 0), (128, 0)]
+    lengths = [(256, 0), (256, 0), (128, 2 if has_shared_prefix else 0), (128, 0)]
     segments, positions = map(jnp.asarray, going_on_row(lengths))
     rng = np.random.default_rng(7)
     q, k, v, g = (jnp.array(rng.normal(size=(1, 768, n, 128)), jnp.float32) for n in (N, K, K, N))
@@ -259,7 +264,7 @@ def test_splash_does_not_visit_the_blocks_of_other_documents(go_on, monkeypatch)
         bad = (where >= int(ends[sick])) & (where < int(ends[sick + 1]))
 
         def total(q, k, v):
-            o = run(q, k, v, segments, positions, backend="splash_interpret", go_on=go_on)
+            o = run(q, k, v, segments, positions, backend="splash_interpret", has_shared_prefix=has_shared_prefix)
             return jnp.where(bad, 0.0, o * g).sum(), o
 
         given = (q, *(jnp.where(bad, jnp.nan, x) for x in (k, v)))
@@ -272,7 +277,7 @@ def test_splash_does_not_visit_the_blocks_of_other_documents(go_on, monkeypatch)
     try:
         of(0, [1, 2, 3])
         of(3, [0, 1, 2])
-        of(1, [0, 3] if go_on else [0, 2, 3])
+        of(1, [0, 3] if has_shared_prefix else [0, 2, 3])
     finally:
         splash.make_kernel.cache_clear()
 
@@ -324,7 +329,7 @@ def test_the_gpus_kernels_are_as_near_as_bfloat16_lets_them_be(h: int) -> None:
     rng = np.random.default_rng(7)
     qkv = [jnp.array(rng.normal(size=(2, 4_096, n, h)), jnp.bfloat16) for n in (8, 2, 2)]
     wide = (x.astype(jnp.float32) for x in qkv)
-    ours = value_and_gradients((*qkv, segments, positions), backend="auto", go_on=True)
+    ours = value_and_gradients((*qkv, segments, positions), backend="auto", has_shared_prefix=True)
     theirs = value_and_gradients((*wide, segments, positions), backend="blockwise")
     for mine, expected in zip(ours, theirs, strict=True):
         mine, expected = (np.asarray(x, np.float64) for x in (mine, expected))
@@ -360,7 +365,9 @@ def test_next_tokens_see_what_is_cached_of_their_row_and_themselves(backend: str
     fresh = Cache(whole.k_bkhs[..., window:], whole.v_bksh[..., window:, :])
     given = jnp.where(jnp.asarray(real), positions, -1)[:, window:]
     found = extending_attention(q[:, window:], past, fresh, given, backend=backend)
-    in_parts = InParts(tuple(Cache(past.k_bkhs[..., a:b], past.v_bksh[..., a:b, :]) for a, b in ((0, 100), (100, 160))))
+    in_parts = ChunkedCache(
+        tuple(Cache(past.k_bkhs[..., a:b], past.v_bksh[..., a:b, :]) for a, b in ((0, 100), (100, 160)))
+    )
     np.testing.assert_array_equal(extending_attention(q[:, window:], in_parts, fresh, given, backend=backend), found)
     for row, count in enumerate(more):
         np.testing.assert_allclose(found[row, :count], expected[row, window : window + count], atol=2e-5)
@@ -393,27 +400,29 @@ assert temporaries < t * t / 4, (t, temporaries)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "go_on"),
+    ("backend", "has_shared_prefix"),
     [
         ("blockwise", False),
         ("splash_interpret", True),
         *by_day([("splash_interpret", False), ("triton_interpret", True)]),
     ],
 )
-def test_context_parallel_equals_one_device(packed_wide, backend, go_on) -> None:
+def test_context_parallel_equals_one_device(packed_wide, backend, has_shared_prefix) -> None:
     """Each device has an early and a late chunk of the sequence, and half of the heads; two documents may go on from
     the first."""
     context = 2
-    if go_on:
+    if has_shared_prefix:
         q, k, v, segments, positions = packed_wide
         others = segments > 1
-        ids = jnp.where(others, documents.going_on(1, 1) - 1 + segments, segments)
+        ids = jnp.where(others, documents.prefix_segment_id(1, 1) - 1 + segments, segments)
         packed_wide = q, k, v, ids, positions + 130 * others
     mesh = make_mesh(data=2, context=context, tensor=2)
     padded = [jnp.pad(x, ((0, 0), (0, 12)) + ((0, 0),) * (x.ndim - 2)) for x in packed_wide]
     twice = [jnp.concatenate([x, x]) for x in padded]
     expected = value_and_gradients(twice, backend="blockwise")
-    with_mesh = value_and_gradients_zigzag(twice, context, backend=backend, mesh=mesh, go_on=go_on)
+    with_mesh = value_and_gradients_zigzag(
+        twice, context, backend=backend, mesh=mesh, has_shared_prefix=has_shared_prefix
+    )
     for mine, one in zip(with_mesh, expected, strict=True):
         np.testing.assert_allclose(mine, one, atol=2e-5)
 

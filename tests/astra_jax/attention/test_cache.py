@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from astra_jax.attention.cache import Cache, InParts, each, put
+from astra_jax.attention.cache import Cache, ChunkedCache, each, put
 
 LAYERS, ROWS, HEADS, LENGTH, WIDTH = 2, 4, 2, 12, 3
 
@@ -21,9 +21,9 @@ def cache(seed: int, rows: int, length: int, layers: tuple[int, ...] = (LAYERS,)
 PARTS = [(5, 5, 2), (1, 10, 1), (8, 4)]
 
 
-def in_parts(whole: Cache, lengths: tuple[int, ...]) -> InParts:
+def in_parts(whole: Cache, lengths: tuple[int, ...]) -> ChunkedCache:
     ends = np.cumsum(lengths)
-    return InParts(
+    return ChunkedCache(
         tuple(
             Cache(whole.k_bkhs[..., end - n : end], whole.v_bksh[..., end - n : end, :])
             for end, n in zip(ends, lengths, strict=True)
@@ -31,7 +31,7 @@ def in_parts(whole: Cache, lengths: tuple[int, ...]) -> InParts:
     )
 
 
-def joined(layer: InParts) -> Cache:
+def joined(layer: ChunkedCache) -> Cache:
     keys, values = zip(*layer.parts, strict=True)
     return Cache(jnp.concatenate(keys, axis=-1), jnp.concatenate(values, axis=-2))
 

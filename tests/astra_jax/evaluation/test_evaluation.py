@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from aiohttp import web
-from evaluation_world import Policy, Request, Say, Scripted, endpoint, is_probe
+from evaluation_world import Request, Sampler, Say, Scripted, endpoint, is_probe
 from rollout_world import make_environment
 
 from astra_jax.evaluation import preflight
@@ -445,7 +445,7 @@ def context(policy: ModelEndpoint, folder: Path, pool, source: Path | None) -> S
     )
 
 
-def plays(country: str, last: str) -> Policy:
+def plays(country: str, last: str) -> Sampler:
     """Looks the capital up, then `last` of it, then answers."""
 
     def script(body: Request) -> Say:

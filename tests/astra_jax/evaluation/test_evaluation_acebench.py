@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from evaluation_world import Named, Policy, Request, Say, Scripted, endpoint, is_probe
+from evaluation_world import Named, Request, Sampler, Say, Scripted, endpoint, is_probe
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, ModelEndpoint, SuiteContext
@@ -81,7 +81,7 @@ def cases(language: str, category: str) -> dict[str, list[str]]:
     return {id: stones if isinstance(stones[0], str) else stones[0] for id, stones in answers.items()}
 
 
-def milestones(stones: dict[str, list[str]]) -> Policy:
+def milestones(stones: dict[str, list[str]]) -> Sampler:
     """Plays them, each after some reasoning, and ends the conversation. As the user it only asks to go on."""
 
     def policy(request: Request) -> Say:
@@ -96,7 +96,7 @@ def milestones(stones: dict[str, list[str]]) -> Policy:
 
 
 @contextlib.asynccontextmanager
-async def prepared(folder: Path, policy: Policy, name: str = "acebench", **changes: Any) -> AsyncIterator[Named]:
+async def prepared(folder: Path, policy: Sampler, name: str = "acebench", **changes: Any) -> AsyncIterator[Named]:
     async with Scripted(policy, models=("scripted", "user")) as served:
         suite = Named(make(name, context(folder, served, **changes)))
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation_world import Policy, Request, Say, Scripted, endpoint
+from evaluation_world import Request, Sampler, Say, Scripted, endpoint
 
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import RunConfig, run_suites
@@ -65,7 +65,7 @@ def context(folder: Path, served: ModelEndpoint = NOBODY, **changes: Any) -> Sui
 
 
 @contextlib.asynccontextmanager
-async def prepared(folder: Path, harnesses: Path, policy: Policy, sets: Sequence[ProblemSet]) -> AsyncIterator[Aime]:
+async def prepared(folder: Path, harnesses: Path, policy: Sampler, sets: Sequence[ProblemSet]) -> AsyncIterator[Aime]:
     async with Scripted(policy) as served:
         suite = Aime(context(folder, served, harnesses=harnesses, sources={"aime": folder}), sets)
         try:

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from benchmark_world import program
 from bfcl_world import CATEGORIES, Reference, gold, reference, steps_of, turn_of
-from evaluation_world import Named, Policy, Request, Say, Scripted, endpoint, is_probe
+from evaluation_world import Named, Request, Sampler, Say, Scripted, endpoint, is_probe
 
 from astra_jax.evaluation.comparison import compare
 from astra_jax.evaluation.results import ItemResult
@@ -76,13 +76,13 @@ class World:
     scripted: Scripted
     known: Reference
 
-    async def run(self, policy: Policy, *entries: str) -> list[ItemResult]:
+    async def run(self, policy: Sampler, *entries: str) -> list[ItemResult]:
         """Run entries once each."""
         self.scripted.policy = policy
         items = [EvalItem(entry.removeprefix("multi_turn_").rsplit("_", 1)[0], entry, 0, 7) for entry in entries]
         return [await self.suite.run(item, Decoding(temperature=0)) for item in items]
 
-    async def run_many(self, policy: Policy, folder: Path) -> list[ItemResult]:
+    async def run_many(self, policy: Sampler, folder: Path) -> list[ItemResult]:
         """Run some entries of each category, or all, as the program does."""
         self.scripted.policy = policy
         with contextlib.closing(Journal(folder / "journal.sqlite")) as journal:

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import msgspec
 import pytest
-from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
+from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 from sft_world import starting
 
 from astra_jax.evaluation.episodes import EvalConfig
@@ -40,7 +40,7 @@ def by_name(session: str, turn: int, seed: int) -> str:
     return "I do not know." if turn or not solves else call("capital_of", country="France") if name == "part" else ALL
 
 
-class Counting(ScriptedPolicy):
+class Counting(ScriptedSampler):
     """Counts episodes by environment; `dies_after` so many."""
 
     dies_after = 10**9
@@ -76,7 +76,7 @@ async def measured(policy, pool, tokenizer, path, environments=WORLD, episodes=4
 
 
 async def test_known_policies_get_their_known_rates(pool, chat_tokenizer, tmp_path):
-    found = await measured(ScriptedPolicy(chat_tokenizer, by_name), pool, chat_tokenizer, tmp_path / "journal")
+    found = await measured(ScriptedSampler(chat_tokenizer, by_name), pool, chat_tokenizer, tmp_path / "journal")
     assert [one.solve_rate for one in found] == [1.0, 0.5, 0.0, pytest.approx(2 / 3, abs=1e-5)]
     assert [len(one.rewards) for one in found] == [4] * 4
     assert statistics(found) == {
@@ -98,7 +98,7 @@ def test_tenths_are_exact():
 
 async def test_what_is_finished_is_not_run_again(pool, chat_tokenizer, tmp_path):
     """And what was interrupted gives what an uninterrupted run gives."""
-    whole = await measured(ScriptedPolicy(chat_tokenizer, by_name), pool, chat_tokenizer, tmp_path / "whole")
+    whole = await measured(ScriptedSampler(chat_tokenizer, by_name), pool, chat_tokenizer, tmp_path / "whole")
     first, second, third = (Counting(chat_tokenizer, by_name) for _ in range(3))
     first.dies_after = 11
     with pytest.raises(ConnectionError, match="the machine is gone"):
@@ -119,7 +119,7 @@ async def test_what_infrastructure_voids_has_no_rate_and_is_tried_again(pool, ch
 
     broken = BrokenFor(pool, "Japan")
     arguments = (chat_tokenizer, tmp_path / "journal", environments)
-    voided = await measured(ScriptedPolicy(chat_tokenizer, script), broken, *arguments)
+    voided = await measured(ScriptedSampler(chat_tokenizer, script), broken, *arguments)
     assert [one.solve_rate for one in voided] == [pytest.approx(2 / 3, abs=1e-5), None]
     assert statistics(voided)["voided"] == 1 and statistics(voided)["voided_episodes"] == 4
     assert statistics(voided)["mean"] == voided[0].solve_rate, "voided ones are in no mean"
@@ -127,11 +127,11 @@ async def test_what_infrastructure_voids_has_no_rate_and_is_tried_again(pool, ch
     mended = await measured(policy, pool, *arguments)
     assert mended[0] == voided[0] and mended[1].solve_rate == mended[0].solve_rate and len(policy.started) == 4
     with pytest.raises(ValueError, match="no episode has a reward, all 4 are masked: 4 times the environment"):
-        await measured(ScriptedPolicy(chat_tokenizer, script), broken, *arguments[:2], environments[1:], run="c")
+        await measured(ScriptedSampler(chat_tokenizer, script), broken, *arguments[:2], environments[1:], run="c")
 
 
 async def test_what_cannot_be_measured_is_refused(pool, chat_tokenizer, tmp_path):
-    policy = ScriptedPolicy(chat_tokenizer, by_name)
+    policy = ScriptedSampler(chat_tokenizer, by_name)
     with pytest.raises(ValueError, match="no environment to measure"):
         await measured(policy, pool, chat_tokenizer, tmp_path / "journal", [])
     with pytest.raises(ValueError, match="2 environments have the id 'half'; ids must be unique"):
@@ -243,7 +243,7 @@ async def test_a_filtered_run_samples_only_what_it_keeps(pool, chat_tokenizer, t
     model = tiny_model(chat_tokenizer.vocab_size, 1024)
     params = model.init(jax.random.key(0))
 
-    class Reading(ScriptedPolicy):
+    class Reading(ScriptedSampler):
         async def generate(self, token_ids, sampling, *, session=""):
             text = self.tokenizer.decode(list(token_ids))
             asked.append("France" if "capital of France?" in text else "Japan")

@@ -63,7 +63,7 @@ async def test_strictly_online_it_is_the_plain_loop_to_the_bit(model, params, ch
     plain = Sampler(chat_tokenizer)
     parts = (plain, Tables(), ENVIRONMENTS, chat_tokenizer, CONFIG.episode)
     sampler = GroupSampler(*parts, group_size=3, seed=0, at_once=CONFIG.episodes_at_once)
-    buffer = GroupBuffer(CONFIG.batch_size, delta=CONFIG.delta, max_age=CONFIG.surplus_max_age)
+    buffer = GroupBuffer(CONFIG.batch_size, min_reward_std=CONFIG.min_reward_std, max_age=CONFIG.surplus_max_age)
     weights, state = initial_state(jax.tree.map(jnp.copy, params), grpo_optimizer(CONFIG))
     for update in range(CONFIG.steps):
         plain.version = update
@@ -177,10 +177,10 @@ def test_a_token_counts_as_it_would_online_and_is_measured_by_its_age(model, par
 
 
 def test_a_checkpoint_of_before_has_its_tokens_versions() -> None:
-    buffer = GroupBuffer(2, delta=0.0, max_age=1)
+    buffer = GroupBuffer(2, min_reward_std=0.0, max_age=1)
     buffer.groups = groups_of([4])
     groups = msgspec.to_builtins(buffer.groups)
-    again = GroupBuffer(2, delta=0.0, max_age=1)
+    again = GroupBuffer(2, min_reward_std=0.0, max_age=1)
     again.load({"groups": groups, "counts": {}})
     assert again.groups == buffer.groups
     for group in groups:

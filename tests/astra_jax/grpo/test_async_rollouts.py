@@ -123,7 +123,7 @@ def test_a_run_goes_on_over_any_kills(chat_tokenizer, k, kills, saves, damaged) 
     trained = [(update, group) for update in range(UPDATES) for group in disk.trained[update][1]]
     indices = {group.index for _, group in trained}
     assert len(indices) == len(trained) == UPDATES * CONFIG.batch_size
-    assert all(0 <= update - group.update <= k and group.deviation > CONFIG.delta for update, group in trained)
+    assert all(0 <= update - group.update <= k and group.deviation > CONFIG.min_reward_std for update, group in trained)
     # Every group that was started was trained on, or waits, or is under way, or it is counted what became of it.
     waiting = [group["index"] for group in state["buffer"]["groups"]]
     there = {*waiting, *state["open"]}

@@ -57,7 +57,7 @@ class Stream:
 def run_updates(seed, probability, size, max_age, oversample, concurrent, updates, order_seed=0):
     stream = Stream(seed, probability)
     stream.order = random.Random(order_seed)
-    buffer = GroupBuffer(size, delta=0.01, max_age=max_age)
+    buffer = GroupBuffer(size, min_reward_std=0.01, max_age=max_age)
     batches, counts = [], []
 
     async def loop():
@@ -109,7 +109,7 @@ def test_batches_do_not_depend_on_the_order_of_completion(seed, order_seed):
 
 def test_surplus_trains_one_update_late_or_is_dropped():
     for max_age, expected in ((1, [0, 0]), (0, [1, 1])):
-        buffer = GroupBuffer(2, delta=0.0, max_age=max_age)
+        buffer = GroupBuffer(2, min_reward_std=0.0, max_age=max_age)
         buffer.begin(0)
         for index in range(4):
             buffer.add(group(index, [0.0, 1.0], update=0))
@@ -122,7 +122,7 @@ def test_surplus_trains_one_update_late_or_is_dropped():
 
 
 def test_gives_up_at_max_groups_and_keeps_what_it_has():
-    buffer = GroupBuffer(3, delta=0.01, max_age=1)
+    buffer = GroupBuffer(3, min_reward_std=0.01, max_age=1)
     buffer.begin(0)
     stream = Stream(0, 0.0)
     assert not asyncio.run(fill(buffer, stream, oversample=1.25, concurrent=4, max_groups=10))
@@ -177,7 +177,7 @@ def test_a_limit_is_there_unless_another_is_given():
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_a_group_is_left_out_for_its_true_reason_whatever_the_scale_of_rewards(scale: float) -> None:
-    buffer = GroupBuffer(2, delta=0.01 * scale, max_age=1)
+    buffer = GroupBuffer(2, min_reward_std=0.01 * scale, max_age=1)
     for rewards in ([], [1.0], [0.3, 0.3, 0.3], [0.5, 0.501], [0.5, 0.508], [0.0, 1.0]):
         buffer.add(group(len(rewards), [reward * scale for reward in rewards]))
     assert (buffer.counts.voided, buffer.counts.equal, buffer.counts.within_delta, buffer.counts.valid) == (2, 1, 2, 1)
@@ -191,19 +191,19 @@ def test_a_group_is_left_out_for_its_true_reason_whatever_the_scale_of_rewards(s
 def test_a_delta_that_no_group_could_exceed_is_refused() -> None:
     for reward, delta in (("f1:0.001", 0.01), ("f1", 0.5), ("f1:0.3,format:-0.3", 0.3)):
         with pytest.raises(SettingError, match=r"delta is .*; use a number below .* no batch could be filled"):
-            GRPOConfig(delta=delta, episode=EpisodeConfig(reward=reward))
-    GRPOConfig(delta=5.0, episode=EpisodeConfig(reward="f1:1000"))
-    GRPOConfig(delta=1e-4, episode=EpisodeConfig(reward="f1:0.001"))
+            GRPOConfig(min_reward_std=delta, episode=EpisodeConfig(reward=reward))
+    GRPOConfig(min_reward_std=5.0, episode=EpisodeConfig(reward="f1:1000"))
+    GRPOConfig(min_reward_std=1e-4, episode=EpisodeConfig(reward="f1:0.001"))
 
 
 def test_masked_episodes_are_counted_by_reason_and_survive_a_checkpoint() -> None:
-    buffer = GroupBuffer(2, delta=0.01, max_age=1)
+    buffer = GroupBuffer(2, min_reward_std=0.01, max_age=1)
     gone, broken = Masked("request_failed", "the server is away"), Masked("reward_failed", "score raised KeyError")
     buffer.add(msgspec.structs.replace(group(0, [0.0, 1.0]), masked=[gone, broken]))
     before = buffer.copy()
     buffer.add(msgspec.structs.replace(group(1, [1.0]), masked=[gone, Masked("request_failed", "another one")]))
     assert before.counts.masked == {"request_failed": 1, "reward_failed": 1}
-    other = GroupBuffer(2, delta=0.01, max_age=1)
+    other = GroupBuffer(2, min_reward_std=0.01, max_age=1)
     other.load(json.loads(json.dumps(buffer.state())))
     assert other.counts == buffer.counts and other.counts.masked_share == 4 / 7
     metrics = other.counts.metrics()
@@ -216,7 +216,7 @@ def test_failure_of_one_group_stops_the_others():
         async def sample():
             raise RuntimeError("sandbox is gone")
 
-        buffer = GroupBuffer(3, delta=0.01, max_age=1)
+        buffer = GroupBuffer(3, min_reward_std=0.01, max_age=1)
         buffer.begin(0)
         with pytest.raises(RuntimeError, match="sandbox is gone"):
             await fill(buffer, sample, oversample=2, concurrent=8)
@@ -248,7 +248,7 @@ def filled_by(deadline: float | None, after: list[int], *, size: int, concurrent
                 another.notify_all()
             return group(index, [0.0, 1.0] if valid(index) else [0.5, 0.5])
 
-        buffer = GroupBuffer(size, delta=0.01, max_age=1)
+        buffer = GroupBuffer(size, min_reward_std=0.01, max_age=1)
         buffer.begin(0)
         options = {"oversample": 1.5, "concurrent": concurrent, "deadline_seconds": deadline}
         assert await fill(buffer, sample, **options)
@@ -283,11 +283,11 @@ def test_a_deadline_that_is_not_reached_changes_nothing():
 
 
 def test_state_round_trip():
-    buffer = GroupBuffer(1, delta=0.0, max_age=1)
+    buffer = GroupBuffer(1, min_reward_std=0.0, max_age=1)
     buffer.begin(0)
     buffer.add(group(0, [0.0, 1.0]))
     buffer.add(group(1, [0.0, 0.3]))
-    again = GroupBuffer(1, delta=0.0, max_age=1)
+    again = GroupBuffer(1, min_reward_std=0.0, max_age=1)
     again.load(json.loads(json.dumps(buffer.state())))
     assert again.groups == buffer.groups and again.counts == buffer.counts
 
@@ -301,7 +301,7 @@ def test_a_checkpoint_has_what_training_computes_with_in_few_bytes():
     long = msgspec.structs.replace(
         episode(1.0), token_ids=ids, loss_mask=[*map(int, drawn)], logprobs=logprobs, versions=versions
     )
-    buffer, again = (GroupBuffer(1, delta=0.0, max_age=1) for _ in range(2))
+    buffer, again = (GroupBuffer(1, min_reward_std=0.0, max_age=1) for _ in range(2))
     buffer.groups = [Group(3, "e", 7, [long, episode(0.0)])]
     state = json.dumps(buffer.state())
     assert len(state) < 9 * len(drawn)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from checkpoint_world import cut_in_half
 from episodes_world import MODEL, make_episode, of_prompts
-from rollout_world import ScriptedPolicy, call, make_environment
+from rollout_world import ScriptedSampler, call, make_environment
 from selection import by_day
 from sft_world import starting
 
@@ -26,8 +26,8 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.losses import ObjectiveConfig, batch_advantages, token_weights
 from astra_jax.grpo.packing import pack
 from astra_jax.grpo.step import (
+    build_micro_batches,
     grpo_optimizer,
-    lay_out,
     loss_sums,
     trainer_logprobs,
     update_step,
@@ -42,7 +42,7 @@ from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.episode import Episode, EpisodeConfig
 from astra_jax.rollout.filling import Group
-from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.sampler import Sampling
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.metrics import MetricWriter, read_metrics
 from astra_jax.run.optimizers import initial_state
@@ -70,10 +70,10 @@ WIDE = dataclasses.replace(CONFIG, learning_rate=2e-2, micro_batch_size=8)
 
 ALTERNATIVES = {
     "paper": ObjectiveConfig(),
-    "dr_grpo": ObjectiveConfig(advantage="mean", normalisation="fixed", fixed_tokens=40),
-    "gspo": ObjectiveConfig(ratio="sequence", normalisation="episode", clip_low=0.003, clip_high=0.004),
-    "group, sequence correction": ObjectiveConfig(tis="sequence", tis_cap=1.5, normalisation="group"),
-    "kl, entropy": ObjectiveConfig(kl_coef=0.1, entropy_coef=0.05, normalisation="episode"),
+    "dr_grpo": ObjectiveConfig(advantage="mean", loss_agg_mode="fixed", fixed_tokens=40),
+    "gspo": ObjectiveConfig(ratio="sequence", loss_agg_mode="episode", clip_low=0.003, clip_high=0.004),
+    "group, sequence correction": ObjectiveConfig(tis="sequence", tis_cap=1.5, loss_agg_mode="group"),
+    "kl, entropy": ObjectiveConfig(kl_coef=0.1, entropy_coef=0.05, loss_agg_mode="episode"),
 }
 
 
@@ -156,14 +156,14 @@ def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: s
 
 def test_kl_and_entropy_have_the_gradient_of_the_plain_formula() -> None:
     """Of a micro-batch with common prompts, against full logits of each episode alone."""
-    objective = ObjectiveConfig(kl_coef=0.2, entropy_coef=0.1, normalisation="group")
+    objective = ObjectiveConfig(kl_coef=0.2, entropy_coef=0.1, loss_agg_mode="group")
     episode = dataclasses.replace(EPISODE, temperature=0.8)
     config = dataclasses.replace(
         CONFIG, objective=objective, episode=episode, micro_batch_size=4, row_buckets=(128, 900)
     )
     params, start = MODEL.init(jax.random.key(0)), MODEL.init(jax.random.key(1))
     groups = random_groups(2, groups=2, prompts=True)
-    batches, _ = lay_out(groups, MODEL, config)
+    batches, _ = build_micro_batches(groups, MODEL, config)
     tokens = [[sum(one.loss_mask) for one in group.episodes] for group in groups]
     advantages, _ = batch_advantages([group.rewards for group in groups], tokens, objective)
     weights = token_weights(tokens, objective)
@@ -302,7 +302,7 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path):
     params = model.init(jax.random.key(1))
     environments = [make_environment("a"), make_environment("b", "Japan"), make_environment("c")]
 
-    async def run(workdir, policy_type=ScriptedPolicy, **changes):
+    async def run(workdir, policy_type=ScriptedSampler, **changes):
         policy = policy_type(chat_tokenizer, by_seed)
         config = dataclasses.replace(CONFIG, **changes)
         result = await train(
@@ -311,7 +311,7 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path):
         assert policy.version == result.steps == 4
         return result
 
-    class DiesAtThree(ScriptedPolicy):
+    class DiesAtThree(ScriptedSampler):
         async def update(self, params, version):
             if version == 3:
                 raise ConnectionError("the server is gone")
@@ -373,7 +373,7 @@ def test_an_update_is_taken_at_its_learning_rate() -> None:
 async def test_a_rate_that_falls_belongs_to_its_number_of_steps(pool, chat_tokenizer, tmp_path) -> None:
     def run(**changes: Any) -> Any:
         config = dataclasses.replace(CONFIG, **changes)
-        policy = ScriptedPolicy(chat_tokenizer, by_seed)
+        policy = ScriptedSampler(chat_tokenizer, by_seed)
         return trained(config, pool, chat_tokenizer, tmp_path / str(config.constant_rate), policy)
 
     falling = await run(steps=2, final_fraction=0.1)
@@ -394,7 +394,7 @@ async def test_a_batch_is_drawn_by_one_version(pool, chat_tokenizer, tmp_path, m
         seen.append({(group.update, version) for group in groups for e in group.episodes for version in e.sampled_by})
         return update_step(params, opt_state, groups, *arguments, **options)
 
-    class Slow(ScriptedPolicy):
+    class Slow(ScriptedSampler):
         async def generate(self, *arguments, **options):
             await asyncio.sleep(0.01)  # so that an update of the weights could come in between
             return await super().generate(*arguments, **options)
@@ -419,7 +419,7 @@ async def test_with_async_steps_rollouts_go_on_during_an_update(pool, chat_token
         busy = False
         return update_step(*arguments, **options)
 
-    class Remote(ScriptedPolicy):
+    class Remote(ScriptedSampler):
         asked = 0
 
         async def generate(self, *arguments, **options):
@@ -440,7 +440,7 @@ async def test_with_async_steps_rollouts_go_on_during_an_update(pool, chat_token
 
 async def test_the_embedded_engine_samples_while_its_weights_are_trained(pool, chat_tokenizer, tmp_path):
     """The update donates the arrays that it trains: the engine must have its own."""
-    script = ScriptedPolicy(chat_tokenizer, by_seed)
+    script = ScriptedSampler(chat_tokenizer, by_seed)
 
     class Both(Engine):
         async def generate(self, token_ids, sampling, *, session=""):
@@ -467,7 +467,7 @@ async def test_pages_show_episodes(pool, chat_tokenizer, tmp_path):
         return by_seed(session, turn, seed) if seed % 2 else "<b>no</b>"
 
     config = dataclasses.replace(CONFIG, steps=1, episodes_every=1)
-    await trained(config, pool, chat_tokenizer, tmp_path, ScriptedPolicy(chat_tokenizer, script))
+    await trained(config, pool, chat_tokenizer, tmp_path, ScriptedSampler(chat_tokenizer, script))
     page = (tmp_path / "episodes" / "update_00001.html").read_text(encoding="utf-8").replace("<wbr>", "")
     assert "How many people live in the capital of France?" in page and ">capital_of<" in page
     assert "&lt;b&gt;no&lt;/b&gt;" in page and "<b>no</b>" not in page and page.count("<script") == 1
@@ -486,7 +486,9 @@ async def test_environments_that_cannot_be_trained_on_are_refused_at_the_start(p
     ):
         environments = [good, msgspec.structs.replace(good, tools=tools)]
         with pytest.raises(ValueError, match=message):
-            await trained(CONFIG, pool, chat_tokenizer, tmp_path, ScriptedPolicy(chat_tokenizer, by_seed), environments)
+            await trained(
+                CONFIG, pool, chat_tokenizer, tmp_path, ScriptedSampler(chat_tokenizer, by_seed), environments
+            )
 
 
 async def test_a_run_resumes_with_another_rate_group_size_and_objective(pool, chat_tokenizer, tmp_path, capsys) -> None:
@@ -494,13 +496,13 @@ async def test_a_run_resumes_with_another_rate_group_size_and_objective(pool, ch
     params = model.init(jax.random.key(1))
 
     async def run(**changes):
-        policy, config = ScriptedPolicy(chat_tokenizer, by_seed), dataclasses.replace(CONFIG, **changes)
+        policy, config = ScriptedSampler(chat_tokenizer, by_seed), dataclasses.replace(CONFIG, **changes)
         arguments = (config, model, starting(params), [make_environment()], chat_tokenizer, pool, tmp_path)
         return await train(*arguments, policy=policy, progress=False)
 
     await run(steps=1)
     changes = {
-        "group_size": 3, "learning_rate": 1e-3, "objective": ObjectiveConfig(clip_high=0.3, normalisation="episode")
+        "group_size": 3, "learning_rate": 1e-3, "objective": ObjectiveConfig(clip_high=0.3, loss_agg_mode="episode")
     }  # fmt: skip
     rows = (await run(steps=2, **changes)).history
     assert [row["step"] for row in rows] == [2] and rows[0]["train/learning_rate"] == pytest.approx(1e-3)
@@ -509,7 +511,7 @@ async def test_a_run_resumes_with_another_rate_group_size_and_objective(pool, ch
     assert "from step 2 on: grpo.group_size is 3, it was 4" in said
     recorded = json.loads((tmp_path / "run.json").read_text())["changes"]
     assert sorted(one["setting"] for one in recorded) == [
-        "grpo.group_size", "grpo.learning_rate", "grpo.objective.clip_high", "grpo.objective.normalisation",
+        "grpo.group_size", "grpo.learning_rate", "grpo.objective.clip_high", "grpo.objective.loss_agg_mode",
         "grpo.steps",
     ]  # fmt: skip
     assert {"step": 1, "setting": "grpo.steps", "before": 1, "now": 2} in recorded
@@ -527,7 +529,7 @@ async def test_a_resumed_run_has_the_same_reference(pool, chat_tokenizer, tmp_pa
     params, objective = model.init(jax.random.key(1)), ObjectiveConfig(kl_coef=0.1, entropy_coef=0.01)
 
     async def run(name: str, steps: int, start=params, **changes):
-        policy = ScriptedPolicy(chat_tokenizer, by_seed)
+        policy = ScriptedSampler(chat_tokenizer, by_seed)
         config = dataclasses.replace(CONFIG, steps=steps, **{"objective": objective} | changes)
         arguments = (config, model, starting(start), [make_environment()], chat_tokenizer, pool, tmp_path / name)
         return await train(*arguments, policy=policy, progress=False)
@@ -555,7 +557,7 @@ async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path, caps
     model = model_for(chat_tokenizer)
     params = model.init(jax.random.key(1))
     config = dataclasses.replace(CONFIG, max_groups_per_step=3)
-    policy = ScriptedPolicy(chat_tokenizer, lambda session, turn, seed: "No.")
+    policy = ScriptedSampler(chat_tokenizer, lambda session, turn, seed: "No.")
     arguments = (config, model, starting(params), [make_environment()], chat_tokenizer, pool, tmp_path)
     result = await train(*arguments, policy=policy, progress=False)
     assert (result.stopped, result.steps) == ("exhausted", 0)
@@ -596,7 +598,7 @@ async def test_train_with_the_embedded_engine(pool, chat_tokenizer, tmp_path):
 async def test_evaluate(pool, chat_tokenizer):
     environments = [make_environment("a"), make_environment("b", "Japan")]
     config = EvalConfig(episodes_per_environment=3, episode=EPISODE, temperature=0.0)
-    policy = ScriptedPolicy(
+    policy = ScriptedSampler(
         chat_tokenizer, lambda session, turn, seed: "No." if turn else call("capital_of", country="France")
     )
     result = await evaluate(policy, environments, chat_tokenizer, pool, config=config, progress=False)
@@ -605,7 +607,7 @@ async def test_evaluate(pool, chat_tokenizer):
     assert (result.episodes, result.voided, result.recall, result.mean_calls, result.mean_turns) == (6, 0, 0.25, 1, 2)
     assert result.by_structure == {"multi_hop": pytest.approx(1 / 3, abs=1e-5)}
     assert result.irrelevant_share == 0
-    policy = ScriptedPolicy(
+    policy = ScriptedSampler(
         chat_tokenizer,
         lambda session, turn, seed: (
             "No." if turn else call("mayor_of", city="Paris") + call("capital_of", country="France")
@@ -629,7 +631,7 @@ def test_bad_configs_are_refused():
     with pytest.raises(ValueError, match="max_groups_per_step is 1, batch_size 2: no batch could be filled"):
         dataclasses.replace(CONFIG, max_groups_per_step=1)
     with pytest.raises(ValueError, match="delta is 0.5; use a number .* no batch could be filled"):
-        dataclasses.replace(CONFIG, delta=0.5)
+        dataclasses.replace(CONFIG, min_reward_std=0.5)
     with pytest.raises(ValueError, match="mini_batches is 3, which does not divide batch_size"):
         dataclasses.replace(CONFIG, mini_batches=3)
     with pytest.raises(ValueError, match="deadline_seconds is 0"):

@@ -10,12 +10,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from episodes_world import MODEL
-from rollout_world import ScriptedPolicy, call, decisive, make_environment
+from rollout_world import ScriptedSampler, call, decisive, make_environment
 from sft_world import starting
 
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.losses import ObjectiveConfig
-from astra_jax.grpo.step import accumulate, grpo_optimizer, lay_out, take_step, update_step
+from astra_jax.grpo.step import accumulate, build_micro_batches, grpo_optimizer, take_step, update_step
 from astra_jax.grpo.train import train
 from astra_jax.models import adapters, hf_checkpoint
 from astra_jax.models.layers.adapted import is_adapted
@@ -24,7 +24,7 @@ from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.episode import Episode, EpisodeConfig
 from astra_jax.rollout.filling import Group
-from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.run.gradients import zero_gradients
 from astra_jax.run.optimizers import initial_state
@@ -75,7 +75,7 @@ def summed(params, config, batches, base=None):
 def test_an_update_goes_where_the_full_gradient_goes_by_the_chain_rule(stored) -> None:
     """Of the merged weights' gradient G, A's is scale · G Bᵀ and B's scale · Aᵀ G."""
     config = dataclasses.replace(CONFIG, row_buckets=(64, 800), lora=dataclasses.replace(LORA, stored=stored))
-    batches, total = lay_out([group(np.random.default_rng(0))], MODEL, config)
+    batches, total = build_micro_batches([group(np.random.default_rng(0))], MODEL, config)
     base, trained = MODEL.init(jax.random.key(0)), drawn()
     adapters.store(base, config.lora)
     merged = adapters.without_adapters(adapters.joined(trained, base, LORA))
@@ -146,14 +146,14 @@ async def test_a_run_trains_adapters_alone_and_the_policy_shares_the_weights_und
     config = dataclasses.replace(CONFIG, async_steps=async_steps)
     given = []
 
-    class Policy(ScriptedPolicy):
-        samples_with_given_arrays = True
+    class Sampler(ScriptedSampler):
+        aliases_params = True
 
         async def update(self, params, version):
             given.append(params)
             await super().update(params, version)
 
-    policy = Policy(chat_tokenizer, by_seed)
+    policy = Sampler(chat_tokenizer, by_seed)
     arguments = (config, model, starting(params), [make_environment()], chat_tokenizer, pool, tmp_path)
     result = await train(*arguments, policy=policy, progress=False)
     assert result.steps == 2 and len(given) == 3
@@ -164,7 +164,7 @@ async def test_a_run_trains_adapters_alone_and_the_policy_shares_the_weights_und
         assert {x.unsafe_buffer_pointer() for x in held} == places, "the weights lie there twice"
     last = [x for x in jax.tree.leaves(given[-1], is_leaf=is_adapted) if is_adapted(x)]
     assert len(last) == 7 and all(jnp.any(x.b) for x in last)
-    again = await train(*arguments, policy=Policy(chat_tokenizer, by_seed), progress=False)
+    again = await train(*arguments, policy=Sampler(chat_tokenizer, by_seed), progress=False)
     assert again.history == []
     jax.tree.map(np.testing.assert_array_equal, again.params, result.params)
 

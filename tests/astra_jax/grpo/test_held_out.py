@@ -11,7 +11,7 @@ import jax
 import pytest
 from grpo_world import MODEL, caller
 from own_objects_world import Calculatrice
-from rollout_world import ScriptedPolicy, make_environment, tiny_model
+from rollout_world import ScriptedSampler, make_environment, tiny_model
 from sft_world import starting
 
 from astra_jax.evaluation.episodes import kinds_of
@@ -39,7 +39,7 @@ TRAINED = [OwnEnvironment(Calculatrice(1, 2)), OwnEnvironment(Calculatrice(2, 2)
 HELD_OUT = [OwnEnvironment(Calculatrice(a, 20, kind)) for a, kind in ((10, "facile"), (11, "facile"), (12, ""))]
 
 
-class Calculator(ScriptedPolicy):
+class Calculator(ScriptedSampler):
     """Is right about 10 + 20; about others where the episode's seed is even; about 12 + 20 never."""
 
     dies_after = 10**9

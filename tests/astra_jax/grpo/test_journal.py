@@ -223,7 +223,7 @@ async def test_what_a_policy_says_reaches_every_host(tmp_path, chat_tokenizer, m
     episodes = [msgspec.structs.replace(first.episodes[0], calls=TURN.calls), *first.episodes[1:]]
     batch = GroupBatch([msgspec.structs.replace(first, episodes=episodes), *rest], batch.filling)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(rollouts, "from_first", lambda value: value)
+    monkeypatch.setattr(rollouts, "broadcast_from_host0", lambda value: value)
     assert rollouts.on_every_host(batch) == batch and rollouts.on_every_host(None) is None
 
 

@@ -51,7 +51,7 @@ def reference(groups: list[list[Tokens]], config: ObjectiveConfig):
                 "group": 1 / len(groups) / sum(len(other.logps) for other in group),
                 "episode": 1 / episodes / n,
                 "fixed": 1 / episodes / config.fixed_tokens,
-            }[config.normalisation]
+            }[config.loss_agg_mode]
             of_episode = np.exp((one.logps - one.old).mean())
             correction_of_episode = np.exp((one.old - one.sampler).sum())
             gradient = np.zeros(n)
@@ -116,7 +116,7 @@ def test_the_coupled_objective_clips_relative_to_the_sampler() -> None:
     sampler = jnp.asarray([-1.0, -1.0, -2.0, -2.0])
     logps, advantages = sampler + jnp.asarray([1.0, -1.0, 1.0, 0.1]), jnp.asarray([1.0, -1.0, -1.0, 1.0])
     terms = PolicyTerms(logps, logps, sampler, advantages, jnp.ones(4), ages=jnp.asarray([0, 1, 1, 3]))
-    config = ObjectiveConfig(proximal="sampler")
+    config = ObjectiveConfig(ratio_reference="sampler")
     (loss, sums), gradient = jax.value_and_grad(
         lambda x: grpo_objective(dataclasses.replace(terms, logps=x, old_logps=x), config, 3), has_aux=True
     )(logps)
@@ -130,8 +130,8 @@ def test_the_coupled_objective_clips_relative_to_the_sampler() -> None:
     assert float(decoupled) == pytest.approx(-(2.0 - np.exp(-1) - 2.0 + np.exp(0.1)), rel=1e-6)
     np.testing.assert_array_equal(at_ratio_1.by_age.tis_clipped, [1, 1, 0, 0])
     for other in ({"ratio": "sequence"}, {"tis": "sequence"}):
-        with pytest.raises(SettingError, match="objective.proximal is sampler with ratio="):
-            ObjectiveConfig(proximal="sampler", **other)
+        with pytest.raises(SettingError, match="objective.ratio_reference is sampler with ratio="):
+            ObjectiveConfig(ratio_reference="sampler", **other)
 
 
 OPTIONS = list(
@@ -144,8 +144,8 @@ OPTIONS = list(
 )
 
 
-@pytest.mark.parametrize(("ratio", "tis", "advantage", "normalisation"), OPTIONS, ids=str)
-def test_objective_equals_numpy_reference(ratio, tis, advantage, normalisation) -> None:
+@pytest.mark.parametrize(("ratio", "tis", "advantage", "loss_agg_mode"), OPTIONS, ids=str)
+def test_objective_equals_numpy_reference(ratio, tis, advantage, loss_agg_mode) -> None:
     config = ObjectiveConfig(
         clip_low=0.1,
         clip_high=0.15,
@@ -153,7 +153,7 @@ def test_objective_equals_numpy_reference(ratio, tis, advantage, normalisation) 
         tis=tis[0],
         tis_cap=tis[1],
         advantage=advantage,
-        normalisation=normalisation,
+        loss_agg_mode=loss_agg_mode,
         fixed_tokens=31,
     )
     clipped = np.zeros(2)
@@ -171,10 +171,10 @@ def test_objective_equals_numpy_reference(ratio, tis, advantage, normalisation) 
     assert clipped.all(), "both clips were tried"
 
 
-@pytest.mark.parametrize("normalisation", ["batch", "group", "episode", "fixed"])
-def test_the_terms_of_kl_and_entropy_equal_numpy(normalisation) -> None:
+@pytest.mark.parametrize("loss_agg_mode", ["batch", "group", "episode", "fixed"])
+def test_the_terms_of_kl_and_entropy_equal_numpy(loss_agg_mode) -> None:
     """They are added to the loss, with the weights of the normalisation; the rest of it stays."""
-    plain = ObjectiveConfig(normalisation=normalisation, fixed_tokens=31)
+    plain = ObjectiveConfig(loss_agg_mode=loss_agg_mode, fixed_tokens=31)
     config = dataclasses.replace(plain, kl_coef=0.3, entropy_coef=0.07)
     groups = random_groups(5)
     terms, total = laid_out(groups, config)
@@ -185,7 +185,7 @@ def test_the_terms_of_kl_and_entropy_equal_numpy(normalisation) -> None:
     more = {"reference_logps": jnp.asarray(start), "entropies": jnp.asarray(entropies)}
     if config.has_token_weights:
         more["weights"] = jnp.broadcast_to(by_episode[:, None], terms.mask.shape)
-    assert config.has_token_weights == (normalisation in ("group", "episode"))
+    assert config.has_token_weights == (loss_agg_mode in ("group", "episode"))
 
     def loss(logps, entropies, config=config):
         given = dataclasses.replace(terms, logps=logps, **more | {"entropies": entropies})
@@ -208,7 +208,7 @@ def test_the_terms_of_kl_and_entropy_equal_numpy(normalisation) -> None:
 
 def test_the_sequence_ratio_has_gspos_gradient() -> None:
     """With an equal weight for each episode, the gradient is the derivative of mean(min(s A, clip(s) A))."""
-    config = ObjectiveConfig(ratio="sequence", normalisation="episode", tis_cap=None)
+    config = ObjectiveConfig(ratio="sequence", loss_agg_mode="episode", tis_cap=None)
     groups = random_groups(1)
     _, gradients, _ = reference(groups, config)
     for episode, gradient in zip([one for group in groups for one in group], gradients, strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 from own_objects_world import Guessed
-from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
+from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 from sft_world import starting
 
 from astra_jax.grpo.ahead import AsyncRollouts
@@ -24,7 +24,7 @@ from astra_jax.grpo.rollouts import MaskedShareError, Rollouts
 from astra_jax.grpo.train import train
 from astra_jax.rollout import sessions
 from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
-from astra_jax.rollout.policy import RequestFailed
+from astra_jax.rollout.sampler import RequestFailed
 from astra_jax.rollout.sessions import Masked
 from astra_jax.run.metrics import read_metrics
 from synthesis.core.environment import ToolAnswer, ToolsUnavailable
@@ -51,7 +51,7 @@ def warehouse(tmp_path, monkeypatch):
 
 
 async def play(environment, tokenizer, *turns: str, config=EPISODE, **options) -> Episode:
-    policy = ScriptedPolicy(tokenizer, lambda session, turn, seed: turns[turn])
+    policy = ScriptedSampler(tokenizer, lambda session, turn, seed: turns[turn])
     task = make_task(environment, tokenizer, config, seed=0)
     episode = await run_episode(policy, None, task, tokenizer, config, seed=0, session="s", **options)
     assert policy.seen == {}, "the session was released"
@@ -80,7 +80,7 @@ async def test_the_manuals_example_is_trained_on(warehouse, chat_tokenizer, tmp_
         answer = "There are 40 bolts." if asked[session] == "bolts" else "There are 7 nuts."
         return [call("stock_of", item="bolts"), call("stock_of", item="nuts"), answer][turn]
 
-    class Reader(ScriptedPolicy):
+    class Reader(ScriptedSampler):
         async def generate(self, token_ids, sampling, *, session=""):
             question = "How many bolts are" in chat_tokenizer.decode(list(token_ids))
             asked[session] = "bolts" if question else "nuts"
@@ -324,13 +324,13 @@ async def test_records_and_objects_in_one_run(warehouse, pool, chat_tokenizer) -
     mixed = [make_environment(), *warehouse]
     config = EpisodeConfig(max_turns=4, max_prompt_tokens=1_500, distractors_per_band=0, reward="score")
     await check_environments(mixed, chat_tokenizer, pool, config)
-    policy = ScriptedPolicy(chat_tokenizer, lambda *given: [call("capital_of", country="France"), "40."][given[1]])
+    policy = ScriptedSampler(chat_tokenizer, lambda *given: [call("capital_of", country="France"), "40."][given[1]])
     task = make_task(mixed[0], chat_tokenizer, config, seed=0)
     episode = await run_episode(policy, pool, task, chat_tokenizer, config, seed=0, session="s")
     assert episode.reward == episode.score.f1 > 0 and episode.score.parts == {"score": episode.reward}
 
 
-class Looking(ScriptedPolicy):
+class Looking(ScriptedSampler):
     """Looks in every other episode; guesses rightly or wrongly in the others. Requests of `lost` episodes fail."""
 
     def __init__(self, tokenizer, lost: int = 0) -> None:

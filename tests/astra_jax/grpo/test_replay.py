@@ -18,7 +18,7 @@ from sft_world import starting
 
 from astra_jax.grpo import dump
 from astra_jax.grpo.dump import FOLDER, BatchDump, DumpedBatches, DumpedGroup, shard_folder
-from astra_jax.grpo.replay import NoPolicy, Replay
+from astra_jax.grpo.replay import NoSampler, Replay
 from astra_jax.grpo.step import update_step
 from astra_jax.grpo.train import train
 from astra_jax.rollout.episode import Episode
@@ -194,7 +194,7 @@ async def test_a_replay_that_dies_goes_on(run, dumped, tmp_path) -> None:
     rest = await run(tmp_path, of_age(0), replay=folder)
     assert rest.weights == {2: first.weights[2]}
     with pytest.raises(WorkdirError, match="belongs to another run: replay is '[0-9a-f]{16}' there, None here"):
-        await run(tmp_path, of_age(0), policy=NoPolicy())
+        await run(tmp_path, of_age(0), policy=NoSampler())
 
 
 @pytest.fixture

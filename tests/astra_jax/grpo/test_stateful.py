@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import msgspec
 import pytest
-from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
+from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 from sft_world import starting
 from state_world import CALLS, CODE, PAID, bank
 
@@ -13,7 +13,7 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments
 from astra_jax.grpo.train import train
 from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
-from astra_jax.rollout.tool_calls import NotTakenOver
+from astra_jax.rollout.tool_calls import ResumeMismatch
 from astra_jax.run.metrics import read_metrics
 from synthesis.core.refusals import InputError
 
@@ -28,7 +28,7 @@ def says(*turns: str):
 
 async def episode(pool, tokenizer, *turns: str, environment=None) -> Episode:
     task = make_task(environment or bank(), tokenizer, EPISODE, seed=0)
-    policy = ScriptedPolicy(tokenizer, says(*turns))
+    policy = ScriptedSampler(tokenizer, says(*turns))
     return await run_episode(policy, pool, task, tokenizer, EPISODE, seed=0, session="s")
 
 
@@ -92,7 +92,7 @@ async def test_an_open_episode_of_a_world_goes_on_from_its_calls(pool, chat_toke
         turns.append(turn)
 
     async def run(said, **options) -> Episode:
-        policy = ScriptedPolicy(chat_tokenizer, says(*said))
+        policy = ScriptedSampler(chat_tokenizer, says(*said))
         given = policy, pool, task, chat_tokenizer, EPISODE
         return await run_episode(*given, seed=0, session="s", **options)
 
@@ -108,7 +108,7 @@ async def test_an_open_episode_of_a_world_goes_on_from_its_calls(pool, chat_toke
         [msgspec.structs.replace(turns[0], logprobs=[])],
         [msgspec.structs.replace(turns[0], observation=[0] * 500)],
     ):
-        with pytest.raises(NotTakenOver):
+        with pytest.raises(ResumeMismatch):
             await run([], taken=wrong)
 
 
@@ -129,7 +129,7 @@ async def test_a_batch_of_worlds_is_trained_on(pool, chat_tokenizer, tmp_path):
     params = model.init(jax.random.key(0))
     result = await train(
         config, model, starting(params), environments, chat_tokenizer, pool, tmp_path,
-        policy=ScriptedPolicy(chat_tokenizer, script), progress=False,
+        policy=ScriptedSampler(chat_tokenizer, script), progress=False,
     )  # fmt: skip
     assert result.steps == 2
     first, *_ = read_metrics(tmp_path / "metrics")

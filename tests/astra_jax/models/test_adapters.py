@@ -189,7 +189,7 @@ def test_a_run_over_bfloat16_is_merged_in_the_type_that_is_asked_for(name, tmp_p
     model, lora = replace(CASES[name][0], param_dtype="bfloat16"), CASES[name][1]
     base = jax.tree.map(lambda x: x.astype("bfloat16"), CASES[name][0].init(jax.random.key(0)))
     hf_checkpoint.save_hf(base, model, tmp_path / "base")
-    trained = written_run(tmp_path / "run", model, base, lora, frozen.Origin(str(tmp_path / "base")))
+    trained = written_run(tmp_path / "run", model, base, lora, frozen.WeightsSource(str(tmp_path / "base")))
     wide = jax.tree.map(lambda x: x.astype("float32"), base)
     exact = adapters.without_adapters(adapters.joined(trained, wide, lora))
     whole = weights.load(tmp_path / "run", replace(model, param_dtype="float32"))
@@ -210,7 +210,7 @@ def test_of_weights_that_lie_elsewhere_now_the_step_under_the_adapters_is_read(t
         weights.save_orbax(base, model, tmp_path / folder, step=3)
         weights.save_orbax(jax.tree.map(lambda x: x + 1, base), model, tmp_path / folder, step=7)
     weights.save_orbax(base, model, tmp_path / "one", step=0)
-    written_run(tmp_path / "run", model, base, lora, frozen.Origin(str(tmp_path / "base"), 3))
+    written_run(tmp_path / "run", model, base, lora, frozen.WeightsSource(str(tmp_path / "base"), 3))
     expected = weights.load(tmp_path / "run", model)
     for folder in ("moved", "one"):
         found = weights.load_orbax(tmp_path / "run", model, base=tmp_path / folder)

@@ -22,7 +22,7 @@ from astra_jax.models.layers.linear import linear
 from astra_jax.models.llama.presets import LlamaConfig
 from astra_jax.planner.hardware import Slice
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 from astra_jax.run.batch import PackedBatch
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft.config import SFTConfig

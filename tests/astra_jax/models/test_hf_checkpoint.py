@@ -233,7 +233,7 @@ def test_damaged_files_are_named(hf, tmp_path) -> None:
 
 def test_a_serving_folder_is_whole_or_not_there(chat_tokenizer_dir, tmp_path, monkeypatch) -> None:
     """Of the model as it is trained, with a stretched context; what an earlier try left goes."""
-    model = PRESETS["14b"].stretched(74_752)
+    model = PRESETS["14b"].with_context_length(74_752)
     left = tmp_path / ".served.unfinished"
     left.mkdir()
     (left / "merges.txt").write_text("of another tokenizer")

@@ -196,17 +196,17 @@ def test_what_a_family_has_always_or_never_is_no_setting() -> None:
 
 
 def test_a_context_is_stretched_from_what_the_weights_were_made_for() -> None:
-    assert replace(LLAMA, max_positions=8_192).stretched(8_192).yarn is None
-    longer = replace(LLAMA, max_positions=8_192).stretched(20_000)
+    assert replace(LLAMA, max_positions=8_192).with_context_length(8_192).yarn is None
+    longer = replace(LLAMA, max_positions=8_192).with_context_length(20_000)
     assert (longer.yarn, longer.max_positions, longer.stretch) == (Yarn(3.0, 8_192), 24_576, 3.0)
-    assert longer.stretched(40_000).yarn == Yarn(5.0, 8_192)  # not 24,576 stretched once more
+    assert longer.with_context_length(40_000).yarn == Yarn(5.0, 8_192)  # not 24,576 stretched once more
     for model in (SMALL, QWEN2):  # as Qwen says, from 32,768, also where max_position_embeddings is above
-        assert replace(model, max_positions=40_960).stretched(74_752).yarn == Yarn(3.0, 32_768)
+        assert replace(model, max_positions=40_960).with_context_length(74_752).yarn == Yarn(3.0, 32_768)
     scaled = replace(LLAMA, llama3=Llama3Scaling(8.0, 8_192), max_positions=65_536)
     with pytest.raises(ValueError, match="max_positions is 65536, which its llama3 scaling already makes of a shorter"):
-        scaled.stretched(65_537)
+        scaled.with_context_length(65_537)
     with pytest.raises(ValueError, match="which its linear scaling already makes"):
-        replace(LLAMA, linear=4.0, max_positions=16_384).stretched(20_000)
+        replace(LLAMA, linear=4.0, max_positions=16_384).with_context_length(20_000)
 
 
 @pytest.mark.parametrize("name", ["num_key_value_heads", "hidden_size", "intermediate_size"])

@@ -13,7 +13,7 @@ import pytest
 from parity_world import hf_model, logits_of, tokens_of
 from selection import by_day
 
-from astra_jax.attention.cache import InParts, put
+from astra_jax.attention.cache import ChunkedCache, put
 from astra_jax.head import summed_loss
 from astra_jax.models import families, hf_checkpoint
 from astra_jax.models.decoder import Decoder
@@ -228,7 +228,7 @@ def test_decoding_with_the_cache_equals_the_whole_sequence(family: str, stacked:
     expected = logits_of(params, config, tokens)
     served = params if stacked else config.for_decoding(params, apart=True)
     cache = config.cache(2, 32, stacked=stacked, part=part)
-    assert isinstance(cache[0], InParts) == (part is not None)
+    assert isinstance(cache[0], ChunkedCache) == (part is not None)
     step = jax.jit(config.forward_cached)
 
     def kept(cache, new, start: int, count: int):
@@ -257,7 +257,7 @@ def test_decoding_with_the_cache_equals_the_whole_sequence(family: str, stacked:
 
 def test_keys_of_single_queries_are_one_array() -> None:
     config = replace(FAMILIES["qwen3"], n_kv_heads=FAMILIES["qwen3"].n_heads)
-    assert not isinstance(config.cache(2, 32, stacked=False, part=8)[0], InParts)
+    assert not isinstance(config.cache(2, 32, stacked=False, part=8)[0], ChunkedCache)
 
 
 @functools.cache

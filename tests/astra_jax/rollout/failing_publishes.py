@@ -15,7 +15,7 @@ from checkpoint_world import full_disk
 from emulated_rollouts import emulated, policy_on
 from rollout_world import tiny_model
 
-from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher, PublishError
 
 KINDS = pytest.mark.parametrize("kind", [Publisher, FolderPublisher])

@@ -25,8 +25,8 @@ from astra_jax.models.hf_checkpoint import hf_tensors
 from astra_jax.rollout.vllm import direct
 from astra_jax.rollout.vllm import wire as ours
 from astra_jax.rollout.vllm.direct import DirectPublisher, changes_of, listening_address, pieces
-from astra_jax.rollout.vllm.policy import VLLMConfig, VLLMPolicy
 from astra_jax.rollout.vllm.publishing import Publisher
+from astra_jax.rollout.vllm.sampler import VLLMConfig, VLLMSampler
 from astra_jax.rollout.vllm.sync import sync_way
 
 sys.path.insert(0, str(PLUGIN))  # a distribution of its own, which this environment does not have
@@ -571,7 +571,7 @@ async def test_a_policy_hands_its_address_over_as_it_hands_over_a_folder() -> No
     async with emulated(1) as (server,):
         config = VLLMConfig((server.url,), sync="direct", sync_key=SYNC_KEY, run_id="r1")
         server.config = MODEL.to_hf()
-        async with VLLMPolicy(config, publisher, vocabulary="", max_length=100) as policy:
+        async with VLLMSampler(config, publisher, vocabulary="", max_length=100) as policy:
             for update in (1, 2):
                 await policy.update(weights(MODEL, update), update)
                 (item,) = set(server.items)

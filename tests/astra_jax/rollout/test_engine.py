@@ -18,10 +18,10 @@ from rollout_world import decisive, engine_model
 from selection import by_day
 
 from astra_jax.head import token_logprobs
-from astra_jax.rollout.engine import device_steps, room
+from astra_jax.rollout.engine import cache_memory, device_steps
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
 from astra_jax.rollout.engine.sampling import draw
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 from astra_jax.sft.samples import _next_turns
 
 MODEL = engine_model(61)
@@ -92,12 +92,12 @@ async def all_of(engine: Engine, texts: Sequence[Sequence[int]], **changes) -> l
 
 
 async def streamed(
-    engine: Engine, text: Sequence[int], how: Sampling, session: str, begun: asyncio.Event
+    engine: Engine, text: Sequence[int], how: Sampling, session: str, reset_env: asyncio.Event
 ) -> Completion:
-    """What `generate` would give; `begun` is set with the first tokens."""
+    """What `generate` would give; `reset_env` is set with the first tokens."""
     tokens, logprobs, versions = [], [], []
     async for part in engine.stream(text, how, session=session):
-        begun.set()
+        reset_env.set()
         tokens, logprobs = tokens + part.token_ids, logprobs + part.logprobs
         versions += part.versions
     return Completion(tokens, logprobs, versions, part.finish)
@@ -140,7 +140,7 @@ def test_a_cache_in_parts_draws_what_a_whole_one_draws(params, monkeypatch, part
         return list(await asyncio.gather(*(episode(i, text) for i, text in enumerate(texts))))
 
     whole = run(params, work)
-    monkeypatch.setattr(room, "kept_part", lambda platform: part)
+    monkeypatch.setattr(cache_memory, "kept_part", lambda platform: part)
     assert len(Engine(params, MODEL, SHAPES)._worker.cache[0].parts) == -(-LENGTH // part)
     for ours, theirs in zip(run(params, work), whole, strict=True):
         for one, other in zip(ours, theirs, strict=True):
@@ -245,12 +245,12 @@ def test_groups_that_begin_alike_prefill_each_prompt_once(params):
     other = jax.tree.map(lambda x: x * 0.9, params)
 
     async def groups(engine):
-        begun = [asyncio.Event() for _ in texts]
+        reset_env = [asyncio.Event() for _ in texts]
         running = [
-            asyncio.ensure_future(streamed(engine, text, sampling(i, max_tokens=60), str(i), begun[i]))
+            asyncio.ensure_future(streamed(engine, text, sampling(i, max_tokens=60), str(i), reset_env[i]))
             for i, text in enumerate(texts)
         ]
-        for event in begun:
+        for event in reset_env:
             await event.wait()
         first = engine.stats.snapshot()
         await engine.update(other, 7)

@@ -16,7 +16,7 @@ from serving_world import model
 from astra_jax.rollout.engine import device_steps
 from astra_jax.rollout.engine.engine import Engine, EngineError
 from astra_jax.rollout.engine.slots import EngineConfig
-from astra_jax.rollout.policy import RequestFailed, Sampling
+from astra_jax.rollout.sampler import RequestFailed, Sampling
 
 MODEL = model(61)
 SHAPES = EngineConfig(slots=3, max_length=64, prefill_chunk=8, decode_chunk=4, min_window=64)

@@ -17,7 +17,7 @@ from astra_jax.models.llama.presets import LlamaConfig
 from astra_jax.models.model import Params
 from astra_jax.models.qwen2.presets import Qwen2Config
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 
 SIZES: dict[str, Any] = dict(vocab_size=61, d_model=36, n_layers=2, n_heads=6, n_kv_heads=3, head_dim=12, d_ff=48)
 FAMILIES: dict[str, Decoder] = {

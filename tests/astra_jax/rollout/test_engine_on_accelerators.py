@@ -21,9 +21,9 @@ from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
 from astra_jax.planner.decoding import lower_copy, lower_decode, lower_prefill
 from astra_jax.planner.hardware import INSTALL_GPU, Slice
 from astra_jax.rollout.engine import worker
+from astra_jax.rollout.engine.cache_memory import check_cache_fits, unroll_decode_layers
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
-from astra_jax.rollout.engine.room import check_room, decodes_written_out
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 from sandbox.settings import SettingError
 
 MODEL = Qwen3Config(
@@ -75,7 +75,7 @@ def expected(params) -> list[Completion]:
 
 @pytest.mark.parametrize("sizes", [{}, {"fsdp": 2, "tensor": 2}, {"data": 2, "fsdp": 4}])
 def test_it_draws_what_the_written_out_one_draws(params, expected, monkeypatch, sizes: dict[str, int]) -> None:
-    monkeypatch.setattr(worker, "decodes_written_out", lambda *model, device: False)
+    monkeypatch.setattr(worker, "unroll_decode_layers", lambda *model, device: False)
     if sizes:
         count = int(np.prod(list(sizes.values())))
         mesh = make_mesh(**sizes, devices=jax.devices()[:count])
@@ -120,10 +120,10 @@ def test_a_cache_for_which_there_is_no_room_is_refused_before_it_is_made() -> No
         r"512 x 74752 want 730.0 GiB of keys and .*the weights 3.4; a TPU v5 has 95.7. Lower --slots or --max_length"
     )
     with pytest.raises(SettingError, match=message):
-        check_room(model, 512, 74_752, mesh)
+        check_cache_fits(model, 512, 74_752, mesh)
     with pytest.raises(SettingError, match="Lower --config.grpo.concurrent_groups, or use a larger --mesh"):
-        check_room(model, 512, 74_752, mesh, settings="--config.grpo.concurrent_groups")
-    check_room(model, 48, 74_752, mesh)
+        check_cache_fits(model, 512, 74_752, mesh, settings="--config.grpo.concurrent_groups")
+    check_cache_fits(model, 48, 74_752, mesh)
     with pytest.raises(SettingError, match="GiB of keys and values on each device"):
         Engine(MODEL.init(jax.random.key(0)), MODEL, EngineConfig(slots=65_536, max_length=2**24))
 
@@ -142,9 +142,9 @@ def test_layers_are_apart_where_they_would_be_copied(
     size: str, slots: int, platform: str, kind: str, apart: bool
 ) -> None:
     model, device = dataclasses.replace(PRESETS[size], dtype="bfloat16"), Described(platform, kind)
-    assert decodes_written_out(model, slots, 4096, None, "none", device=device) is apart  # type: ignore[arg-type]
+    assert unroll_decode_layers(model, slots, 4096, None, "none", device=device) is apart  # type: ignore[arg-type]
     mesh = make_mesh(fsdp=2, devices=jax.devices()[:2])
-    assert not decodes_written_out(model, slots, 4096, mesh, "none", device=device)  # type: ignore[arg-type]
+    assert not unroll_decode_layers(model, slots, 4096, mesh, "none", device=device)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)

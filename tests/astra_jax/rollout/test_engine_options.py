@@ -14,8 +14,8 @@ from rollout_world import decisive, engine_model
 
 from astra_jax.rollout.engine import device_steps, worker
 from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
-from astra_jax.rollout.engine.sampling import Shaping, TokenCounts, draw_shaped, said_so_far
-from astra_jax.rollout.policy import ConstraintError, Drawn, RequestFailed, Sampling
+from astra_jax.rollout.engine.sampling import LogitsProcessing, TokenCounts, draw_shaped, said_so_far
+from astra_jax.rollout.sampler import ConstraintError, RequestFailed, Sampling, TokenChunk
 
 MODEL = engine_model(61)
 SHAPES = EngineConfig(slots=4, max_length=64, prefill_chunk=64, decode_chunk=4, min_window=64)
@@ -47,11 +47,11 @@ def anything() -> Steps:
     return Steps(lambda drawn: range(61))
 
 
-async def parts(engine: Engine, asked: Sampling, prompt: Sequence[int] = PROMPT) -> Drawn:
+async def parts(engine: Engine, asked: Sampling, prompt: Sequence[int] = PROMPT) -> TokenChunk:
     """A whole stream as one part."""
-    got: list[Drawn] = [one async for one in engine.stream(prompt, asked)]
+    got: list[TokenChunk] = [one async for one in engine.stream(prompt, asked)]
     last = got[-1]
-    return Drawn(
+    return TokenChunk(
         [token for one in got for token in one.token_ids],
         [value for one in got for value in one.logprobs],
         [version for one in got for version in one.versions],
@@ -60,10 +60,10 @@ async def parts(engine: Engine, asked: Sampling, prompt: Sequence[int] = PROMPT)
     )
 
 
-def drawn(params, *asked: Sampling) -> list[Drawn]:
+def drawn(params, *asked: Sampling) -> list[TokenChunk]:
     """What an engine says to requests that it has at once."""
 
-    async def main() -> list[Drawn]:
+    async def main() -> list[TokenChunk]:
         async with Engine(params, MODEL, SHAPES) as engine:
             return await asyncio.gather(*(parts(engine, one) for one in asked))
 
@@ -104,7 +104,7 @@ def test_the_distribution_is_the_plainly_written_one():
     logits = rng.normal(0, 3, (n, 61)).astype(np.float32)
     ids = rng.integers(0, 61, (n, 20)).astype(np.int32)
     ids[:, 15:] = -1
-    shaping = Shaping(
+    shaping = LogitsProcessing(
         top_k_r=jnp.asarray([one.top_k for one in asked], jnp.int32),
         min_p_r=jnp.asarray([one.min_p for one in asked], jnp.float32),
         presence_r=jnp.asarray([one.presence_penalty for one in asked], jnp.float32),
@@ -133,7 +133,7 @@ def test_the_distribution_is_the_plainly_written_one():
 @pytest.mark.parametrize("written_out", [True, False], ids=["cpu", "accelerator"])
 def test_penalties_go_by_what_was_said_across_chunks_and_in_both_ways_of_drawing(params, written_out, monkeypatch):
     """Greedy tokens equal those of a loop over the whole forward pass, in chunks and token by token."""
-    monkeypatch.setattr(worker, "decodes_written_out", lambda *model, device: written_out)
+    monkeypatch.setattr(worker, "unroll_decode_layers", lambda *model, device: written_out)
     asked = sampling(temperature=0, **PENALTIES)
     chunks, single = drawn(params, asked, sampling(temperature=0, **PENALTIES, constraint=anything()))
     ids = list(PROMPT)
@@ -240,18 +240,18 @@ def test_prompts_are_scored_alone_in_a_batch_and_after_their_like(params):
     scored = sampling(max_tokens=0, prompt_logprobs=True, alternatives=3, temperature=0.3, top_p=0.5)
     shapes = EngineConfig(slots=4, max_length=64, prefill_chunk=16, decode_chunk=4, min_window=16)
 
-    async def first_part(engine: Engine, prompt: Sequence[int], asked: Sampling) -> Drawn:
+    async def first_part(engine: Engine, prompt: Sequence[int], asked: Sampling) -> TokenChunk:
         return [one async for one in engine.stream(prompt, asked)][0]
 
-    async def main() -> list[list[Drawn]]:
+    async def main() -> list[list[TokenChunk]]:
         async with Engine(params, MODEL, shapes) as engine:
             await asyncio.gather(*(parts(engine, sampling(max_tokens=1), prompt) for prompt in prompts))
             together = await asyncio.gather(
                 *(first_part(engine, prompt, scored) for prompt in prompts),
                 *(parts(engine, sampling(seed), PROMPT) for seed in range(3)),
             )
-            going_on = sampling(max_tokens=3, prompt_logprobs=True, alternatives=3)
-            alone = [await first_part(engine, prompt, going_on) for prompt in prompts]
+            prefix_segment_id = sampling(max_tokens=3, prompt_logprobs=True, alternatives=3)
+            alone = [await first_part(engine, prompt, prefix_segment_id) for prompt in prompts]
             return [together[: len(prompts)], alone]
 
     for answers in asyncio.run(main()):

@@ -17,7 +17,7 @@ from astra_jax.rollout.engine import slots as engine_slots
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.engine.slots import Shapes
 from astra_jax.rollout.engine.worker import Worker
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 
 
 def prefilled(shapes: Shapes, tokens: list[int], shape_for: Callable[[list[int]], tuple[int, int]]) -> tuple[int, int]:

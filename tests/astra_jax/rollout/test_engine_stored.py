@@ -18,10 +18,10 @@ from astra_jax.models.layers import quantized
 from astra_jax.planner.decoding import lower_decode
 from astra_jax.planner.hardware import Slice
 from astra_jax.rollout.engine import worker
+from astra_jax.rollout.engine.cache_memory import check_cache_fits
 from astra_jax.rollout.engine.engine import Engine
-from astra_jax.rollout.engine.room import check_room
 from astra_jax.rollout.engine.slots import EngineConfig
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 from sandbox.settings import SettingError
 from synthesis.core.refusals import InputError
 
@@ -75,7 +75,7 @@ def test_it_draws_by_the_rounded_weights(expected, monkeypatch, sizes) -> None:
     """Layers written out, scanned, and on a mesh; and by those that it is given later."""
     given = [weights(0), weights(1)]
     if sizes is not None:
-        monkeypatch.setattr(worker, "decodes_written_out", lambda *model, device: False)
+        monkeypatch.setattr(worker, "unroll_decode_layers", lambda *model, device: False)
     if sizes:
         shardings = MODEL.param_shardings(make_mesh(**sizes, devices=jax.devices()[:4]))
         given = [jax.device_put(one, shardings) for one in given]
@@ -100,12 +100,12 @@ def test_room_is_for_what_is_kept(monkeypatch) -> None:
     model = dataclasses.replace(MODEL, d_model=256, d_ff=1024)
     params = model.abstract_params()
     whole = sum(4 * x.size for x in jax.tree.leaves(params))
-    monkeypatch.setattr("astra_jax.rollout.engine.room.memory_of", lambda device: whole // 2)
+    monkeypatch.setattr("astra_jax.rollout.engine.cache_memory.memory_of", lambda device: whole // 2)
     with pytest.raises(SettingError, match="and the weights"):
-        check_room(model, 1, 16, None)
-    check_room(model, 1, 16, None, "int8")
+        check_cache_fits(model, 1, 16, None)
+    check_cache_fits(model, 1, 16, None, "int8")
     with pytest.raises(InputError, match="stored is int8; the grouped matmuls of experts are not quantised"):
-        check_room(dataclasses.replace(MODEL, n_experts=4, experts_per_token=2), 1, 16, None, "int8")
+        check_cache_fits(dataclasses.replace(MODEL, n_experts=4, experts_per_token=2), 1, 16, None, "int8")
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from rollout_world import ScriptedPolicy, call, make_environment, table_tool
+from rollout_world import ScriptedSampler, call, make_environment, table_tool
 
 from astra_jax.evaluation.episodes import EvalConfig, evaluate
 from astra_jax.grpo.environments import check_environments
 from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
-from astra_jax.rollout.policy import Completion, RequestFailed
+from astra_jax.rollout.sampler import Completion, RequestFailed
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Outcome
 from synthesis.core.chatml import QWEN3
@@ -26,7 +26,7 @@ CONFIG = EpisodeConfig(max_turns=4, max_prompt_tokens=4_000, max_response_tokens
 
 
 async def play(turns, pool, environment, tokenizer, config=CONFIG) -> Episode:
-    policy = ScriptedPolicy(tokenizer, lambda session, turn, seed: turns[turn])
+    policy = ScriptedSampler(tokenizer, lambda session, turn, seed: turns[turn])
     task = make_task(environment, tokenizer, config, seed=3)
     episode = await run_episode(policy, pool, task, tokenizer, config, seed=1, session="s")
     assert policy.seen == {}, "the session was released"
@@ -62,7 +62,7 @@ async def test_a_turn_ends_with_each_token_that_serving_stops_at(pool, environme
     ends, texts = chat_tokenizer.end_ids, [call("capital_of", country="France"), "2102650."]
     assert ends == (chat_tokenizer.eos_id, chat_tokenizer.pad_id)
 
-    class Policy(ScriptedPolicy):
+    class Sampler(ScriptedSampler):
         async def generate(self, token_ids, sampling, *, session=""):
             assert sampling.stop_ids == ends
             new = chat_tokenizer.encode(texts[self.turns.get(session, 0)] + "<|endoftext|>And 2 more.<|im_end|>")
@@ -71,7 +71,7 @@ async def test_a_turn_ends_with_each_token_that_serving_stops_at(pool, environme
             return Completion(new, [-1.0] * len(new), [0] * len(new), "stop")
 
     task = make_task(environment, chat_tokenizer, CONFIG, seed=3)
-    policy, kept = Policy(chat_tokenizer, lambda session, turn, seed: ""), []
+    policy, kept = Sampler(chat_tokenizer, lambda session, turn, seed: ""), []
 
     async def keep(place: int, turn: FinishedTurn) -> None:
         kept.append(turn)
@@ -232,7 +232,7 @@ async def test_rendering_costs_as_much_as_is_new(pool, environment, chat_tokeniz
     said = "<think>\n" + "I wonder. " * 100 + "\n</think>\n\n" + call("capital_of", country="France")
     lengths, costs, seconds = [], [], []
 
-    class Policy(ScriptedPolicy):
+    class Sampler(ScriptedSampler):
         async def generate(self, token_ids, sampling, *, session=""):
             lengths.append(len(token_ids))
             costs.append(counting.tokens)
@@ -241,7 +241,7 @@ async def test_rendering_costs_as_much_as_is_new(pool, environment, chat_tokeniz
 
     config = EpisodeConfig(max_turns=turns, max_prompt_tokens=4_000, max_response_tokens=200_000)
     task = make_task(environment, chat_tokenizer, config, seed=3)
-    policy = Policy(chat_tokenizer, lambda session, turn, seed: said)
+    policy = Sampler(chat_tokenizer, lambda session, turn, seed: said)
     episode = await run_episode(policy, pool, task, counting, config, seed=1, session="s")
     assert episode.turns == turns == len(lengths) and len(episode.token_ids) > 70_000
     new, cost = np.diff(lengths), np.diff(costs)
@@ -267,7 +267,7 @@ async def test_infrastructure_failures_are_never_scored(environment, chat_tokeni
 
 
 async def test_a_completion_that_is_given_up_voids_its_episode_alone(pool, environment, chat_tokenizer):
-    class Failing(ScriptedPolicy):
+    class Failing(ScriptedSampler):
         async def generate(self, token_ids, sampling, *, session=""):
             if self.seen.get(session):
                 raise RequestFailed("the model's logits are not finite")
@@ -281,7 +281,7 @@ async def test_a_completion_that_is_given_up_voids_its_episode_alone(pool, envir
 
 
 async def test_cancelling_releases_the_session(pool, environment, chat_tokenizer):
-    policy = ScriptedPolicy(chat_tokenizer, lambda session, turn, seed: call("capital_of", country="France"))
+    policy = ScriptedSampler(chat_tokenizer, lambda session, turn, seed: call("capital_of", country="France"))
     task = make_task(environment, chat_tokenizer, CONFIG, seed=0)
     running = asyncio.ensure_future(run_episode(policy, pool, task, chat_tokenizer, CONFIG, seed=1, session="s"))
     await asyncio.sleep(0)

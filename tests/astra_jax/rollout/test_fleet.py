@@ -8,13 +8,13 @@ import logging
 import jax
 import pytest
 from emulated_rollouts import EmulatedServer, Lease, emulated, policy_on, spans, until
-from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
+from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.rollout.policy import Sampling
-from astra_jax.rollout.vllm.policy import PolicyError, VLLMPolicy
+from astra_jax.rollout.sampler import Sampling
+from astra_jax.rollout.vllm.sampler import PolicyError, VLLMSampler
 from astra_jax.rollout.vllm.server import RolloutServer
 
 SAMPLING = Sampling(max_tokens=2, stop_ids=(), seed=0)
@@ -35,7 +35,7 @@ def policy(model, tmp_path):
     return lambda servers, **config: policy_on(servers, model, tmp_path, **config)
 
 
-async def draw(policy: VLLMPolicy, count: int) -> list[int]:
+async def draw(policy: VLLMSampler, count: int) -> list[int]:
     """The versions of so many completions, asked for at once."""
     calls = (policy.generate([1, 2], SAMPLING, session=f"episode {i}") for i in range(count))
     return [one.policy_version for one in await asyncio.gather(*calls)]
@@ -407,7 +407,7 @@ async def test_a_run_whose_servers_end_it_keeps_what_it_trained(pool, chat_token
         row_buckets=(800,),
     )
 
-    class Gone(ScriptedPolicy):
+    class Gone(ScriptedSampler):
         async def update(self, params, version):
             if version == 3:
                 raise PolicyError("no rollout server took version 3 over")
@@ -423,4 +423,4 @@ async def test_a_run_whose_servers_end_it_keeps_what_it_trained(pool, chat_token
 
     with pytest.raises(PolicyError, match="version 3"):
         await run(Gone)
-    assert [row["step"] for row in (await run(ScriptedPolicy)).history] == [4]
+    assert [row["step"] for row in (await run(ScriptedSampler)).history] == [4]

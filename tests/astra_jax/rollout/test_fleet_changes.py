@@ -12,10 +12,10 @@ import pytest
 from emulated_rollouts import EmulatedServer, emulated, policy_on, until
 from rollout_world import tiny_model
 
-from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.addresses import Addresses
 from astra_jax.rollout.vllm.figures import figures_of
-from astra_jax.rollout.vllm.policy import PolicyError, VLLMConfig, VLLMPolicy
+from astra_jax.rollout.vllm.sampler import PolicyError, VLLMConfig, VLLMSampler
 from sandbox.settings import SettingError
 from synthesis.core.refusals import InputError, Refusal
 
@@ -38,7 +38,7 @@ def policy(model, tmp_path):
     return lambda servers, **config: policy_on(servers, model, tmp_path, **PATIENT | config)
 
 
-async def draw(policy: VLLMPolicy, sessions: list[str], length: int = 2) -> None:
+async def draw(policy: VLLMSampler, sessions: list[str], length: int = 2) -> None:
     """A completion of each, asked for at once."""
     calls = (policy.generate([1] * length, SAMPLING, session=session) for session in sessions)
     assert [one.token_ids for one in await asyncio.gather(*calls)] == [[5, 6]] * len(sessions)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.filling import FillCounts, Group, GroupBuffer
-from astra_jax.rollout.stream import GroupStream, TooOld
+from astra_jax.rollout.stream import GroupStream, StaleGroup
 from synthesis.core.reward import Reward
 
 DELTA = 0.01
@@ -60,7 +60,7 @@ class Emulated:
             oldest = min((versions[0] for versions in drawn if versions), default=self.version)
             if self.gives_up and self.too_old(oldest):
                 self.ended[index] = "given up"
-                raise TooOld(len(drawn), sum(map(len, drawn)))
+                raise StaleGroup(len(drawn), sum(map(len, drawn)))
         self.ended[index] = "whole"
         oldest = min((min(versions) for versions in drawn), default=self.version)
         return Group(index, "e", oldest, [episode(v, d) for (v, _), d in zip(alive, drawn, strict=True)])
@@ -80,7 +80,7 @@ class Run:
 
 def trained(policy: Emulated, *, k: int, size: int, updates: int, concurrent: int, longest_update: int = 60) -> Run:
     """A trainer that takes batches, and has the policy's weights updated some time later."""
-    buffer = GroupBuffer(size, delta=DELTA, max_age=k)
+    buffer = GroupBuffer(size, min_reward_std=DELTA, max_age=k)
     policy.too_old = buffer.too_old
     run, pauses = Run([], [], [], [], 0), random.Random(policy.seed)
 
@@ -164,7 +164,7 @@ async def test_a_group_that_fails_ends_the_run() -> None:
     async def sample() -> Group:
         raise RuntimeError("sandbox is gone")
 
-    buffer = GroupBuffer(2, delta=DELTA, max_age=1)
+    buffer = GroupBuffer(2, min_reward_std=DELTA, max_age=1)
     stream = GroupStream(buffer, sample, version=0, async_steps=1, last=9, concurrent=4)
     with pytest.raises(RuntimeError, match="sandbox is gone"):
         await stream.ready()
@@ -173,7 +173,7 @@ async def test_a_group_that_fails_ends_the_run() -> None:
 
 async def test_a_batch_that_never_comes_is_given_up() -> None:
     policy = Emulated(0, valid=0.0)
-    buffer = GroupBuffer(2, delta=DELTA, max_age=1)
+    buffer = GroupBuffer(2, min_reward_std=DELTA, max_age=1)
     options = dict(version=0, async_steps=1, last=9, concurrent=4, max_groups=7)
     stream = GroupStream(buffer, policy, **options)
     assert not await stream.ready() and policy.started == 7 == buffer.counts.sampled

@@ -42,9 +42,9 @@ from astra_jax.grpo.groups import GroupSampler
 from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.models.layers.sizes import Yarn
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.rollout.policy import Sampling
-from astra_jax.rollout.vllm.policy import PolicyError
+from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.publishing import Publisher
+from astra_jax.rollout.vllm.sampler import PolicyError
 from astra_jax.run.optimizers import initial_state
 from sandbox import SandboxPool
 from synthesis.core.reward import Reward
@@ -268,7 +268,7 @@ async def test_who_may_sample_may_not_sync(worlds, servers, tmp_path) -> None:
         item = {"item": str(world.folder / "policy" / "5" / "params"), "version": "r1:6"}
         for headers, words in (
             ({"X_Astra_Sync_Key": KEY}, "another key than that of this server's ASTRA_SYNC_KEY_FILE"),
-            ({"Origin": "http://evil.example"}, "pages of other sites"),
+            ({"WeightsSource": "http://evil.example"}, "pages of other sites"),
         ):
             status, answer = post(server, "/v1/policy/sync", item, **headers)
             assert status == 403 and words in answer["error"], answer

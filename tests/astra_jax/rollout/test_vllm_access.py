@@ -18,8 +18,8 @@ from vllm_world import KEY, PLUGIN, SYNC_KEY, model, sync_settings, weights
 
 from astra_jax.models.hf_checkpoint import hf_tensors
 from astra_jax.rollout.vllm import sync
-from astra_jax.rollout.vllm.policy import VLLMConfig
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
+from astra_jax.rollout.vllm.sampler import VLLMConfig
 from astra_jax.rollout.vllm.server import PolicyError, RolloutServer
 from astra_jax.rollout.vllm.sync import sync_way
 

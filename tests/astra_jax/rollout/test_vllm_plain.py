@@ -24,8 +24,8 @@ from vllm_world import (
 )
 
 from astra_jax.models.hf_checkpoint import load_hf
-from astra_jax.rollout.vllm.policy import PolicyError, VLLMConfig
 from astra_jax.rollout.vllm.publishing import FolderPublisher
+from astra_jax.rollout.vllm.sampler import PolicyError, VLLMConfig
 from synthesis.core.endpoint import EndpointUnusable
 from synthesis.core.records import Answer, SubQuestion
 from synthesis.environments.teacher_answers import DependencyConsistencyAnswer

@@ -20,9 +20,9 @@ from processor_time import at_most
 
 from astra_jax.run import checkpoints
 from astra_jax.run.checkpoints import BucketError, Checkpointer, CheckpointError, DamagedError
+from astra_jax.run.crash_loop import is_fault
 from astra_jax.run.digests import digests_of
 from astra_jax.run.metrics import MetricWriter, read_metrics
-from astra_jax.run.starts import is_fault
 
 
 def make_params(seed: int = 0, width: int = 8) -> dict:

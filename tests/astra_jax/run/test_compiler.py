@@ -98,7 +98,7 @@ def test_runs_that_differ_in_what_the_host_does_share_their_programs() -> None:
         return config.max_grad_norm * x
 
     program, config = Program(scaled, settings="config", static_argnames=("config",)), GRPOConfig(max_grad_norm=0.5)
-    host_only: list[dict[str, Any]] = [{}, {"steps": 3, "checkpoint_every": 7}, {"seed": 1, "delta": 0.2}]
+    host_only: list[dict[str, Any]] = [{}, {"steps": 3, "checkpoint_every": 7}, {"seed": 1, "min_reward_std": 0.2}]
     for changes in (*host_only, {"learning_rate": 0.25}, {"dump_batches": True}, {"max_grad_norm": 0.25}):
         most = changes.get("max_grad_norm", 0.5)
         assert program(jnp.ones(2), config=dataclasses.replace(config, **changes)).sum() == 2 * most

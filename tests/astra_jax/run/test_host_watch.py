@@ -20,10 +20,10 @@ from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.vllm.server import Unreachable
 from astra_jax.run import hosts
-from astra_jax.run.hosts import Roll, awaited, failure_of_any, reached
+from astra_jax.run.crash_loop import is_fault
+from astra_jax.run.hosts import HostLiveness, allgather_exception, heartbeat, wait_with_heartbeat
 from astra_jax.run.meeting import MeetingError, meet
 from astra_jax.run.optimizers import initial_state
-from astra_jax.run.starts import is_fault
 from astra_jax.sft import bench
 from astra_jax.sft.config import SFTConfig
 from synthesis.core.refusals import InputError, Refusal
@@ -35,7 +35,7 @@ class Told:
     """A roll of three hosts, of which this one is the first: deadlines of 10 and 100 s, by a clock that is told."""
 
     def __init__(self) -> None:
-        self.roll, self.now, self.beats = Roll(0, 3, 10.0, 100.0, 0.0), 0.0, 0
+        self.roll, self.now, self.beats = HostLiveness(0, 3, 10.0, 100.0, 0.0), 0.0, 0
 
     def hear(
         self, seconds: int, *places: tuple[int, int] | None, states: tuple[str, ...] = ("running",) * 3
@@ -47,7 +47,7 @@ class Told:
             for host, (place, state) in enumerate(zip(places, states, strict=True)):
                 if place is not None:
                     marks, pulse = place
-                    said = Roll.beat(self.beats, hosts._Place(marks, marks // 2, pulse and self.beats), state)
+                    said = HostLiveness.beat(self.beats, hosts._Place(marks, marks // 2, pulse and self.beats), state)
                     self.roll.hear(host, said, self.now)
             if (verdict := self.roll.verdict(self.now)) is not None:
                 return verdict
@@ -85,7 +85,7 @@ def test_rollouts_may_take_long_but_not_hang() -> None:
             told.now += 1
             told.beats += 1
             for host, where in enumerate((place, hosts._Place(9, 4), hosts._Place(9, 4))):
-                told.roll.hear(host, Roll.beat(told.beats, where, "running"), told.now)
+                told.roll.hear(host, HostLiveness.beat(told.beats, where, "running"), told.now)
             if (verdict := told.roll.verdict(told.now)) is not None:
                 return verdict
         return None
@@ -149,7 +149,7 @@ def test_it_is_watched_until_all_have_ended() -> None:
 
 async def test_what_is_awaited_shows_that_the_main_thread_is_well(monkeypatch) -> None:
     monkeypatch.setattr(hosts, "_PULSE_SECONDS", 0.01)
-    reached(7)
+    heartbeat(7)
     marks = hosts._place.marks
 
     async def work() -> str:
@@ -157,9 +157,9 @@ async def test_what_is_awaited_shows_that_the_main_thread_is_well(monkeypatch) -
             await asyncio.sleep(0)
         return "done"
 
-    assert await awaited(work()) == "done" and hosts._place == hosts._Place(marks, 7, 0)
+    assert await wait_with_heartbeat(work()) == "done" and hosts._place == hosts._Place(marks, 7, 0)
     error = ValueError("it failed")
-    assert failure_of_any(error) is error and failure_of_any(None) is None
+    assert allgather_exception(error) is error and allgather_exception(None) is None
 
 
 @pytest.mark.parametrize(
@@ -171,13 +171,13 @@ def test_what_one_host_fails_of_ends_the_others_in_the_same_way(monkeypatch, err
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     said: list[bytes] = []
 
-    def from_every(value: bytes, most: int) -> list[bytes]:
+    def allgather_bytes(value: bytes, most: int) -> list[bytes]:
         said.append(value)
         return [said[0], b""]
 
-    monkeypatch.setattr(hosts, "from_every", from_every)
-    assert failure_of_any(error) is error
-    other = failure_of_any(None)
+    monkeypatch.setattr(hosts, "allgather_bytes", allgather_bytes)
+    assert allgather_exception(error) is error
+    other = allgather_exception(None)
     assert isinstance(other, Refusal) and other.away is away is is_fault(error)
     assert str(other) == f"host 0 of 2 failed: {type(error).__name__}: {error}"
 
@@ -186,7 +186,7 @@ def test_a_bench_on_several_hosts_waits_for_its_data(monkeypatch, tmp_path) -> N
     """Which the first one writes, and may fail to."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(hosts, "from_every", lambda value, most: [b"!OSError: the disk is full", value])
+    monkeypatch.setattr(hosts, "allgather_bytes", lambda value, most: [b"!OSError: the disk is full", value])
     with pytest.raises(Refusal, match="host 0 of 2 failed: OSError: the disk is full"):
         bench.run(SFTConfig(), MODEL, lambda: pytest.fail("it trains"), None, tmp_path, None, steps=1)
     assert not list(tmp_path.iterdir())
@@ -276,7 +276,7 @@ from astra_jax.run import hosts
 hosts._PIECE = 7
 for length in (0, 1, 7, 14, 30):
     said = bytes(range(1, 1 + length))
-    assert hosts.from_first(said if sys.argv[2] == "0" else b"no") == said, length
+    assert hosts.broadcast_from_host0(said if sys.argv[2] == "0" else b"no") == said, length
 """
 
 

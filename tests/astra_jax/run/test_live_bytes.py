@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
-from rollout_world import ScriptedPolicy, call, make_environment
+from rollout_world import ScriptedSampler, call, make_environment
 from sft_world import make_dataset, trajectories
 
 from astra_jax.grpo import train as grpo
@@ -22,7 +22,7 @@ from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.planner import programs
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.rollout.policy import Completion
+from astra_jax.rollout.sampler import Completion
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.optimizers import abstract_state
 from astra_jax.run.trainer import RunContext
@@ -31,7 +31,7 @@ from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.sft.hooks import HeldOutLoss
-from astra_jax.sft.samples import Sampler
+from astra_jax.sft.samples import TurnSampler
 from astra_jax.sft.step import sft_optimizer
 
 SFT = SFTConfig(
@@ -133,7 +133,7 @@ def live(monkeypatch) -> Iterator[Live]:
 def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live, moments, times) -> None:
     one = dataclasses.replace(SFT, moments=moments)
     data = make_dataset(tmp_path / "data", trajectories(8, longest=2))
-    for owner, name in ((sft, "train_step"), (HeldOutLoss, "loss"), (Sampler, "draw")):
+    for owner, name in ((sft, "train_step"), (HeldOutLoss, "loss"), (TurnSampler, "draw")):
         live.watch(owner, name)
     weights, state = map(bytes_of, abstract_state(model.abstract_params(), sft_optimizer(one, 2)))
     assert state == pytest.approx(times * weights, rel=0.01) and weights / 20 > SMALL
@@ -195,8 +195,8 @@ async def test_grpo_holds_one_state_and_what_is_sampled_with(
     live.watch(grpo, "update_step")
     weights, state = map(bytes_of, abstract_state(model.abstract_params(), grpo_optimizer(config)))
 
-    class Policy(ScriptedPolicy):
-        samples_with_given_arrays = True
+    class Sampler(ScriptedSampler):
+        aliases_params = True
         given = None
 
         async def update(self, params, version):
@@ -212,7 +212,7 @@ async def test_grpo_holds_one_state_and_what_is_sampled_with(
         return call("capital_of", country="France") if turn == 0 and seed % 2 else f"I say {seed % 7}."
 
     async def run() -> None:
-        policy = Policy(chat_tokenizer, by_seed)
+        policy = Sampler(chat_tokenizer, by_seed)
         start, environments = (lambda: model.init(jax.random.key(0))), [make_environment()]
         arguments = (config, model, start, environments, chat_tokenizer, pool, tmp_path)
         assert (await grpo.train(*arguments, policy=policy, progress=False)).steps == 2

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from absl import flags
-from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
+from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 from sft_world import AfterUpdate, make_dataset, starting, trajectories
 
 from astra_jax.grpo import train as grpo
@@ -108,7 +108,7 @@ async def test_grpo_goes_on_on_other_devices(model, params, chat_tokenizer, pool
 
     expected = 2  # programs: `accumulate` and `take_step`, on one device
 
-    class Patient(ScriptedPolicy):
+    class Patient(ScriptedSampler):
         """Begins when both programs of an update are compiled: a script may be done before, and the update, which
         does not wait for a program whose turn has not come, would compile it a second time."""
 

@@ -14,18 +14,18 @@ from rollout_world import tiny_model
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import grpo_optimizer
 from astra_jax.rollout.vllm.server import Unreachable
-from astra_jax.run.starts import FILE, FaultsError, Starts
+from astra_jax.run.crash_loop import FILE, CrashLoopGuard, FaultsError
 from astra_jax.run.trainer import RunContext
 from synthesis.core.refusals import Refusal
 
 MODEL = tiny_model(16, 64)
-CONFIG = GRPOConfig(steps=3, max_faults=3)
+CONFIG = GRPOConfig(steps=3, max_failed_restarts=3)
 JOB = SimpleNamespace(steps=3, identity={"of": "this"})
 
 
-def one(workdir: Path, step: int = 0, kept: int = 0, *, most: int = 3) -> Starts:
+def one(workdir: Path, step: int = 0, kept: int = 0, *, most: int = 3) -> CrashLoopGuard:
     """A start that is killed, unless it is taken back."""
-    starts = Starts(workdir, most)
+    starts = CrashLoopGuard(workdir, most)
     starts.begin(step, kept)
     return starts
 
@@ -34,7 +34,7 @@ def test_faults_without_progress_end_it_and_the_next_start_tries_again(tmp_path)
     for _ in range(2):
         for _ in range(3):
             one(tmp_path, 7)
-        with pytest.raises(FaultsError, match="3 starts in a row have ended .* after step 7: .*max_faults"):
+        with pytest.raises(FaultsError, match="3 starts in a row have ended .* after step 7: .*max_failed_restarts"):
             one(tmp_path, 7)
 
 

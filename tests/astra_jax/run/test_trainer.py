@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rollout_world import ScriptedPolicy, call, make_environment
+from rollout_world import ScriptedSampler, call, make_environment
 from selection import by_day
 from sft_world import AfterUpdate, make_dataset, starting, trajectories
 
@@ -31,7 +31,7 @@ from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.run import finite
 from astra_jax.run.checkpoints import Checkpointer, CheckpointError
 from astra_jax.run.finite import NonFiniteError
-from astra_jax.run.gradients import accumulated
+from astra_jax.run.gradients import accumulate_scan
 from astra_jax.run.identity import check_same_run, model_settings, run_identity
 from astra_jax.run.metrics import read_metrics
 from astra_jax.run.optimizers import apply_gradients, initial_state, make_optimizer
@@ -118,7 +118,7 @@ def test_gradients_of_bfloat16_weights_are_added_up_in_float32() -> None:
         total = jnp.sum((batch * params["w_d"]).astype(jnp.float32))
         return total, jnp.float32(1)
 
-    gradients, (total, count) = jax.jit(partial(accumulated, loss))(weights, None, batch)
+    gradients, (total, count) = jax.jit(partial(accumulate_scan, loss))(weights, None, batch)
     np.testing.assert_array_equal(gradients["w_d"], np.full(4, 512.0, np.float32))
     assert (float(total), float(count)) == (2_048.0, 1_024.0)
 
@@ -366,14 +366,14 @@ def test_a_checkpoint_that_is_broken_is_not_gone_on_from(run_sft, params, model,
 
 
 async def test_grpo_hands_no_broken_weights_to_its_policy(pool, model, huge, chat_tokenizer, tmp_path) -> None:
-    policy = ScriptedPolicy(chat_tokenizer, by_seed)
+    policy = ScriptedSampler(chat_tokenizer, by_seed)
     arguments = (GRPO, model, starting(huge), [make_environment()], chat_tokenizer, pool, tmp_path)
     with pytest.raises(NonFiniteError, match="step 1"):
         await grpo.train(*arguments, policy=policy, progress=False)
     assert policy.version == 0 and saved_steps(tmp_path) == []
 
 
-class Unsure(ScriptedPolicy):
+class Unsure(ScriptedSampler):
     """Of one token it says no logprob that is a number."""
 
     async def generate(self, *arguments, **options):
@@ -441,7 +441,7 @@ async def test_grpo_stops_within_the_batch_when_its_workdir_is_removed(
 ) -> None:
     workdir, sampled = tmp_path / "run", []
 
-    class Removes(ScriptedPolicy):
+    class Removes(ScriptedSampler):
         async def generate(self, *arguments, **options):
             sampled.append(len(sampled))
             if len(sampled) == 5 and workdir.exists():
@@ -520,7 +520,7 @@ async def test_sigterm_in_the_middle_of_rollouts_saves_and_resumes_to_the_bit(
     environments = [make_environment("a"), make_environment("b", "Japan")]
     config = dataclasses.replace(GRPO, async_steps=async_steps)
 
-    class Notified(ScriptedPolicy):
+    class Notified(ScriptedSampler):
         """Is sent SIGTERM while it draws the second step's episodes."""
 
         async def generate(self, *arguments, **options):
@@ -528,7 +528,7 @@ async def test_sigterm_in_the_middle_of_rollouts_saves_and_resumes_to_the_bit(
                 os.kill(os.getpid(), signal.SIGTERM)
             return await super().generate(*arguments, **options)
 
-    async def run(name, kind=ScriptedPolicy):
+    async def run(name, kind=ScriptedSampler):
         policy = kind(chat_tokenizer, by_seed)
         arguments = (config, model, starting(params), environments, chat_tokenizer, pool, tmp_path / name)
         return await grpo.train(*arguments, policy=policy, progress=False, profile=(1, 1))

@@ -13,7 +13,7 @@ import pytest
 from serving_world import Drip
 from sft_world import make_tokenizer
 
-from astra_jax.rollout.policy import PolicyLimits, RequestFailed
+from astra_jax.rollout.sampler import PolicyLimits, RequestFailed
 from astra_jax.serving import bodies, service
 from astra_jax.serving.protocol import InvalidRequest
 from astra_jax.serving.service import OpenAIService, ServingConfig

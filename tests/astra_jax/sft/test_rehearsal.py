@@ -21,7 +21,7 @@ from sft_world import make_dataset, make_tokenizer, starting, trajectories
 from astra_jax.head import token_logprobs
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 from astra_jax.run.batch import PackedBatch
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import BatchIterator, DataConfig, scan, steps_for_epochs, tokenise

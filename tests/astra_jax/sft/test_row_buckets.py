@@ -14,7 +14,7 @@ from sft_world import CAPITALS, AfterUpdate, make_dataset, starting, trajectory
 
 from astra_jax.mesh import AXES, make_mesh
 from astra_jax.planner.jobs import for_tokens, job_on
-from astra_jax.run.batch import PackedBatch, least_lengths
+from astra_jax.run.batch import PackedBatch, bucket_index
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.sft.step import sft_optimizer, train_step
@@ -101,7 +101,7 @@ def test_what_is_cut_is_not_computed(model, params) -> None:
         own = starting(params)()
         given = (own, sft_optimizer(CUT, 8).init(own), jax.tree.map(jnp.asarray, batch))
         options = {"model": model, "config": CUT, "steps": 8}
-        metrics = train_step(*given, which_a=jnp.full(2, which, jnp.int32), **options)[2]
+        metrics = train_step(*given, bucket_ids_a=jnp.full(2, which, jnp.int32), **options)[2]
         return {name: float(value) for name, value in metrics.items()}
 
     rows[:, :, :300] = 1
@@ -134,12 +134,12 @@ def test_a_micro_batch_has_the_least_length_that_holds_it() -> None:
     segments_bt = np.zeros((4, 16), np.int32)
     segments_bt[0, :7], segments_bt[2, :8], segments_bt[3, :9] = 1, 1, 1
     batch = PackedBatch(segments_bt, segments_bt, segments_bt, segments_bt)
-    assert least_lengths(batch, [16], 1).tolist() == [0]
-    assert least_lengths(batch, [8, 16], 2).tolist() == [0, 1]
-    lengths = least_lengths(batch, [4, 7, 8, 16], 4)
+    assert bucket_index(batch, [16], 1).tolist() == [0]
+    assert bucket_index(batch, [8, 16], 2).tolist() == [0, 1]
+    lengths = bucket_index(batch, [4, 7, 8, 16], 4)
     assert lengths.tolist() == [1, 0, 2, 3] and lengths.dtype == np.int32
     segments_bt[1, 15] = 2
-    assert least_lengths(batch, [8, 16], 4).tolist() == [0, 1, 0, 1]
+    assert bucket_index(batch, [8, 16], 4).tolist() == [0, 1, 0, 1]
 
 
 def test_lengths_that_a_run_cannot_have_are_refused(trained) -> None:

@@ -10,9 +10,9 @@ from astra_jax.mesh import make_mesh
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
-from astra_jax.rollout.policy import Sampling
+from astra_jax.rollout.sampler import Sampling
 from astra_jax.sft.data import DataConfig
-from astra_jax.sft.samples import Sample, Sampler
+from astra_jax.sft.samples import Sample, TurnSampler
 
 MODEL = Qwen3Config(400, 32, 2, 4, 2, 16, 64, tie_embeddings=True, max_positions=512)
 DATA = DataConfig(seq_len=512)
@@ -31,7 +31,7 @@ def params():
 
 @pytest.fixture(scope="module")
 def drawn(tokenizer, params) -> list[Sample]:
-    return Sampler(trajectories(8), tokenizer, MODEL, DATA, count=3, max_tokens=TOKENS).draw(params)
+    return TurnSampler(trajectories(8), tokenizer, MODEL, DATA, count=3, max_tokens=TOKENS).draw(params)
 
 
 async def test_samples_are_what_the_engine_draws(drawn, tokenizer, params):
@@ -56,10 +56,10 @@ def test_a_sample_shows_the_opening_and_what_the_dataset_has_there(drawn):
 
 def test_a_mesh_draws_the_same(drawn, tokenizer, params):
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
-    sampler = Sampler(trajectories(8), tokenizer, MODEL, DATA, count=3, max_tokens=TOKENS, mesh=mesh)
+    sampler = TurnSampler(trajectories(8), tokenizer, MODEL, DATA, count=3, max_tokens=TOKENS, mesh=mesh)
     assert sampler.draw(jax.device_put(params, MODEL.param_shardings(mesh))) == drawn
 
 
 def test_openings_that_do_not_fit_are_left_out(tokenizer, params):
     short = DataConfig(seq_len=64)
-    assert Sampler(trajectories(8), tokenizer, MODEL, short, count=3, max_tokens=TOKENS).draw(params) == []
+    assert TurnSampler(trajectories(8), tokenizer, MODEL, short, count=3, max_tokens=TOKENS).draw(params) == []

@@ -58,7 +58,7 @@ def world(tmp_path_factory):
 def trained(world, workdir, config=CONFIG, *, params=None, **options):
     model, first, base, tokenizer, data = world
     begin = starting(first if params is None else params)
-    origin = frozen.Origin(str(base))
+    origin = frozen.WeightsSource(str(base))
     return train(config, model, begin, data, tokenizer, workdir, origin=origin, progress=False, **options)
 
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_holds_the_adapters_and_says_of_the_weights_where_and_what_
         < sum(leaf.size for leaf in jax.tree.leaves(world[1]))
     )
     card = frozen.read(workdir / "checkpoints")
-    assert card is not None and card.lora == LORA and card.origin == frozen.Origin(str(world[2]))
+    assert card is not None and card.lora == LORA and card.origin == frozen.WeightsSource(str(world[2]))
     assert extra["frozen"] == card.digests and len(card.digests) == len(jax.tree.leaves(world[1]))
 
 
@@ -119,7 +119,7 @@ def test_rows_of_tokens_that_the_weights_have_none_for_are_trained_beside_adapte
     stored = dataclasses.replace(model, vocab_size=model.vocab_size - 4)
     hf_checkpoint.save_hf(stored.init(jax.random.key(0)), stored, tmp_path / "base")
     spelled = {stored.vocab_size + i: (300 + i, 310) for i in range(4)}
-    origin = frozen.Origin(str(tmp_path / "base"), rows=stored.vocab_size, spelled=spelled)
+    origin = frozen.WeightsSource(str(tmp_path / "base"), rows=stored.vocab_size, spelled=spelled)
 
     def start():
         return weights.load(tmp_path / "base", model, rows=stored.vocab_size, spelled=spelled)
@@ -158,7 +158,7 @@ def test_a_run_continues_an_adapter_of_peft(more, world, tmp_path) -> None:
     peft.save(loaded, model, theirs, tmp_path / "adapter", base=str(base))
     own = dataclasses.replace(theirs, tokens=tuple(sorted({*theirs.tokens, *more})))
     config = dataclasses.replace(CONFIG, lora=own, sample_every=0, learning_rate=0.0, weight_decay=0.0, steps=1)
-    origin = frozen.Origin(str(base), adapter=str(tmp_path / "adapter"))
+    origin = frozen.WeightsSource(str(base), adapter=str(tmp_path / "adapter"))
 
     def run(steps: int, rate: float):
         changed = dataclasses.replace(config, steps=steps, learning_rate=rate)
@@ -263,7 +263,7 @@ def test_other_weights_under_the_adapters_are_refused_by_name(world, whole, tmp_
 def test_adapters_whose_weights_are_gone_say_where_they_were(world, whole, tmp_path) -> None:
     shutil.copytree(whole[0] / "checkpoints", tmp_path / "copied")
     card = frozen.read(tmp_path / "copied")
-    frozen.write(dataclasses.replace(card, origin=frozen.Origin(str(tmp_path / "gone"))), tmp_path / "copied")
+    frozen.write(dataclasses.replace(card, origin=frozen.WeightsSource(str(tmp_path / "gone"))), tmp_path / "copied")
     with pytest.raises(hf_checkpoint.WeightsError, match="gone, which cannot be read.*--base"):
         weights.load(tmp_path / "copied", world[0])
     equal(weights.load_orbax(tmp_path / "copied", world[0], base=world[2])["final_norm_d"], world[1]["final_norm_d"])

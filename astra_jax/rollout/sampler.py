@@ -92,7 +92,7 @@ class Sampling:
     prompt_logprobs: bool = False
 
     @property
-    def shaped(self) -> bool:
+    def needs_logits_processing(self) -> bool:
         """True if it asks for more than a temperature and a nucleus."""
         given = (self.top_k, self.min_p, self.presence_penalty, self.frequency_penalty, self.alternatives)
         return any(given) or self.repetition_penalty != 1 or self.constraint is not None
@@ -151,7 +151,7 @@ Alternatives = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class TokenChunk:
     """Next tokens of a completion in progress; other fields as in `Completion`.
 
     Attributes:
@@ -173,7 +173,7 @@ class Drawn:
     prompt_alternatives: list[Alternatives] = field(default_factory=list)
 
 
-class Policy(Protocol):
+class Sampler(Protocol):
     """Sampler of tokens."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
@@ -195,11 +195,11 @@ class Policy(Protocol):
         ...
 
 
-class TrainablePolicy(Policy, Protocol):
+class TrainableSampler(Sampler, Protocol):
     """A policy whose weights follow a trainer's."""
 
     @property
-    def samples_with_given_arrays(self) -> bool:
+    def aliases_params(self) -> bool:
         """True if it samples from the arrays passed to `update`. A concurrent training step must not use them, since it
         donates its inputs."""
         ...
@@ -240,32 +240,32 @@ class TrainablePolicy(Policy, Protocol):
 
 
 class SamplerBase:
-    """Base class of a rollout engine of your own: override `generate` and `update`. See `TrainablePolicy`."""
+    """Base class of a rollout engine of your own: override `generate` and `update`. See `TrainableSampler`."""
 
-    samples_with_given_arrays = False
+    aliases_params = False
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
-        """See `Policy.generate`."""
+        """See `Sampler.generate`."""
         raise NotImplementedError(f"{type(self).__name__} does not sample")
 
     def release(self, session: str) -> None:
-        """See `Policy.release`. Sessions are not kept."""
+        """See `Sampler.release`. Sessions are not kept."""
 
     async def prepare(self, params: Any, version: int) -> None:
-        """See `TrainablePolicy.prepare`. There is nothing to prepare."""
+        """See `TrainableSampler.prepare`. There is nothing to prepare."""
 
     async def update(self, params: Any, version: int) -> None:
-        """See `TrainablePolicy.update`. The weights are ignored."""
+        """See `TrainableSampler.update`. The weights are ignored."""
 
     async def sleep(self) -> None:
-        """See `TrainablePolicy.sleep`. Nothing is freed."""
+        """See `TrainableSampler.sleep`. Nothing is freed."""
 
     def metrics(self) -> dict[str, float]:
-        """See `TrainablePolicy.metrics`. There are none."""
+        """See `TrainableSampler.metrics`. There are none."""
         return {}
 
     async def close(self) -> None:
-        """See `TrainablePolicy.close`. Nothing is held."""
+        """See `TrainableSampler.close`. Nothing is held."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class PolicyLimits:
     vocab_size: int
 
 
-class StreamingPolicy(Policy, Protocol):
+class StreamingPolicy(Sampler, Protocol):
     """A policy that streams tokens as they are sampled. `astra_jax.serving` serves it."""
 
     @property
@@ -306,7 +306,9 @@ class StreamingPolicy(Policy, Protocol):
         """The error that stopped the policy, or None."""
         ...
 
-    def stream(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> AsyncGenerator[Drawn, None]:
+    def stream(
+        self, token_ids: Sequence[int], sampling: Sampling, *, session: str = ""
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Stream a completion in parts; the last has a `finish`. Closing the iterator aborts the request.
 
         Raises:

@@ -44,7 +44,7 @@ def committed(arrays: Any) -> Any:
     return jax.device_put(arrays, jax.tree.map(lambda x: x.sharding, arrays))
 
 
-def check_room(
+def check_cache_fits(
     model: Model,
     slots: int,
     max_length: int,
@@ -73,7 +73,7 @@ def check_room(
         )
 
 
-def decodes_written_out(
+def unroll_decode_layers(
     model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str, *, device: jax.Device
 ) -> bool:
     """Return whether decoding should use separate arrays per layer (`Model.for_decoding`) and an unrolled loop.
@@ -94,7 +94,7 @@ def decodes_written_out(
 def bytes_wanted(
     model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str, platform: str
 ) -> tuple[int, int]:
-    """Return bytes per device for keys and values, and for weights. Raises as `check_room` for unsupported storage."""
+    """Return bytes per device for keys and values, and for weights. Raises as `check_cache_fits`."""
     model.check_matmul(stored, "stored")
     dtype = kept_dtype(model.dtype, platform)
     cache = jax.eval_shape(partial(model.cache, slots, max_length, dtype=dtype))

@@ -23,7 +23,7 @@ class FaultsError(Refusal):
     """A run ended with a fault repeatedly without progress. The message says at which step."""
 
 
-class _Stand(msgspec.Struct, frozen=True):
+class _LastStart(msgspec.Struct, frozen=True):
     """Progress of the run at its last start, and the number of consecutive starts with the same progress."""
 
     step: int
@@ -31,7 +31,7 @@ class _Stand(msgspec.Struct, frozen=True):
     faults: int
 
 
-class Starts:
+class CrashLoopGuard:
     """Count of starts in one workdir, on the first host only.
 
     Args:
@@ -41,7 +41,7 @@ class Starts:
 
     def __init__(self, workdir: Folder, most: int) -> None:
         self._path, self._most = location(workdir) / FILE, most
-        self._before: _Stand | None = None
+        self._before: _LastStart | None = None
 
     def begin(self, step: int, kept: int) -> None:
         """Count a start.
@@ -56,13 +56,13 @@ class Starts:
         last = self._read()
         faults = last.faults if last is not None and (step, kept) <= (last.step, last.kept) else 0
         if self._most and faults >= self._most:
-            self._write(_Stand(step, kept, 0))  # stays so: a refused start has nothing to subtract
+            self._write(_LastStart(step, kept, 0))  # stays so: a refused start has nothing to subtract
             raise FaultsError(
                 f"{faults} starts in a row have ended with a fault and without progress, after step {step}: see what "
-                "their logs end with, and mend it; the same command then tries as often again (max_faults)"
+                "their logs end with, and mend it; the same command then tries as often again (max_failed_restarts)"
             )
-        self._before = _Stand(step, kept, faults)
-        self._write(_Stand(step, kept, faults + 1))
+        self._before = _LastStart(step, kept, faults)
+        self._write(_LastStart(step, kept, faults + 1))
 
     def take_back(self) -> None:
         """Subtract this start, which did not end with a fault. If that cannot be written, the start counts."""
@@ -70,13 +70,13 @@ class Starts:
             with contextlib.suppress(OSError, StorageError):
                 self._write(self._before)
 
-    def _read(self) -> _Stand | None:
+    def _read(self) -> _LastStart | None:
         try:
-            return decode_json(self._path.read_bytes(), _Stand)
+            return decode_json(self._path.read_bytes(), _LastStart)
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
-    def _write(self, stand: _Stand) -> None:
+    def _write(self, stand: _LastStart) -> None:
         write_text(self._path, msgspec.json.encode(stand).decode())
 
 

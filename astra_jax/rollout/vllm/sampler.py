@@ -26,7 +26,7 @@ import jax
 from absl import logging
 
 from astra_jax.models.model import Params
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.sampler import Completion, Sampling
 from astra_jax.rollout.vllm.config import VLLMConfig
 from astra_jax.rollout.vllm.fleet import Fleet
 from astra_jax.rollout.vllm.publishing import PublishError
@@ -36,11 +36,11 @@ from astra_jax.run.hosts import is_first
 from sandbox.access import trusting
 from synthesis.core.terminal import printable
 
-__all__ = ["PolicyError", "VLLMConfig", "VLLMPolicy"]
+__all__ = ["PolicyError", "VLLMConfig", "VLLMSampler"]
 
 
-class VLLMPolicy:
-    """Samples from vLLM servers, and keeps their weights at the last `update`. Implements `TrainablePolicy`.
+class VLLMSampler:
+    """Samples from vLLM servers, and keeps their weights at the last `update`. Implements `TrainableSampler`.
 
     Each host creates one. All publish weights; only the first talks to the servers.
 
@@ -63,7 +63,7 @@ class VLLMPolicy:
         self._session: aiohttp.ClientSession | None = None
         self._published: int | None = None
 
-    async def __aenter__(self) -> VLLMPolicy:
+    async def __aenter__(self) -> VLLMSampler:
         """Connect, and check that each server fits this policy.
 
         Raises:
@@ -89,7 +89,7 @@ class VLLMPolicy:
         await self.close()
 
     @property
-    def samples_with_given_arrays(self) -> bool:
+    def aliases_params(self) -> bool:
         """False: `update` publishes the arrays first."""
         return False
 
@@ -99,7 +99,7 @@ class VLLMPolicy:
         return self.fleet.counts
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics, see `TrainablePolicy.metrics`: state and counts of each server, requests placed with a cached
+        """Return `TrainableSampler.metrics`: state and counts of each server, requests placed with a cached
         prefix (`Router`), and requests waiting for a server."""
         router = self.fleet.router
         return {
@@ -121,7 +121,7 @@ class VLLMPolicy:
             await self._session.close()
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
-        """See `Policy.generate`.
+        """See `Sampler.generate`.
 
         Raises:
             ValueError: the servers refuse the request, for instance because it exceeds their context.
@@ -179,7 +179,7 @@ class VLLMPolicy:
         self.fleet.release(session)
 
     async def prepare(self, params: Params, version: int) -> None:
-        """Publish the weights, see `TrainablePolicy.prepare`. Failed writes are retried, since a full disk may get
+        """Publish the weights, see `TrainableSampler.prepare`. Failed writes are retried, since a full disk may get
         room.
 
         Raises:
@@ -216,4 +216,4 @@ class VLLMPolicy:
             await self.fleet.update(version)
 
     async def sleep(self) -> None:
-        """See `TrainablePolicy.sleep`. Nothing is freed: the servers have their own memory."""
+        """See `TrainableSampler.sleep`. Nothing is freed: the servers have their own memory."""
