@@ -25,6 +25,9 @@ def test_single_parts():
     assert f1_reward(solved=2, needed=4, calls=8).recall == 0.5
     assert f1_reward(solved=2, needed=4, calls=8).precision == pytest.approx(0.25)
     assert f1_reward(solved=1, needed=1, calls=1, epsilon=1.0).precision == 0.5
+    assert f1_reward(solved=2, needed=2, calls=2, harm=2).precision == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="harm is -1"):
+        f1_reward(solved=2, needed=2, calls=2, harm=-1)
 
 
 @given(needed=st.integers(1, 20), data=st.data())
