@@ -80,7 +80,7 @@ class _Plan:
 
     @property
     def sums_first(self) -> bool:
-        """Return whether to sum the matrix's gradient before the layers' backward pass; if not, the compiler chooses."""
+        """Return whether to sum the matrix's gradient before the layers' backward pass, not when the compiler likes."""
         return self.mesh is not None and device_kind_of(self.mesh).startswith(_SUMS_FIRST)
 
     @functools.cached_property
