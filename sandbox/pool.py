@@ -249,7 +249,7 @@ class SandboxPool:
             if result.is_infrastructure and self._plan is not None:
                 self.stats.retried += 1
                 result = await self._attempt(code, request, limits, more)
-        if result.kind is Outcome.KILLED and result.ended_by == MEMORY:  # twice: no tool can be masked by this
+        if result.kind is Outcome.KILLED and result.ended_by == MEMORY:  # twice: or a tool could get masked by this
             result = replace(result, kind=Outcome.CRASH)
         if result.is_infrastructure:
             self.stats.infrastructure += 1

@@ -44,10 +44,10 @@ class _Causal(splash_attention_mask.CausalMask):
         self.q_sequence = zigzag_order(length, context)
 
     def __getitem__(self, block: tuple[slice, slice]) -> np.ndarray:
-        """Return a block's mask, as far as the kernel's schedule needs it: is any of it visible, and is all of it?
+        """Return two entries for a block, enough for the kernel's schedule: is any of it visible, and is all of it?
 
-        The kernel computes the rest (`mask_function`). To compute each block here would take 14 s for a row of 77,824
-        tokens on 16 devices.
+        The kernel computes the mask inside (`mask_function`). To make each whole block here would take 14 s for a row
+        of 77,824 tokens on 16 devices.
         """
         rows, columns = block
         first, last = self.q_sequence[rows.start], self.q_sequence[rows.stop - 1]  # the queries of a block ascend

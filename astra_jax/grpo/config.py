@@ -38,7 +38,7 @@ class GRPOConfig(TrainingConfig):
         objective: clips, ratio, advantages, normalisation, importance sampling.
         mini_batches: optimizer steps that a batch is cut into (paper: 1); the ratio is to the weights before the first.
         min_reward_std: a group trains when Std(reward) is above it. Ours: 0.01, below the smallest deviation that one
-            differing episode of 8 causes, above rounding. In units of the reward: lower it if rewards have small weights.
+            differing episode of 8 causes, above rounding. In units of the reward: lower it for small rewards.
         surplus_max_age: strictly online: updates that a valid surplus group may wait (paper: it trains one update
             late); 0 drops it.
         oversample: strictly online: groups under way over those expected to be needed. Ours: 1.25, see `filling.fill`.

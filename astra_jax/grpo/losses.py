@@ -264,7 +264,7 @@ def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"
     """Return reward - group mean, divided by the group's deviation unless `kind` is `mean`; float64 [len(rewards)].
 
     Raises:
-        ValueError: all rewards are equal. Such a group gives no signal and must be filtered out first (min_reward_std >= 0).
+        ValueError: all rewards are equal. Such a group gives no signal and must be filtered out first.
     """
     deviation = group_deviation(rewards)
     if not deviation > 0:

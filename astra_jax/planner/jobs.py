@@ -68,8 +68,8 @@ def for_tokens(
 ) -> tuple[AnyModel, SFTConfig | GRPOConfig]:
     """Return (model, configuration) for sequences of this many tokens, in rows of `length`.
 
-    Longer row buckets are removed, and GRPO's limit is reduced with them. Its episodes keep the proportion of prompt
-    and response.
+    Longer row buckets are removed, and GRPO's last one is `length`. Its episodes keep the proportion of prompt and
+    response.
     """
     buckets = tuple(bucket for bucket in config.row_buckets if bucket < tokens)
     if isinstance(config, SFTConfig):

@@ -1,7 +1,7 @@
 """Adaptive batch filling (paper §3.1): sample until n groups have a training signal; surplus waits for the next update.
 
-A group is valid if the standard deviation of its rewards exceeds `min_reward_std`. With equal rewards every advantage is zero, and
-the group would only dilute the batch.
+A group is valid if the standard deviation of its rewards exceeds `min_reward_std`. With equal rewards every advantage
+is zero, and the group would only dilute the batch.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class OpenAIService(HttpService):
     def _failed(self, error: Exception) -> InvalidRequest:
         """Return the error for a failure by the server, or for a fault of the request that only sampling shows.
 
-        The policy raises it in every request that waits for it.
+        The policy reports it to every request that waits for it.
         """
         if isinstance(error, RequestFailed) and isinstance(error.__cause__, ConstraintError):
             return InvalidRequest(str(error.__cause__))
