@@ -127,6 +127,7 @@ def start(folder: str, since: str) -> dict[str, float]:
 
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.run.compilation_cache import keep_programs
+    from astra_jax.run.hooks import Hook
     from astra_jax.sft.bench import conversations
     from astra_jax.sft.config import SFTConfig
     from astra_jax.sft.data import DataConfig
@@ -152,12 +153,16 @@ def start(folder: str, since: str) -> dict[str, float]:
     config = SFTConfig(data=DataConfig(seq_len=2_048), batch_size=2, steps=10, checkpoint_every=100, log_every=1)
     first: dict[str, float] = {}
 
-    def on_step(number: int, _: object) -> None:
+    class Clock(Hook):
+        def after_update(self, run: Any, state: Any, batch: Any, row: Any) -> None:
+            on_step(state.step)
+
+    def on_step(number: int) -> None:
         first.setdefault("seconds", time.time() - float(since))
         os.kill(os.getpid(), signal.SIGTERM)
 
     train(config, model, lambda: model.init(jax.random.key(0)), workdir / "data", tokenizer, workdir / "run",
-          progress=False, on_step=on_step)  # fmt: skip
+          progress=False, hooks=[Clock()])  # fmt: skip
     return {"seconds": first["seconds"], "import_seconds": imported - float(since)}
 
 

@@ -63,11 +63,16 @@ def jax_side(work: dict[str, Any], turns: Turns) -> None:
 
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.run import weights
+    from astra_jax.run.hooks import Hook
     from astra_jax.sft import train as sft
     from astra_jax.tokenizer import ChatTokenizer
 
     model, config = Qwen3Config(**work["model"], dtype=work["dtype"]), _sft_config(work)
     start, tokenizer = partial(weights.load, work["hf"], model), ChatTokenizer.load(work["hf"])
+
+    class Clock(Hook):
+        def after_update(self, run: Any, state: Any, batch: Any, row: Any) -> None:
+            on_step(state.step, row)
 
     def on_step(step: int, row: Any) -> None:
         turns.stepped(row["row_tokens"] * work["rows"] * (1 - row["padding_share"]), row["loss"])
@@ -75,7 +80,7 @@ def jax_side(work: dict[str, Any], turns: Turns) -> None:
     turns.about["device"] = jax.devices()[0].device_kind
     with tempfile.TemporaryDirectory() as workdir:
         turns.wait()
-        sft.train(config, model, start, work["data"], tokenizer, workdir, progress=False, on_step=on_step)
+        sft.train(config, model, start, work["data"], tokenizer, workdir, progress=False, hooks=[Clock()])
 
 
 def _sft_config(work: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from astra_jax.grpo.config import GRPOConfig
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.llama import presets as llama
 from astra_jax.models.lora import FULL
+from astra_jax.models.model import Model, check_model
 from astra_jax.models.qwen2 import presets as qwen2
 from astra_jax.models.qwen3 import presets as qwen3
 from astra_jax.rollout.episode import EpisodeConfig
@@ -31,8 +32,12 @@ class SFTRun(Settings):
         sft: how it is trained.
     """
 
-    model: Decoder
+    model: Model
     sft: SFTConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_model(self.model, "SFTRun.model")
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,12 @@ class GRPORun(Settings):
         grpo: how it is trained.
     """
 
-    model: Decoder
+    model: Model
     grpo: GRPOConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_model(self.model, "GRPORun.model")
 
 
 MODELS: Mapping[str, Decoder] = {**qwen3.PRESETS, **llama.PRESETS, **qwen2.PRESETS}

@@ -47,8 +47,10 @@ if TYPE_CHECKING:
     from astra_jax.grpo.replay import Replay
     from astra_jax.grpo.train import GRPOResult
     from astra_jax.models.model import Model, Params
+    from astra_jax.rollout.policy import TrainablePolicy
     from astra_jax.rollout.vllm.policy import VLLMConfig
     from astra_jax.rollout.vllm.sync import AnyPublisher, Way
+    from astra_jax.run.hooks import Hook
     from astra_jax.run.model_card import TrainedOn
     from astra_jax.tokenizer import ChatTokenizer
     from configs.training import GRPORun
@@ -91,6 +93,9 @@ _URLS = flags.DEFINE_list(
     [],
     "vLLM servers, separated by commas; @FILE of them, or dns+http://NAME:PORT, is read again while a run goes on. By "
     "default the embedded engine.",
+)
+_BACKEND = flags.DEFINE_string(
+    "rollout_backend", None, "A rollout engine of your own instead: my_module:MySampler; docs/extending.md."
 )
 _KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' key.")
 _SYNC_KEY_FILE = flags.DEFINE_string(
@@ -153,14 +158,7 @@ def main() -> int:
 
     config = models.settings("grpo")
     profile = models.profiled_steps()
-    if not (_URLS.value or _SERVING.value):  # what servers start from is written with the flags of the run
-        cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
-    if _URLS.value and _SYNC.value == "reload":
-        cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
-    if _PUBLISH_ADDRESS.value and _SYNC.value != "direct":
-        raise cli.UsageError("--publish_address is for --rollout_sync=direct: give that too")
-    if _PUBLISH.value and _URLS.value and _SYNC.value == "direct":
-        raise cli.UsageError("--publish_dir is for files, and --rollout_sync=direct writes none: leave one of them out")
+    _check_server_flags()
     if _SERVING.value:
         _write_serving_folder(config)
         return 0
@@ -171,17 +169,7 @@ def main() -> int:
             _servers()
         sandbox = sandboxes.sandbox_from_flags()
         replay = _replayed()
-        if replay is not None and _URLS.value:
-            raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
-        if config.grpo.eval_every and replay is None and not _HELD_OUT.value:
-            raise cli.UsageError(
-                f"--config.grpo.eval_every={config.grpo.eval_every} is for held-out environments: give --held_out too"
-            )
-        if _DIFFICULTY.value is not None and config.grpo.solve_rates is None and config.grpo.order == "shuffled":
-            raise cli.UsageError(
-                f"--{_DIFFICULTY.name} is for --config.grpo.solve_rates and --config.grpo.order=easy_first; give one "
-                "of them"
-            )
+        _check_sources(config, replay)
         given = None if replay is not None else environments.read(_ENVIRONMENTS.value or "")
         held_out = _held_out(given)
         for one in (given, *held_out):
@@ -194,11 +182,11 @@ def main() -> int:
         published = cli.folder(_PUBLISH, written=True) if _PUBLISH.value else workdir / "policy"
         for folder in [workdir, *([published] if _PUBLISH.value else [])]:
             stack.enter_context(models.held(folder))
-        if jax.process_count() > 1 and not _URLS.value and replay is None:
+        if jax.process_count() > 1 and not (_URLS.value or _BACKEND.value) and replay is None:
             raise cli.UsageError("several hosts want --rollout_url")
         mesh = models.mesh()
         if models.is_auto():
-            engine = replay is None and not _URLS.value
+            engine = replay is None and not (_URLS.value or _BACKEND.value)
             config = auto.grpo_settings(
                 config, partial(_known, given, held_out), tokenizer, workdir, mesh, engine=engine
             )
@@ -222,6 +210,7 @@ def main() -> int:
                 workdir=workdir,
                 published=published,
                 profile=profile,
+                hooks=models.hooks(),
             )
         )
         if not is_first():
@@ -238,6 +227,36 @@ def main() -> int:
         if result.held_out:
             say(result.held_out)
         return models.ended(result.stopped)
+
+
+def _check_server_flags() -> None:
+    """Raises `UsageError`: flags of servers do not fit together."""
+    if not (_URLS.value or _SERVING.value):  # what servers start from is written with the flags of the run
+        cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
+    if _URLS.value and _SYNC.value == "reload":
+        cli.local_folder(_PUBLISH if _PUBLISH.value else models.WORKDIR)
+    if _PUBLISH_ADDRESS.value and _SYNC.value != "direct":
+        raise cli.UsageError("--publish_address is for --rollout_sync=direct: give that too")
+    if _PUBLISH.value and _URLS.value and _SYNC.value == "direct":
+        raise cli.UsageError("--publish_dir is for files, and --rollout_sync=direct writes none: leave one of them out")
+
+
+def _check_sources(config: GRPORun, replay: Replay | None) -> None:
+    """Raises `UsageError`: flags that name what samples, or what is sampled, do not fit together."""
+    if _BACKEND.value is not None and (_URLS.value or replay is not None):
+        other = "rollout_url" if _URLS.value else "replay"
+        raise cli.UsageError(f"--rollout_backend={_BACKEND.value} samples instead of --{other}: leave one of them out")
+    if replay is not None and _URLS.value:
+        raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
+    if config.grpo.eval_every and replay is None and not _HELD_OUT.value:
+        raise cli.UsageError(
+            f"--config.grpo.eval_every={config.grpo.eval_every} is for held-out environments: give --held_out too"
+        )
+    if _DIFFICULTY.value is not None and config.grpo.solve_rates is None and config.grpo.order == "shuffled":
+        raise cli.UsageError(
+            f"--{_DIFFICULTY.name} is for --config.grpo.solve_rates and --config.grpo.order=easy_first; give one "
+            "of them"
+        )
 
 
 def _replayed() -> Replay | None:
@@ -368,16 +387,21 @@ async def _train(
     workdir: epath.Path,
     published: epath.Path,
     profile: tuple[int, int] | None,
+    hooks: Sequence[Hook],
 ) -> tuple[GRPOResult, list[TrainedOn]]:
     from astra_jax.grpo import train as grpo
     from astra_jax.rollout.vllm.policy import VLLMPolicy
     from astra_jax.run.model_card import trained_on
+    from synthesis.core.references import referred
 
     async with contextlib.AsyncExitStack() as stack:
         opened = None if sandbox is None else await stack.enter_async_context(sandbox)
         found = () if given is None else _rated(await stack.enter_async_context(given.open()))
         unseen = [(one, await stack.enter_async_context(one.open())) for one in held_out]
-        policy = None
+        policy: TrainablePolicy | None = None
+        if _BACKEND.value is not None:
+            policy = referred(_BACKEND.value)(config=config.grpo, model=config.model, tokenizer=tokenizer)
+            stack.push_async_callback(policy.close)
         if servers is not None:
             publisher = _publisher(servers, config.model, published)
             stack.callback(publisher.close)
@@ -400,6 +424,7 @@ async def _train(
             origin=models.origin(config.grpo, config.model),
             mesh=mesh,
             profile=profile,
+            hooks=hooks,
         )
         if replay is not None:
             return result, [trained_on("batches", replay.folder)]

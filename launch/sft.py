@@ -101,7 +101,13 @@ def main() -> int:
         arguments = (config.sft, config.model, start, dataset, tokenizer, workdir)
         origin = models.origin(config.sft, config.model)
         result = sft.train(
-            *arguments, held_out=held_out, rehearsal=rehearsal, origin=origin, mesh=mesh, profile=profile
+            *arguments,
+            held_out=held_out,
+            rehearsal=rehearsal,
+            origin=origin,
+            mesh=mesh,
+            profile=profile,
+            hooks=models.hooks(),
         )
         if is_first():
             used = {"data": dataset, "rehearsal": rehearsal, "held out": held_out}

@@ -16,12 +16,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+_REFERENCE = re.compile(r"[^\s:]{1,400}:[^\W\d]\w{0,200}")
 _SHOWN = 12
 """Names of a vocabulary that a message lists; of a longer one it gives the nearest alone."""
 
@@ -73,13 +75,19 @@ class OneOf:
 
     Attributes:
         names: all of them; a function, where they are not to be loaded before they are needed.
+        own: whether a reference to the user's own is allowed too: `my_module:my_name`, or `FOLDER/FILE.py:my_name`.
     """
 
     names: Iterable[str] | Callable[[], Iterable[str]]
+    own: bool = False
 
     def all(self) -> list[str]:
         """The names."""
         return list(self.names() if callable(self.names) else self.names)
+
+    def allows(self, value: str) -> bool:
+        """Return whether a text is one of the names, or a reference where those are allowed."""
+        return value in self.all() or (self.own and _REFERENCE.fullmatch(value) is not None)
 
 
 Share = Annotated[float, Bound(least=0, most=1)]
@@ -198,12 +206,11 @@ def _check_one(kind: type, value: Any, name: str, limits: tuple[Any, ...], whole
         if not fits:
             raise _refused(name, value, whole, why=next((bound.why for bound in bounds if bound.why), ""))
     elif kind in (bool, str):
-        vocabularies = [limit.all() for limit in limits if isinstance(limit, OneOf)]
         if not isinstance(value, kind):
             raise _refused(name, value, whole)
-        for names in vocabularies:
-            if value not in names:
-                raise _refused(name, value, whole, names)
+        for limit in limits:
+            if isinstance(limit, OneOf) and not limit.allows(str(value)):
+                raise _refused(name, value, whole, limit.all())
     elif kind is types.NoneType or declared(kind):
         if not isinstance(value, kind):
             raise _refused(name, value, whole)
@@ -248,8 +255,10 @@ def _wording(annotation: Any, limits: tuple[Any, ...]) -> str:
     if isinstance(origin, type) and issubclass(origin, Iterable):
         return f"a list, each {_wording(parts[0], ())}"
     if annotation is str:
-        names = next((limit.all() for limit in limits if isinstance(limit, OneOf)), None)
-        return "a text" if names is None else _listed(names)
+        vocabulary = next((limit for limit in limits if isinstance(limit, OneOf)), None)
+        if vocabulary is None:
+            return "a text"
+        return _listed(vocabulary.all()) + (", or my_module:my_name" if vocabulary.own else "")
     if annotation in (int, float):
         bounds = " and ".join(str(limit) for limit in limits if isinstance(limit, Bound))
         return f"{'a whole number' if annotation is int else 'a number'} {bounds}".rstrip()

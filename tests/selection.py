@@ -160,7 +160,7 @@ SECONDS: dict[str, float] = {
     "astra_jax/sft/test_epochs.py": 68,
     "astra_jax/planner/test_planner.py": 65,
     "astra_jax/run/test_moments.py": 60,
-    "astra_jax/run/test_shell.py": 58,
+    "astra_jax/run/test_trainer.py": 58,
     "astra_jax/models/test_gguf.py": 57,
     "astra_jax/rollout/test_engine_on_accelerators.py": 53,
     "launch/test_grpo_program.py": 51,

@@ -9,7 +9,7 @@ from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.filling import begun_at_once
-from astra_jax.run.config import ROW_BUCKET, HostOnly, LearningRate, TrainingConfig, WeightDecay
+from astra_jax.run.config import ROW_BUCKET, HostOnly, LearningRate, Resumable, TrainingConfig, WeightDecay
 from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, Seed, SettingError, Share, Slots
 from synthesis.core.rewards import bounds_of
 
@@ -78,7 +78,7 @@ class GRPOConfig(TrainingConfig):
         seed: of environment order, distractors and sampling.
     """
 
-    steps: HostOnly[Count] = 140
+    steps: Resumable[HostOnly[Count]] = 140
     batch_size: HostOnly[Count] = 256
     group_size: HostOnly[Annotated[int, Bound(least=2, most=65_536, why="advantages are relative to the group")]] = 8
     learning_rate: HostOnly[LearningRate] = 2e-6
@@ -89,29 +89,29 @@ class GRPOConfig(TrainingConfig):
     delta: HostOnly[Annotated[float, Bound(least=0, most=1e6)]] = 0.01
     surplus_max_age: HostOnly[CountOrZero] = 1
     oversample: HostOnly[Annotated[float, Bound(least=1, most=1_000)]] = 1.25
-    concurrent_groups: HostOnly[Slots] = 64
-    deadline_seconds: HostOnly[Seconds | None] = None
+    concurrent_groups: Resumable[HostOnly[Slots]] = 64
+    deadline_seconds: Resumable[HostOnly[Seconds | None]] = None
     async_steps: Annotated[int, Bound(least=0, most=1_000)] = 0
-    max_masked_share: HostOnly[Share] = 0.2
-    max_groups_per_step: HostOnly[Count | None] = None
+    max_masked_share: Resumable[HostOnly[Share]] = 0.2
+    max_groups_per_step: Resumable[HostOnly[Count | None]] = None
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     solve_rates: HostOnly[tuple[Share, Share] | None] = None
     stored: HostOnly[Annotated[str, OneOf(STORED)]] = "none"
     order: HostOnly[Order] = "shuffled"
-    row_buckets: HostOnly[tuple[Length, ...]] = (4_096, 8_192, 16_384, 32_768, 74_752)
+    row_buckets: Resumable[HostOnly[tuple[Length, ...]]] = (4_096, 8_192, 16_384, 32_768, 74_752)
     weight_decay: WeightDecay = 0.01
-    checkpoint_every: HostOnly[Count] = 10
-    keep_params: HostOnly[Count | None] = 5
-    episodes_every: HostOnly[CountOrZero] = 10
-    eval_every: HostOnly[CountOrZero] = 0
-    eval_samples: HostOnly[Count] = 4
-    dump_batches: HostOnly[bool] = False
+    checkpoint_every: Resumable[HostOnly[Count]] = 10
+    keep_params: Resumable[HostOnly[Count | None]] = 5
+    episodes_every: Resumable[HostOnly[CountOrZero]] = 10
+    eval_every: Resumable[HostOnly[CountOrZero]] = 0
+    eval_samples: Resumable[HostOnly[Count]] = 4
+    dump_batches: Resumable[HostOnly[bool]] = False
     seed: HostOnly[Seed] = 0
 
     @property
     def constant_rate(self) -> bool:
         """Whether the learning rate is the same in all steps, however many there are."""
-        return self.warmup_fraction == 0 and self.final_fraction == 1
+        return self.warmup_fraction == 0 and self.final_fraction == 1 and self.schedule == "cosine"
 
     @property
     def most_groups(self) -> int:

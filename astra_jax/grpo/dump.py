@@ -103,7 +103,7 @@ class DumpedUpdate(msgspec.Struct, frozen=True, kw_only=True):
         reward: the mean.
         versions: the oldest and the newest that drew a token.
         digest: of its shard.
-        before, after: digests of the weights that it began from and came to (`TrainingRun.digest`).
+        before, after: digests of the weights that it began from and came to (`TrainState.digest`).
     """
 
     update: int

@@ -80,10 +80,49 @@ async def check_environments(
     check_rewards(environments, config)
     await rewards_of(config.reward).try_out(environments[0])
     await _check_begun(environments, rewards_of(config.reward))
-    gate = asyncio.Semaphore(_AT_ONCE)
+    plays = _Plays(sandbox)
+    problems = await plays.problems([task for task in tasks if isinstance(task.environment, ToolEnvironment)])
+    if not problems:  # guesses are made with the reference calls
+        records = [one for one in environments if isinstance(one, ToolEnvironment)]
+        found = await asyncio.gather(*map(plays.check_guesses, records))
+        problems = [problem for problem in found if problem]
+    if problems:
+        more = f"; {len(problems) - 1} more calls fail" if len(problems) > 1 else ""
+        raise InputError(f"{problems[0]}{more}; synthesise such environments again, or drop them")
 
-    async def made(calls: EpisodeCalls, tool: CodeTool, call: ReferenceCall) -> CallResult:
-        async with gate:
+
+class _Plays:
+    """Plays of records in the sandbox, a bounded number at once; each check returns the problem, or ""."""
+
+    def __init__(self, sandbox: Sandbox | None) -> None:
+        self._sandbox, self._gate = sandbox, asyncio.Semaphore(_AT_ONCE)
+
+    @property
+    def sandbox(self) -> Sandbox:
+        assert self._sandbox is not None, "records run code"
+        return self._sandbox
+
+    async def problems(self, tasks: Sequence[EpisodeTask]) -> list[str]:
+        """Make the reference calls of records. Raises InputError: a call is of no tool of its record."""
+        plays = []
+        for task in tasks:
+            environment = task.environment
+            assert isinstance(environment, ToolEnvironment)
+            names = {tool.spec.name for tool in environment.tools}
+            needed = {sub.id for sub in environment.sub_questions if sub.needs_tool}
+            for call in environment.reference_calls:
+                if call.tool not in names:
+                    raise InputError(f"environment {environment.id}: it has no tool {call.tool}; synthesise it again")
+            references = [call for call in environment.reference_calls if call.sub_question in needed]
+            # Calls to a world go one after the other; all others stand alone, and each that fails is counted.
+            in_turn = [references] if isinstance(environment.world, World) else [[call] for call in references]
+            plays += [(task, environment, calls) for calls in in_turn]
+        found = await asyncio.gather(*(self.check(*play) for play in plays))
+        return [problem for problem in found if problem]
+
+    async def _call(self, calls: EpisodeCalls, tool: CodeTool, call: ReferenceCall) -> CallResult:
+        """Make a call, twice if the sandbox fails. Raises SandboxError: it failed twice."""
+        async with self._gate:
             result = await calls.call(tool, call.arguments)
             if result.is_infrastructure:
                 result = await calls.call(tool, call.arguments)
@@ -91,13 +130,13 @@ async def check_environments(
             raise SandboxError(f"the sandbox failed on tool {call.tool}: {result.kind.value}: {result.error}")
         return result
 
-    async def check(task: EpisodeTask, environment: ToolEnvironment, references: Sequence[ReferenceCall]) -> str:
-        assert sandbox is not None, "records run code"
-        calls = EpisodeCalls(sandbox, environment)
+    async def check(self, task: EpisodeTask, environment: ToolEnvironment, references: Sequence[ReferenceCall]) -> str:
+        """Make reference calls: they must solve their sub-questions, and leave the state that is asked for."""
+        calls = EpisodeCalls(self.sandbox, environment)
         tools = {tool.spec.name: tool for tool in environment.tools}
         states = {sub.id for sub in environment.sub_questions if sub.asks_state and sub.needs_tool}
         for call in references:
-            result = await made(calls, tools[call.tool], call)
+            result = await self._call(calls, tools[call.tool], call)
             where = f"environment {environment.id}: its tool {call.tool}, called with {call.arguments},"
             if not result.ok:
                 return f"{where} fails ({result.kind.value}: {result.error})"
@@ -106,7 +145,7 @@ async def check_environments(
                 return f"{where} does not give the answer to its sub-question {call.sub_question}"
         if not isinstance(environment.world, World):
             return ""
-        async with gate:
+        async with self._gate:
             grade = await calls.grade() or await calls.grade()
         if grade is None:
             raise SandboxError(f"the sandbox failed on the checks of environment {environment.id}")
@@ -118,11 +157,11 @@ async def check_environments(
             )
         return ""
 
-    async def check_guesses(environment: ToolEnvironment) -> str:
-        assert sandbox is not None, "records run code"
-        async with gate:
+    async def check_guesses(self, environment: ToolEnvironment) -> str:
+        """Call tools with guesses of the answer, none of which may earn a reward."""
+        async with self._gate:
             try:
-                paid = await paid_guesses(environment, sandbox)
+                paid = await paid_guesses(environment, self.sandbox)
             except Transient as error:
                 raise SandboxError(f"environment {environment.id}: {error}") from None
         if not paid:
@@ -132,28 +171,6 @@ async def check_environments(
             f"environment {environment.id}: its tool {guess.tool}, called with the guess {dict(guess.arguments)}, "
             f"gives the answer to its sub-question {guess.step.id}, so that guesses would be rewarded"
         )
-
-    plays = []
-    for task in tasks:
-        environment = task.environment
-        if not isinstance(environment, ToolEnvironment):
-            continue
-        names = {tool.spec.name for tool in environment.tools}
-        needed = {sub.id for sub in environment.sub_questions if sub.needs_tool}
-        for call in environment.reference_calls:
-            if call.tool not in names:
-                raise InputError(f"environment {environment.id}: it has no tool {call.tool}; synthesise it again")
-        references = [call for call in environment.reference_calls if call.sub_question in needed]
-        # Calls to a world go one after the other; all others stand alone, and each that fails is counted.
-        alone = [[call] for call in references]
-        plays += [(task, environment, one) for one in ([references] if isinstance(environment.world, World) else alone)]
-    problems = [problem for problem in await asyncio.gather(*(check(*play) for play in plays)) if problem]
-    if not problems:  # guesses are made with the reference calls
-        records = [one for one in environments if isinstance(one, ToolEnvironment)]
-        problems = [problem for problem in await asyncio.gather(*map(check_guesses, records)) if problem]
-    if problems:
-        more = f"; {len(problems) - 1} more calls fail" if len(problems) > 1 else ""
-        raise InputError(f"{problems[0]}{more}; synthesise such environments again, or drop them")
 
 
 def check_rewards(environments: Sequence[AnyEnvironment], config: EpisodeConfig) -> None:

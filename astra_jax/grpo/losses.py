@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,8 @@ import numpy as np
 from flax import struct
 
 from astra_jax.rollout.filling import group_deviation
-from sandbox.settings import Bound, Count, SettingError, Settings
+from sandbox.settings import Bound, Count, OneOf, SettingError, Settings
+from synthesis.core.references import referred
 
 Array = Any
 
@@ -42,6 +43,8 @@ class ObjectiveConfig(Settings):
     """Which objective. The defaults are the paper's where it gives one; those it leaves open are ours.
 
     Attributes:
+        function: `grpo`, all below, or a function of your own with the arguments and results of `grpo_objective`,
+            my_module:my_name.
         clip_low: ratios below 1 - clip_low get no gradient where the advantage is negative. Ours: 0.2, PPO's.
         clip_high: ratios above 1 + clip_high get none where it is positive. Ours: 0.28, DAPO's higher upper clip, so
             that rare good tokens can grow. For GSPO both are much smaller (its paper: 3e-4 and 4e-4).
@@ -61,6 +64,7 @@ class ObjectiveConfig(Settings):
         entropy_coef: weight of each token's entropy, in nats, at the sampling temperature. Ours: 0, as in the paper.
     """
 
+    function: Annotated[str, OneOf(("grpo",), own=True)] = "grpo"
     clip_low: Annotated[float, Bound(least=0, below=1)] = 0.2
     clip_high: Annotated[float, Bound(least=0, most=1e6)] = 0.28
     ratio: Literal["token", "sequence"] = "token"
@@ -158,6 +162,20 @@ class ObjectiveSums:
     mismatch_abs: Array
     by_age: AgeSums | None = None
     kl_reference: Array | None = None
+
+
+class Objective(Protocol):
+    """A function to minimise, as a sum over tokens; see `grpo_objective`."""
+
+    def __call__(
+        self, terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 0
+    ) -> tuple[Array, ObjectiveSums]: ...
+
+
+def objective_function(config: ObjectiveConfig) -> Objective:
+    """Return the function that `config.function` names. Raises InputError: there is none."""
+    function: Objective = grpo_objective if config.function == "grpo" else referred(config.function)
+    return function
 
 
 def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 0) -> tuple[Array, ObjectiveSums]:

@@ -8,7 +8,7 @@ that it did is seen by their digests, and where it did not it ends there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from astra_jax.grpo.dump import DumpedBatches
 from astra_jax.grpo.exhaustion import Exhaustion
 from astra_jax.grpo.rollouts import FillReport, GroupBatch
-from astra_jax.rollout.policy import Completion, Sampling
+from astra_jax.rollout.policy import SamplerBase
 from astra_jax.run.identity import differences
 from synthesis.core.datasets import DatasetError, Folder
 from synthesis.core.refusals import InputError
@@ -110,30 +110,5 @@ class Replay:
         """Nothing goes on."""
 
 
-class NoPolicy:
-    """Stands for whoever would sample, where batches are replayed."""
-
-    samples_with_given_arrays = False
-
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
-        """Nobody is to ask for it."""
-        raise AssertionError("batches that are replayed are not sampled")
-
-    def release(self, session: str) -> None:
-        """There are no sessions."""
-
-    async def prepare(self, params: Any, version: int) -> None:
-        """There is nobody to prepare."""
-
-    async def update(self, params: Any, version: int) -> None:
-        """Nobody samples with them."""
-
-    async def sleep(self) -> None:
-        """It never wakes."""
-
-    def metrics(self) -> dict[str, float]:
-        """None."""
-        return {}
-
-    async def close(self) -> None:
-        """It holds nothing."""
+class NoPolicy(SamplerBase):
+    """Sampler of a run that replays batches: nothing is sampled."""

@@ -11,7 +11,7 @@ where they differ, or where a token's part depends on its whole episode, is ther
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from astra_jax.grpo.losses import (
     ObjectiveSums,
     PolicyTerms,
     batch_advantages,
-    grpo_objective,
+    objective_function,
     token_weights,
 )
 from astra_jax.grpo.packing import PolicyBatch, pack
@@ -144,14 +144,29 @@ def update_step(
         taken.append(said)
 
     told(None, most=0)
-    (sums, entropy, router), loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
-    of_batch = jax.tree.map(float, replace(sums, by_age=None))
+    sums, loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
+    metrics = _step_metrics(groups, mini_batches, sums, taken)
+    metrics |= {"loss": float(loss) / config.mini_batches, "learning_rate": float(rate)}
+    return params, opt_state, metrics
+
+
+def _step_metrics(
+    groups: Sequence[Group],
+    mini_batches: Sequence[tuple[list[PolicyBatch], float]],
+    sums: Sums,
+    taken: Sequence[Mapping[str, Any]],
+) -> dict[str, float]:
+    """Return the metrics of an update: means over the tokens that are trained on, and shares.
+
+    Args:
+        taken: what each optimizer step returned.
+    """
+    objective, entropy, router = sums
+    of_batch = jax.tree.map(float, replace(objective, by_age=None))
     every = [batch for batches, _ in mini_batches for batch in batches]
     in_rows = sum(int((b.segment_ids_bt > 0).sum()) for b in every)
     metrics = {
-        "loss": float(loss) / config.mini_batches,
-        "learning_rate": float(rate),
-        "gradient_norm": sum(float(one["gradient_norm"]) for one in taken) / config.mini_batches,
+        "gradient_norm": sum(float(one["gradient_norm"]) for one in taken) / len(taken),
         "weights_finite": all(one["weights_finite"] for one in taken),
         "entropy": float(entropy) / of_batch.tokens,
         "mismatch_kl": of_batch.mismatch_kl / of_batch.tokens,
@@ -165,11 +180,11 @@ def update_step(
     }
     if of_batch.kl_reference is not None:
         metrics["kl_reference"] = of_batch.kl_reference / of_batch.tokens
-    if sums.by_age is not None:
-        metrics |= _by_age(sums.by_age)
+    if objective.by_age is not None:
+        metrics |= _by_age(objective.by_age)
     if router is not None:
         metrics |= {name: float(value) for name, value in router_metrics(router).items()}
-    return params, opt_state, metrics
+    return metrics
 
 
 def _by_age(sums: AgeSums) -> dict[str, float]:
@@ -227,7 +242,7 @@ def loss_sums(
         if terms.old_logps is None:
             terms = replace(terms, old_logps=jax.lax.stop_gradient(logps))
         terms = replace(terms, logps=logps, entropies=entropies if config.objective.entropy_coef else None)
-        loss, sums = grpo_objective(terms, config.objective, config.async_steps)
+        loss, sums = objective_function(config.objective)(terms, config.objective, config.async_steps)
         return loss, (sums, jnp.sum(entropies * terms.mask))
 
     terms = in_mesh_order(_terms(batch, config), mesh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -9,6 +10,7 @@ import jax
 from jax.typing import DTypeLike
 
 from astra_jax.attention.cache import Caches, Layer
+from sandbox.settings import SettingError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -235,6 +237,27 @@ class Model(Protocol):
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: str = "float32") -> Self:
         """From the content of a `config.json`. Raises `ValueError`: it uses what this port does not compute."""
         ...
+
+
+def check_model(model: Any, field: str) -> None:
+    """Check that an object has what `Model` asks for.
+
+    Args:
+        field: the setting that holds it, for the message.
+
+    Raises:
+        SettingError: it lacks something, which the message names.
+    """
+    wanted = [name for name in (*Model.__annotations__, *vars(Model)) if name == "family" or not name.startswith("_")]
+    if missing := [name for name in wanted if not hasattr(model, name)]:
+        raise SettingError(
+            f"{field} is {type(model).__name__}, which lacks {', '.join(missing)}; give a model of a preset, or an "
+            "object with all members of astra_jax.models.model.Model"
+        )
+    if not dataclasses.is_dataclass(model):
+        raise SettingError(
+            f"{field} is {type(model).__name__}; make it a frozen dataclass, which programs are keyed by"
+        )
 
 
 def parameters(model: Model) -> int:

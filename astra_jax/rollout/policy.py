@@ -238,6 +238,35 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
 
+class SamplerBase:
+    """Base class of a rollout engine of your own: override `generate` and `update`. See `TrainablePolicy`."""
+
+    samples_with_given_arrays = False
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, session: str = "") -> Completion:
+        """See `Policy.generate`."""
+        raise NotImplementedError(f"{type(self).__name__} does not sample")
+
+    def release(self, session: str) -> None:
+        """See `Policy.release`. Sessions are not kept."""
+
+    async def prepare(self, params: Any, version: int) -> None:
+        """See `TrainablePolicy.prepare`. There is nothing to prepare."""
+
+    async def update(self, params: Any, version: int) -> None:
+        """See `TrainablePolicy.update`. The weights are ignored."""
+
+    async def sleep(self) -> None:
+        """See `TrainablePolicy.sleep`. Nothing is freed."""
+
+    def metrics(self) -> dict[str, float]:
+        """See `TrainablePolicy.metrics`. There are none."""
+        return {}
+
+    async def close(self) -> None:
+        """See `TrainablePolicy.close`. Nothing is held."""
+
+
 @dataclass(frozen=True)
 class PolicyLimits:
     """What a policy can take.

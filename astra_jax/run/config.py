@@ -12,9 +12,10 @@ from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.remat import REMATS
 from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share, declared
 
-TrackerName = Literal["wandb", "mlflow", "trackio"]
+TRACKERS = ("wandb", "mlflow", "trackio")
 """See `astra_jax.run.trackers`."""
-OptimizerName = Literal["adamw", "muon"]
+OPTIMIZERS = ("adamw", "muon")
+"""See `astra_jax.run.optimizers`."""
 OptimizerMemory = Literal["device", "host"]
 LearningRate = Annotated[float, Bound(least=0, most=100)]
 WeightDecay = Annotated[float, Bound(least=0, most=100)]
@@ -50,10 +51,24 @@ HostOnly = Annotated[_T, _HOST_ONLY]
 programs. `steps: HostOnly[Count] = 140`."""
 
 
+_RESUMABLE = object()
+Resumable = Annotated[_T, _RESUMABLE]
+"""Annotation of a setting that may change when a run resumes: results do not depend on it, but for rounding."""
+
+
 def host_only_fields(kind: type) -> frozenset[str]:
     """Return the names of the settings that are annotated with `HostOnly`."""
+    return _annotated(kind, _HOST_ONLY)
+
+
+def resumable_fields(kind: type) -> frozenset[str]:
+    """Return the names of the settings that are annotated with `Resumable`."""
+    return _annotated(kind, _RESUMABLE)
+
+
+def _annotated(kind: type, mark: object) -> frozenset[str]:
     fields = declared(kind).items()
-    return frozenset(name for name, annotation in fields if _HOST_ONLY in getattr(annotation, "__metadata__", ()))
+    return frozenset(name for name, annotation in fields if mark in getattr(annotation, "__metadata__", ()))
 
 
 class JitKey:
@@ -86,7 +101,8 @@ class TrainingConfig(Settings):
         micro_batch_size: rows of one forward and backward pass; None: on a mesh a row for each place that it spreads
             rows over, else the whole batch. A step's result does not depend on it: gradients are added up in float32
             and divided once.
-        optimizer: see `astra_jax.run.optimizers`.
+        optimizer: `adamw`, `muon`, or a function of your own, my_module:my_name (docs/extending.md).
+        schedule: of the learning rate: `cosine` behind a linear warm-up, or a function of your own, my_module:my_name.
         learning_rate: of all parameters: its peak.
         warmup_fraction: of all steps: those in which it rises, linearly.
         final_fraction: of the peak, where the cosine after the peak ends; 1 is a constant rate.
@@ -116,7 +132,8 @@ class TrainingConfig(Settings):
             frequency).
         max_faults: starts in a row that may end with a fault and without progress; the next one is refused, so that
             whatever starts the run again gives it up. 0: any number.
-        log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`.
+        log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`, or a class of
+            your own, my_module:MyTracker.
     """
 
     steps: HostOnly[Count | None]
@@ -124,8 +141,9 @@ class TrainingConfig(Settings):
     learning_rate: LearningRate
     warmup_fraction: Share = 0.0
     final_fraction: Share = 1.0
-    micro_batch_size: HostOnly[Count | None] = None
-    optimizer: OptimizerName = "adamw"
+    micro_batch_size: Resumable[HostOnly[Count | None]] = None
+    optimizer: Annotated[str, OneOf(OPTIMIZERS, own=True)] = "adamw"
+    schedule: Annotated[str, OneOf(("cosine",), own=True)] = "cosine"
     b1: Decay = 0.9
     b2: Decay = 0.999
     eps: Annotated[float, Bound(least=1e-30, most=1)] = 1e-8
@@ -133,17 +151,17 @@ class TrainingConfig(Settings):
     max_grad_norm: Annotated[float, Bound(least=1e-30, most=1e30)] = 1.0
     rounding: Literal["nearest", "stochastic"] = "stochastic"
     moments: Literal["float32", "bfloat16"] = "float32"
-    optimizer_memory: OptimizerMemory = "device"
-    on_nonfinite: HostOnly[Literal["stop", "skip"]] = "stop"
-    remat: Annotated[str, OneOf(REMATS)] = "none"
+    optimizer_memory: Resumable[OptimizerMemory] = "device"
+    on_nonfinite: Resumable[HostOnly[Literal["stop", "skip"]]] = "stop"
+    remat: Resumable[Annotated[str, OneOf(REMATS)]] = "none"
     matmul: Annotated[str, OneOf(MATMULS)] = "none"
     lora: LoRA = LoRA()
-    compiler_options: tuple[str, ...] = ()
-    checkpoint_every: HostOnly[Count] = 100
-    keep_states: HostOnly[Count] = 2
-    keep_params: HostOnly[Count | None] = None
-    max_faults: HostOnly[CountOrZero] = 10
-    log_to: HostOnly[tuple[TrackerName, ...]] = ()
+    compiler_options: Resumable[tuple[str, ...]] = ()
+    checkpoint_every: Resumable[HostOnly[Count]] = 100
+    keep_states: Resumable[HostOnly[Count]] = 2
+    keep_params: Resumable[HostOnly[Count | None]] = None
+    max_faults: Resumable[HostOnly[CountOrZero]] = 10
+    log_to: Resumable[HostOnly[tuple[Annotated[str, OneOf(TRACKERS, own=True)], ...]]] = ()
 
     def as_jit_key(self) -> JitKey:
         """Return the settings that a compiled program may read; equal for runs that differ only in `HostOnly` ones."""
@@ -164,19 +182,3 @@ class TrainingConfig(Settings):
                 f"matmul is {self.matmul}, lora.stored {self.lora.stored}: matrices that lie there in 8 bits are "
                 "multiplied in the model's dtype; leave one of the two out"
             )
-
-
-FREE = (
-    "checkpoint_every",
-    "keep_states",
-    "keep_params",
-    "max_faults",
-    "remat",
-    "micro_batch_size",
-    "on_nonfinite",
-    "optimizer_memory",
-    "compiler_options",
-    "workers",
-    "log_to",
-)
-"""Settings that may change when a run goes on: what is computed does not depend on them, but for rounding."""

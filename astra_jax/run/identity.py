@@ -6,24 +6,24 @@ import dataclasses
 import json
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from astra_jax.models.lora import FULL
 from astra_jax.models.model import Model
-from astra_jax.run.config import FREE, TrainingConfig, todays_name
+from astra_jax.run.config import TrainingConfig, resumable_fields, todays_name
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, write_text
 from synthesis.core.workdir import WorkdirError
 
-_FORMERLY_KEPT = ("row_buckets", "concurrent_groups", "deadline_seconds")
-"""Parts of identities that earlier versions saved; runs may change them now."""
+_IGNORED = (*resumable_fields(TrainingConfig), "workers", "row_buckets", "concurrent_groups", "deadline_seconds")
+"""Names of settings that identities of this or an earlier version have, and that may differ."""
 _LATER = ("trajectories.attempts", "tokenizer", "model.family")
 """Parts that earlier versions did not save: settings whose default changes nothing that was finished, and what could
 not be compared then (there was one family, whose weights no other one can restore)."""
 
 CHANGEABLE_ON_RESUME = (
-    *("learning_rate", "warmup_fraction", "final_fraction", "weight_decay", "max_grad_norm", "steps"),
+    *("learning_rate", "schedule", "warmup_fraction", "final_fraction", "weight_decay", "max_grad_norm", "steps"),
     *("group_size", "delta"),
 )
 """Settings of a loop that decide what it computes, and may change all the same when a run resumes: they need nothing
@@ -31,12 +31,18 @@ of what was computed before. GRPO's objective is another one. Each change is rec
 
 _ID_BYTES = 8
 
-_BEFORE = {"matmul": "none", "moments": "float32", "warmup_fraction": 0.0, "final_fraction": 1.0}
+_BEFORE = {
+    "matmul": "none",
+    "moments": "float32",
+    "warmup_fraction": 0.0,
+    "final_fraction": 1.0,
+    "schedule": "cosine",
+}
 """What every run had before there were these settings."""
 
 
-def settings_of(config: TrainingConfig, *, free: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings that a run's identity has: all but those that may change when it goes on."""
+def settings_of(config: TrainingConfig) -> dict[str, Any]:
+    """Return the settings in a run's identity: all but the `Resumable` ones."""
     settings = dataclasses.asdict(config)
     if config.lora.rank is None:  # as runs were before there were adapters
         del settings["lora"]
@@ -44,7 +50,7 @@ def settings_of(config: TrainingConfig, *, free: Sequence[str] = ()) -> dict[str
         for name in ("tokens", "stored"):
             if getattr(config.lora, name) == getattr(FULL, name):
                 del settings["lora"][name]
-    return {name: value for name, value in settings.items() if name not in (*FREE, *free)}
+    return {name: value for name, value in settings.items() if name not in resumable_fields(type(config))}
 
 
 def model_settings(model: Model) -> dict[str, Any]:
@@ -127,7 +133,7 @@ def _different(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
     """An identity under today's names, also one that an earlier version saved, without what changes no result."""
     found = {todays_name(name): value for name, value in identity.items()}
-    free: tuple[str, ...] = (*FREE, *_FORMERLY_KEPT)
+    free: tuple[str, ...] = _IGNORED
     if not any(name.endswith("param_dtype") and value == "bfloat16" for name, value in found.items()):
         free = (*free, "rounding")
     for name in [name for name in found if name.endswith(("sft.batch_size", "grpo.batch_size"))]:
@@ -138,6 +144,7 @@ def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
         if name.endswith("grpo.batch_size"):
             found.setdefault(name.removesuffix("batch_size") + "rounding", "nearest")  # while GRPO had no such setting
             found.setdefault(name.removesuffix("batch_size") + "stored", "none")
+            found.setdefault(f"{name.removesuffix('batch_size')}objective.function", "grpo")
             for term in ("kl_coef", "entropy_coef"):
                 found.setdefault(f"{name.removesuffix('batch_size')}objective.{term}", 0.0)
     return {name: value for name, value in found.items() if name.rpartition(".")[2] not in free}

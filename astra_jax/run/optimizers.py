@@ -8,7 +8,7 @@ paper.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,8 @@ from optax.contrib import MuonDimensionNumbers
 
 from astra_jax.axes import stacked_matrices
 from astra_jax.run import moments
-from astra_jax.run.config import JitKey, OptimizerMemory, OptimizerName, TrainingConfig
-from synthesis.core.refusals import InputError
-
-OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
+from astra_jax.run.config import OPTIMIZERS, JitKey, OptimizerMemory, TrainingConfig
+from synthesis.core.references import referred
 
 
 def make_optimizer(
@@ -34,13 +32,14 @@ def make_optimizer(
         settings: `b1`, `b2` and `eps` are AdamW's; with Muon, of the parameters that it leaves to AdamW.
         learning_rate: of all parameters; Muon's updates are scaled to AdamW's usual root mean square of 0.2.
 
+    With `settings.optimizer` of the user's own, a function of (settings, learning_rate) that returns an Optax
+    optimizer, it is that one behind the clip.
+
     Raises:
-        ValueError: an unknown name.
+        InputError: there is no such function.
     """
     name, eps, weight_decay = settings.optimizer, settings.eps, settings.weight_decay
-    if name not in OPTIMIZERS:
-        raise InputError(f"optimizer is {name!r}; use one of {', '.join(OPTIMIZERS)}")
-    optimizer = optax.adamw(
+    optimizer: Any = optax.adamw(
         learning_rate, b1=settings.b1, b2=settings.b2, eps=eps, weight_decay=weight_decay, mask=_decayed
     )
     if name == "muon":
@@ -53,12 +52,20 @@ def make_optimizer(
         )
         # Not Muon's own Adam, which decays norm scales too.
         optimizer = optax.partition({"muon": matrices, "adamw": optimizer}, _labels)
+    if name not in OPTIMIZERS:
+        optimizer = referred(name)(settings, learning_rate)
     clipped = _in_float32(optax.chain(_clipped(settings.max_grad_norm), optimizer))
     return moments.in_bfloat16(clipped) if settings.moments == "bfloat16" else clipped
 
 
 def learning_rate(settings: TrainingConfig | JitKey, steps: int) -> optax.Schedule:
-    """Linear warm-up that reaches the peak with its last step, then a cosine down to `final_fraction` of the peak."""
+    """Linear warm-up that reaches the peak with its last step, then a cosine down to `final_fraction` of the peak.
+
+    `settings.schedule` may name a function of the user's own, of (settings, steps), that returns an Optax schedule.
+    """
+    if settings.schedule != "cosine":
+        schedule_of_own: optax.Schedule = referred(settings.schedule)(settings, steps)
+        return schedule_of_own
     warmup = max(1, round(settings.warmup_fraction * steps))
 
     def schedule(count: jax.Array | int) -> jax.Array:

@@ -3,6 +3,7 @@
     wandb      WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline …
     mlflow     MLFLOW_TRACKING_URI (a server, or sqlite:///FILE), MLFLOW_EXPERIMENT_NAME …
     trackio    TRACKIO_PROJECT; on this machine, `trackio show` is its page
+    my_module:MyTracker    a class with the methods of `Tracker`, made with (folder of the metrics, settings)
 
 A run that goes on goes on in the tracker too. What a tracker cannot take is a warning, once, and then it is left out:
 `metrics.jsonl` is the record.
@@ -19,8 +20,8 @@ from typing import Any, Protocol
 from absl import logging
 from etils import epath
 
-from astra_jax.run.config import TrackerName
 from synthesis.core.files import first_line, write_text
+from synthesis.core.references import is_reference, referred
 from synthesis.core.refusals import InputError
 
 PROJECT = "astra-jax"
@@ -38,22 +39,26 @@ class Tracker(Protocol):
         """All that was taken is there."""
 
 
-def check_installed(names: Sequence[TrackerName]) -> None:
-    """Raises `InputError`: one is not."""
+def check_installed(names: Sequence[str]) -> None:
+    """Raises `InputError`: a tracker is not installed, or cannot be imported."""
     for name in names:
-        if importlib.util.find_spec(name) is None:
+        if is_reference(name):
+            referred(name)
+        elif importlib.util.find_spec(name) is None:
             raise InputError(f"log_to names {name}, which is not installed: pip install 'astra-jax[{name}]'")
 
 
-def opened(names: Sequence[TrackerName], folder: epath.Path, config: Mapping[str, Any]) -> list[Tracker]:
+def opened(names: Sequence[str], folder: epath.Path, config: Mapping[str, Any]) -> list[Tracker]:
     """The trackers of a run, begun or gone on with.
 
     Args:
         folder: of the run's metrics.
         config: what they show of its settings; JSON.
     """
-    makers = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio}
-    return [_Guarded(name, lambda make=makers[name]: make(folder, config)) for name in names]  # type: ignore[misc]
+    folder.mkdir(parents=True, exist_ok=True)
+    makers: dict[str, Any] = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio}
+    made = [(name, makers.get(name) or referred(name)) for name in names]
+    return [_Guarded(name, lambda make=make: make(folder, config)) for name, make in made]  # type: ignore[misc]
 
 
 class _Guarded:

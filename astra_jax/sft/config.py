@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from astra_jax.run.config import ROW_BUCKET, Decay, HostOnly, LearningRate, TrainingConfig
+from astra_jax.run.config import ROW_BUCKET, Decay, HostOnly, LearningRate, Resumable, TrainingConfig
 from astra_jax.sft.data import DataConfig
 from sandbox.settings import Bound, Count, CountOrZero, Length, SettingError, Share
 
@@ -40,20 +40,20 @@ class SFTConfig(TrainingConfig):
     """
 
     data: HostOnly[DataConfig] = DataConfig(seq_len=20_480)
-    row_buckets: tuple[Length, ...] = ()
+    row_buckets: Resumable[tuple[Length, ...]] = ()
     batch_size: HostOnly[Count] = 32
-    epochs: HostOnly[Annotated[float, Bound(above=0, most=1e6)]] = 2.0
+    epochs: Resumable[HostOnly[Annotated[float, Bound(above=0, most=1e6)]]] = 2.0
     steps: HostOnly[Count | None] = None
     learning_rate: LearningRate = 5e-6
     warmup_fraction: Share = 0.05
     final_fraction: Share = 0.1
     b2: Decay = 0.95
-    log_every: HostOnly[Count] = 1
-    eval_every: HostOnly[Count] = 100
-    eval_batches: HostOnly[Count | None] = None
-    sample_every: HostOnly[CountOrZero] = 100
-    samples: HostOnly[Count] = 4
-    sample_tokens: HostOnly[Length] = 256
+    log_every: Resumable[HostOnly[Count]] = 1
+    eval_every: Resumable[HostOnly[Count]] = 100
+    eval_batches: Resumable[HostOnly[Count | None]] = None
+    sample_every: Resumable[HostOnly[CountOrZero]] = 100
+    samples: Resumable[HostOnly[Count]] = 4
+    sample_tokens: Resumable[HostOnly[Length]] = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -16,12 +17,21 @@ from astra_jax.models import adapters
 from astra_jax.models.layers.moe import RouterSums, router_metrics
 from astra_jax.models.lora import FULL, LoRA
 from astra_jax.models.model import Model, Params
-from astra_jax.run.batch import PackedBatch, in_mesh_order, shift, target_mask
+from astra_jax.run.batch import (
+    PackedBatch,
+    in_mesh_order,
+    least_lengths,
+    shift,
+    target_mask,
+    to_device,
+    to_each_device,
+)
 from astra_jax.run.compiler import program
 from astra_jax.run.config import JitKey
 from astra_jax.run.gradients import accumulated
 from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 from astra_jax.sft.config import SFTConfig
+from synthesis.core.refusals import InputError
 
 
 def loss_sums(
@@ -58,6 +68,47 @@ def _objective(logps: jax.Array, entropies: jax.Array, mask: jax.Array) -> tuple
 def sft_optimizer(config: SFTConfig | JitKey, steps: int) -> optax.GradientTransformation:
     """The configured optimizer on the schedule of a run of `steps` steps."""
     return make_optimizer(config, learning_rate(config, steps))
+
+
+class StepInputs(NamedTuple):
+    """A batch as `train_step` takes it.
+
+    Attributes:
+        batch: on the devices, [A, B / A, T].
+        which_a: see `train_step`.
+        shares: `mask_share` of the real tokens, `padding_share` of the computed positions, `row_tokens` computed a row.
+    """
+
+    batch: PackedBatch
+    which_a: jax.Array | None
+    shares: dict[str, float]
+
+
+def step_inputs(batch: PackedBatch, step: int, config: SFTConfig, mesh: Mesh | None) -> StepInputs:
+    """Put a batch of numpy arrays on the devices.
+
+    Args:
+        step: its number, for the message.
+
+    Raises:
+        InputError: no token is trained on, or every one is: the renderer and the tokenizer disagree.
+    """
+    lengths = list(config.row_lengths)
+    which_a = least_lengths(batch, lengths, config.micro_batches)
+    real_bt = batch.segment_ids_bt > 0
+    mask_share = float(np.count_nonzero(batch.loss_mask_bt[real_bt]) / real_bt.sum())
+    if mask_share in (0.0, 1.0):
+        raise InputError(
+            f"step {step}: the loss mask covers {mask_share:.0%} of the batch's tokens; assistant tokens must be some, "
+            "and not all: check the dataset's messages and the tokenizer"
+        )
+    row_tokens = float(np.take(lengths, which_a).mean())
+    padding_share = 1 - float(real_bt.sum()) / (len(real_bt) * row_tokens)
+    return StepInputs(
+        to_device(batch, mesh, micro_batches=config.micro_batches),
+        to_each_device(which_a, mesh) if config.row_buckets else None,
+        {"mask_share": mask_share, "padding_share": padding_share, "row_tokens": row_tokens},
+    )
 
 
 @program(

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from astra_jax.models.model import Model, Params
     from astra_jax.run.config import TrainingConfig
     from astra_jax.run.frozen import Origin
+    from astra_jax.run.hooks import Hook
     from astra_jax.run.model_card import TrainedOn
-    from astra_jax.run.shell import Stopped
     from astra_jax.run.summary import RunSummary
+    from astra_jax.run.trainer import StopReason
     from astra_jax.tokenizer import ChatTokenizer
 
 Config = TypeVar("Config", bound="TrainingConfig")
@@ -46,6 +47,11 @@ WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
 _WEIGHTS = shared.weights()
 _BASE = shared.base()
 _TOKENIZER = shared.tokenizer()
+_HOOKS = flags.DEFINE_list(
+    "hooks",
+    [],
+    "Classes of your own that run beside training, my_module:MyHook, separated by commas; docs/extending.md.",
+)
 PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")
 _MESH = shared.mesh("Of several TPU slices data is a multiple. By default one device.")
 _MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each other: on TPU slices and clusters.")
@@ -125,6 +131,13 @@ def config(kind: str, *, example: str | None = None) -> Any:
     """
     name = CONFIG.value if CONFIG.present or example is None else example
     return cli.load_config(name, kind, model=_model_of_weights if example is None else _any_model)
+
+
+def hooks() -> list[Hook]:
+    """Return the hooks of --hooks. Raises InputError: one cannot be loaded."""
+    from astra_jax.run.hooks import load_hooks
+
+    return load_hooks(_HOOKS.value)
 
 
 def settings(kind: str) -> Any:
@@ -362,7 +375,7 @@ def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
         say(f"{folder}: {note}")
 
 
-def ended(stopped: Stopped) -> int:
+def ended(stopped: StopReason) -> int:
     """The exit code of a run. Of several hosts one alone may have been told to stop, by whom the others are seen too:
     none of them is to look as if the run were finished."""
     import jax

@@ -21,13 +21,14 @@ _URLS = flags.DEFINE_list(
     [],
     "Sandbox services (launch.sandbox_server) in which tool code runs, separated by commas; by default this machine.",
 )
+_OWN = flags.DEFINE_string("sandbox", None, "A sandbox of your own instead: my_module:MySandbox; docs/extending.md.")
 _KEY_FILE = flags.DEFINE_string("sandbox_key_file", None, "File whose first line is the services' key.")
 _CA_FILE = flags.DEFINE_string(
     "sandbox_ca_file",
     None,
     "PEM file of whoever signed the services' certificates; by default the system's authorities.",
 )
-FLAGS = (_TIER, _URLS, _KEY_FILE, _CA_FILE)
+FLAGS = (_TIER, _URLS, _OWN, _KEY_FILE, _CA_FILE)
 _CALLS_A_CPU = 4
 """At once; what a pool that has the machine to itself gives to each."""
 
@@ -51,6 +52,14 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
     Raises:
         cli.UsageError: flags contradict each other.
     """
+    if _OWN.value is not None:
+        from synthesis.core.references import referred
+
+        for flag in (_URLS, _KEY_FILE, _CA_FILE, _TIER):
+            if flag.present:
+                raise cli.UsageError(f"--sandbox={_OWN.value} takes the place of --{flag.name}: leave one of them out")
+        own: Callable[[], AbstractAsyncContextManager[Sandbox]] = referred(_OWN.value)
+        return own
     unisolated = _TIER.value == shared.UNISOLATED
     if _URLS.value:
         from sandbox.fleet import SandboxFleet

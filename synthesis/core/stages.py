@@ -149,6 +149,11 @@ class StageResult(Generic[Out]):
     details: dict[str, str] = field(default_factory=dict)
     resumed: int = 0
 
+    def reject(self, reason: str, detail: str) -> None:
+        """Count a rejected input."""
+        self.rejected[reason] += 1
+        self.details.setdefault(reason, detail)
+
 
 def rng_for(seed: int, *parts: object) -> random.Random:
     """A random generator that depends on the seed and the parts alone, never on the order of work."""
@@ -197,103 +202,136 @@ async def run_stage(
         Stopped: a stage ended the run; no further input was begun, what was in work was finished where it could be.
         Exception: whatever else `function` raises; finished inputs stay in the journal.
     """
-    total = len(inputs) if isinstance(inputs, Sequence) else None
-    keys = Keys(name)
-    known = bytearray()
-    """Of a sequence: whether each input is finished."""
-    if isinstance(inputs, Sequence):
-        for item in inputs:
-            keys.add(key(item))
-        keys.close()
-        known.extend(journal.finished(name, keys, but=OUTSIDE))
-    resumed = sum(known)
-    encoder = msgspec.json.Encoder()
-    progress = Progress(description or name, total, resumed)
-    finished, dropped = resumed, 0
-    stopped: Stopped | None = None
-    acceptance = Acceptance(f"stage {name}", stop_after, f"--config.stop_after={stop_after}")
-
-    def unfinished() -> Iterator[tuple[str, In]]:
-        nonlocal resumed, finished
-        for index, item in enumerate(inputs):
-            item_key = keys[index] if total is not None else keys.add(key(item))
-            if not (known[index] if total is not None else next(journal.finished(name, (item_key,), but=OUTSIDE))):
-                yield item_key, item
-            elif total is None:
-                resumed, finished = resumed + 1, finished + 1
-                progress.count(rejected=False)
-
-    async def one(item_key: str, item: In) -> Row:
-        for attempt in range(retries + 1):
-            try:
-                return encoder.encode(list(await function(item))), "", ""
-            except Rejected as rejection:
-                return None, rejection.reason, rejection.detail
-            except Transient as failure:
-                last = str(failure)
-                jitter = rng_for(attempt, name, item_key).uniform(0.5, 1.5)
-                if attempt < retries:
-                    await asyncio.sleep(backoff_seconds * 2**attempt * jitter)
-        return None, "transient_failure", last
-
-    async def worker() -> None:
-        nonlocal finished, dropped, stopped
-        for item_key, item in todo:  # a shared iterator is the queue: each input is taken once
-            try:
-                row = await one(item_key, item)
-            except Stopped as stop:
-                stopped = stopped or stop
-                return
-            journal.add(name, item_key, *row)
-            finished, dropped = finished + 1, dropped + (row[0] is None)
-            progress.count(rejected=row[0] is None)
-            try:
-                if row[0] is not None:
-                    acceptance.accept()
-                elif row[1] not in OUTSIDE:
-                    acceptance.reject(row[1], row[2])
-            except NothingAccepted as stop:
-                stopped = stopped or stop
-            await asyncio.sleep(0)  # a stage that asks nobody would hold the loop, and Ctrl-C, to its end
-            if stopped is not None:  # others still finish what they have begun: it may be paid for
-                return
-
-    todo = unfinished()
-    ticking = asyncio.create_task(progress.ticking())
+    work = _StageWork(name, function, inputs, key, journal, retries, backoff_seconds)
+    work.acceptance = Acceptance(f"stage {name}", stop_after, f"--config.stop_after={stop_after}")
+    work.progress = Progress(description or name, work.total, work.resumed)
+    ticking = asyncio.create_task(work.progress.ticking())
     try:
         async with _fewer_collections(), asyncio.TaskGroup() as group:
-            for _ in range(concurrency if total is None else min(concurrency, max(1, total))):
-                group.create_task(worker())
+            for _ in range(concurrency if work.total is None else min(concurrency, max(1, work.total))):
+                group.create_task(work.work())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     finally:
         ticking.cancel()
         journal.commit()
-        progress.close()
-    if stopped is not None:
-        of = "" if total is None else f" of {total}"
-        rejections = f" ({dropped} rejected since it began)" if dropped else ""
-        stopped.finished = f"stage {name}: {finished}{of} inputs are finished{rejections} and kept in {journal.path}"
-        raise stopped
+        work.progress.close()
+    if work.stopped is not None:
+        work.stopped.finished = work.summary
+        raise work.stopped
 
-    keys.close()
-    result: StageResult[Any] = StageResult(outputs=[], resumed=resumed)
-
-    def rejected(reason: str, detail: str) -> None:
-        result.rejected[reason] += 1
-        result.details.setdefault(reason, detail)
-
+    work.keys.close()
+    result: StageResult[Any] = StageResult(outputs=[], resumed=work.resumed)
     if stored:
-        result.outputs = Stored(journal, name, keys, out, rejected)
+        result.outputs = Stored(journal, name, work.keys, out, result.reject)
         return result
     made: list[Any] = []
     decoder = json_decoder(list[out])  # type: ignore[valid-type]
     take = made.append if sink is None else sink
-    for _, outputs in outputs_of(journal, name, keys, decoder, rejected):
+    for _, outputs in outputs_of(journal, name, work.keys, decoder, result.reject):
         for output in outputs:
             take(output)
     result.outputs = made
     return result
+
+
+class _StageWork(Generic[In, Out]):
+    """The work of one stage that is not in its journal yet, shared by its workers.
+
+    Attributes:
+        total: number of inputs; None if they are made as they are taken.
+        keys: of all inputs.
+        resumed: number of inputs that were in the journal.
+        stopped: why the run ends, once a worker found out.
+    """
+
+    acceptance: Acceptance
+    progress: Progress
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[In], Awaitable[Sequence[Out]]],
+        inputs: Iterable[In],
+        key: Callable[[In], str],
+        journal: Journal,
+        retries: int,
+        backoff_seconds: float,
+    ) -> None:
+        self._name, self._function, self._inputs, self._key, self._journal = name, function, inputs, key, journal
+        self._retries, self._backoff_seconds = retries, backoff_seconds
+        self._encoder = msgspec.json.Encoder()
+        self.keys = Keys(name)
+        self._known = bytearray()  # of a sequence: whether each input is finished
+        self.total: int | None = None
+        if isinstance(inputs, Sequence):
+            self.total = len(inputs)
+            for item in inputs:
+                self.keys.add(key(item))
+            self.keys.close()
+            self._known.extend(journal.finished(name, self.keys, but=OUTSIDE))
+        self.resumed = sum(self._known)
+        self._finished, self._dropped = self.resumed, 0
+        self.stopped: Stopped | None = None
+        self._queue = self._unfinished()
+
+    @property
+    def summary(self) -> str:
+        """What is finished and kept, for the message of a run that stops."""
+        of = "" if self.total is None else f" of {self.total}"
+        rejections = f" ({self._dropped} rejected since it began)" if self._dropped else ""
+        return (
+            f"stage {self._name}: {self._finished}{of} inputs are finished{rejections} and kept in {self._journal.path}"
+        )
+
+    async def work(self) -> None:
+        """Work on inputs until there are none left, or the run stops."""
+        for item_key, item in self._queue:  # a shared iterator is the queue: each input is taken once
+            try:
+                row = await self._attempt(item_key, item)
+            except Stopped as stop:
+                self.stopped = self.stopped or stop
+                return
+            self._journal.add(self._name, item_key, *row)
+            self._finished, self._dropped = self._finished + 1, self._dropped + (row[0] is None)
+            self.progress.count(rejected=row[0] is None)
+            try:
+                if row[0] is not None:
+                    self.acceptance.accept()
+                elif row[1] not in OUTSIDE:
+                    self.acceptance.reject(row[1], row[2])
+            except NothingAccepted as stop:
+                self.stopped = self.stopped or stop
+            await asyncio.sleep(0)  # a stage that asks nobody would hold the loop, and Ctrl-C, to its end
+            if self.stopped is not None:  # others still finish what they have started: it may be paid for
+                return
+
+    def _unfinished(self) -> Iterator[tuple[str, In]]:
+        for index, item in enumerate(self._inputs):
+            if self.total is not None:
+                item_key, is_known = self.keys[index], bool(self._known[index])
+            else:
+                item_key = self.keys.add(self._key(item))
+                is_known = next(self._journal.finished(self._name, (item_key,), but=OUTSIDE))
+            if not is_known:
+                yield item_key, item
+            elif self.total is None:
+                self.resumed, self._finished = self.resumed + 1, self._finished + 1
+                self.progress.count(rejected=False)
+
+    async def _attempt(self, item_key: str, item: In) -> Row:
+        """Call the stage on an input, several times if it fails in passing; the row for the journal."""
+        for attempt in range(self._retries + 1):
+            try:
+                return self._encoder.encode(list(await self._function(item))), "", ""
+            except Rejected as rejection:
+                return None, rejection.reason, rejection.detail
+            except Transient as failure:
+                last = str(failure)
+                jitter = rng_for(attempt, self._name, item_key).uniform(0.5, 1.5)
+                if attempt < self._retries:
+                    await asyncio.sleep(self._backoff_seconds * 2**attempt * jitter)
+        return None, "transient_failure", last
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from astra_jax.run.hooks import Hook
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import write_dataset
@@ -29,6 +30,16 @@ TOOL = ToolSpec(
     "Capital of a country.",
     {"type": "object", "properties": {"country": {"type": "string"}}, "required": ["country"]},
 )
+
+
+class AfterUpdate(Hook):
+    """Call a function with the number and the metrics of each logged step, before its checkpoint."""
+
+    def __init__(self, function: Callable[[int, dict[str, float]], object]) -> None:
+        self._function = function
+
+    def after_update(self, run, state, batch, row) -> None:
+        self._function(state.step, row)
 
 
 def trajectory(index: int, countries: list[str]) -> Trajectory:

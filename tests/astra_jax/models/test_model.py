@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from parity_world import hf_model, logits_of, tokens_of
+from sft_world import make_dataset, starting, trajectories
 
 from astra_jax.axes import is_small, sides, stacked_matrices
 from astra_jax.models import families, hf_checkpoint, hf_config
@@ -18,6 +19,11 @@ from astra_jax.models.decoder import Decoder
 from astra_jax.models.model import Model, parameters
 from astra_jax.models.names import NamedParam, decoder_table, mlp_table
 from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.sft import train as sft
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
+from configs.training import SFTRun
+from sandbox.settings import SettingError
 from synthesis.core.refusals import InputError
 
 torch = pytest.importorskip("torch")
@@ -71,6 +77,34 @@ def test_a_family_of_a_few_lines_computes_what_hugging_faces_does_and_is_exporte
     hf_checkpoint.save_hf(params, loaded, tmp_path / "ours")
     again = hf_checkpoint.load_hf(tmp_path / "ours", hf_checkpoint.read_config(tmp_path / "ours"))
     jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A model that is no `Decoder`: it has all members of `Model`, here by asking another one."""
+
+    family: ClassVar[str] = "wrapped"
+    inner: Qwen3Config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_whatever_has_the_members_of_model_trains(chat_tokenizer, tmp_path) -> None:
+    inner = Qwen3Config(**SIZES | {"vocab_size": chat_tokenizer.vocab_size}, tie_embeddings=True, max_positions=1024)
+    data = make_dataset(tmp_path / "data", trajectories(8, longest=2))
+    config = SFTConfig(data=DataConfig(seq_len=512, too_long="cut"), batch_size=2, steps=2, sample_every=1)
+    results = []
+    for name, model in {"ours": inner, "wrapped": Wrapped(inner)}.items():
+        job = SFTRun(model, config)
+        start = starting(inner.init(jax.random.key(0)))
+        results.append(sft.train(job.sft, job.model, start, data, chat_tokenizer, tmp_path / name, progress=False))
+    jax.tree.map(np.testing.assert_array_equal, *(one.params for one in results))
+
+
+def test_what_is_no_model_is_refused_with_what_it_lacks() -> None:
+    with pytest.raises(SettingError, match="SFTRun.model is dict, which lacks family, vocab_size, .*forward_cached"):
+        SFTRun({}, SFTConfig())  # type: ignore[arg-type]
 
 
 def test_an_unknown_family_is_refused_with_those_that_there_are() -> None:

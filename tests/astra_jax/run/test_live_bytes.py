@@ -23,13 +23,15 @@ from astra_jax.planner import programs
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.policy import Completion
-from astra_jax.run import shell
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.optimizers import abstract_state
+from astra_jax.run.trainer import RunContext
 from astra_jax.sft import step
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
+from astra_jax.sft.hooks import HeldOutLoss
+from astra_jax.sft.samples import Sampler
 from astra_jax.sft.step import sft_optimizer
 
 SFT = SFTConfig(
@@ -120,7 +122,7 @@ def live(monkeypatch) -> Iterator[Live]:
         return seconds
 
     monkeypatch.setattr(Checkpointer, "save", saved)
-    for owner, name in ((shell.TrainingRun, "begin"), (Checkpointer, "restore"), (Checkpointer, "save")):
+    for owner, name in ((RunContext, "restore_or_init"), (Checkpointer, "restore"), (Checkpointer, "save")):
         made.watch(owner, name)
     yield made
     gc.unfreeze()
@@ -131,7 +133,7 @@ def live(monkeypatch) -> Iterator[Live]:
 def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live, moments, times) -> None:
     one = dataclasses.replace(SFT, moments=moments)
     data = make_dataset(tmp_path / "data", trajectories(8, longest=2))
-    for owner, name in ((sft, "train_step"), (sft._Evaluation, "loss"), (sft.Sampler, "draw")):
+    for owner, name in ((sft, "train_step"), (HeldOutLoss, "loss"), (Sampler, "draw")):
         live.watch(owner, name)
     weights, state = map(bytes_of, abstract_state(model.abstract_params(), sft_optimizer(one, 2)))
     assert state == pytest.approx(times * weights, rel=0.01) and weights / 20 > SMALL
@@ -144,7 +146,7 @@ def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live, 
         assert sft.train(*arguments, held_out=data, progress=False).steps == config.steps
 
     run(one)
-    assert live.most.keys() >= {"begin ends", "train_step ends", "save begins", "loss ends", "draw begins"}
+    assert live.most.keys() >= {"restore_or_init ends", "train_step ends", "save begins", "loss ends", "draw begins"}
     # An engine on a CPU has the layers of its weights one by one, and a cache for the samples' lengths.
     samples = weights + 2 * model.n_layers * SFT.data.seq_len * model.n_kv_heads * model.head_dim * 4
     for phase, most in live.most.items():
@@ -153,7 +155,7 @@ def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live, 
     live.most.clear()
     run(dataclasses.replace(one, epochs=1.0))  # there is nothing left to do: it is restored, and that is all
     assert live.most["restore begins"] <= SMALL, "a fresh state lies beside the one that is restored"
-    assert live.most["begin ends"] <= weights + state + SMALL
+    assert live.most["restore_or_init ends"] <= weights + state + SMALL
 
 
 @pytest.mark.slow
@@ -178,7 +180,7 @@ def test_sft_of_adapters_holds_their_state_alone(model, chat_tokenizer, tmp_path
     assert sft.train(*arguments, progress=False).steps == 2
     measured = sum(x.nbytes for x in jax.tree.leaves(states[-1]) if x.ndim)
     assert measured == 2 * 4 * count
-    for phase in ("begin ends", "train_step ends", "save begins"):
+    for phase in ("restore_or_init ends", "train_step ends", "save begins"):
         assert live.most[phase] <= base + 3 * 4 * count + SMALL, phase
     assert live.most["train_step ends"] >= base + 3 * 4 * count
     assert 10 * measured < 2 * base, "so small a difference would say little"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mesh_world import DENSE, LENGTH, ROWS, packed_batch
-from sft_world import make_dataset, starting, trajectories
+from sft_world import AfterUpdate, make_dataset, starting, trajectories
 from tpu_world import QUICKER
 
 from astra_jax.grpo.config import GRPOConfig
@@ -168,7 +168,7 @@ def test_a_run_goes_on_to_the_bit(chat_tokenizer, tmp_path, changes) -> None:
                 raise KeyboardInterrupt
 
         arguments = (config, model, starting(params), data, chat_tokenizer, tmp_path / folder)
-        return sft.train(*arguments, progress=False, on_step=stop)
+        return sft.train(*arguments, progress=False, hooks=[AfterUpdate(stop)])
 
     straight = run("straight")
     with pytest.raises(KeyboardInterrupt):

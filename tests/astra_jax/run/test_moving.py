@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from absl import flags
 from rollout_world import ScriptedPolicy, call, make_environment, tiny_model
-from sft_world import make_dataset, starting, trajectories
+from sft_world import AfterUpdate, make_dataset, starting, trajectories
 
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
@@ -87,7 +87,7 @@ def test_sft_goes_on_on_other_devices(model, params, chat_tokenizer, tmp_path, c
                 raise KeyboardInterrupt
 
         arguments = (config, model, starting(params), data, chat_tokenizer, tmp_path / folder)
-        return sft.train(*arguments, mesh=mesh, progress=False, on_step=stop)
+        return sft.train(*arguments, mesh=mesh, progress=False, hooks=[AfterUpdate(stop)])
 
     straight = run("straight", 0)
     with pytest.raises(KeyboardInterrupt):

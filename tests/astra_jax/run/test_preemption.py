@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from astra_jax.run.preemption import Preemption
-from astra_jax.run.shell import TrainingRun
+from astra_jax.run.trainer import RunContext
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -78,7 +78,7 @@ def test_a_task_that_trains_is_interrupted_though_its_cancellation_was_swallowed
             except asyncio.CancelledError:
                 reached.append("swallowed")
             never = asyncio.ensure_future(asyncio.sleep(60))
-            await TrainingRun.finished(run, never)
+            await RunContext._wait_or_stop(run, never)
             reached.append("gone on")
 
     with pytest.raises(KeyboardInterrupt):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -13,12 +14,13 @@ from rollout_world import tiny_model
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import grpo_optimizer
 from astra_jax.rollout.vllm.server import Unreachable
-from astra_jax.run.shell import TrainingRun
 from astra_jax.run.starts import FILE, FaultsError, Starts
+from astra_jax.run.trainer import RunContext
 from synthesis.core.refusals import Refusal
 
 MODEL = tiny_model(16, 64)
 CONFIG = GRPOConfig(steps=3, max_faults=3)
+JOB = SimpleNamespace(steps=3, identity={"of": "this"})
 
 
 def one(workdir: Path, step: int = 0, kept: int = 0, *, most: int = 3) -> Starts:
@@ -84,8 +86,8 @@ def interrupted() -> None:
 )
 def test_a_run_counts_what_ends_it_with_a_fault(tmp_path, ends: Callable[[], None], counts: bool) -> None:
     def start() -> None:
-        with TrainingRun("GRPO", CONFIG, MODEL, tmp_path, steps=3, identity={"of": "this"}, progress=False) as run:
-            run.begin(lambda: MODEL.init(jax.random.key(0)), grpo_optimizer(CONFIG), None)
+        with RunContext("GRPO", CONFIG, MODEL, tmp_path, JOB, progress=False) as run:
+            run.restore_or_init(lambda: MODEL.init(jax.random.key(0)), grpo_optimizer(CONFIG), None)
             ends()
 
     for _ in range(2):
@@ -101,17 +103,17 @@ def test_a_run_that_is_given_up_has_read_no_weights(tmp_path) -> None:
         one(tmp_path)
     with (
         pytest.raises(FaultsError),
-        TrainingRun("GRPO", CONFIG, MODEL, tmp_path, steps=3, identity={}, progress=False) as run,
+        RunContext("GRPO", CONFIG, MODEL, tmp_path, JOB, progress=False) as run,
     ):
-        run.begin(lambda: pytest.fail("weights were read"), grpo_optimizer(CONFIG), None)
+        run.restore_or_init(lambda: pytest.fail("weights were read"), grpo_optimizer(CONFIG), None)
 
 
 def test_a_run_that_was_given_up_tries_as_often_again(tmp_path) -> None:
     """The refusal itself is no fault, and what takes itself back must not bring the faults before it back."""
 
     def start() -> None:
-        with TrainingRun("GRPO", CONFIG, MODEL, tmp_path, steps=3, identity={}, progress=False) as run:
-            run.begin(full_disk, grpo_optimizer(CONFIG), None)
+        with RunContext("GRPO", CONFIG, MODEL, tmp_path, JOB, progress=False) as run:
+            run.restore_or_init(full_disk, grpo_optimizer(CONFIG), None)
 
     for _ in range(2):
         for _ in range(3):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rollout_world import tiny_model
-from sft_world import CAPITALS, make_dataset, starting, trajectory
+from sft_world import CAPITALS, AfterUpdate, make_dataset, starting, trajectory
 
 from astra_jax.mesh import AXES, make_mesh
 from astra_jax.planner.jobs import for_tokens, job_on
@@ -124,7 +124,7 @@ def test_a_run_may_go_on_with_other_lengths(trained, whole, tmp_path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trained(CONFIG, workdir=tmp_path, on_step=stop)
+        trained(CONFIG, workdir=tmp_path, hooks=[AfterUpdate(stop)])
     rest = trained(CUT, workdir=tmp_path)
     assert [row["step"] for row in rest.history] == [5, 6, 7, 8]
     assert_same_run(rest, whole)

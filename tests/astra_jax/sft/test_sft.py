@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sft_world import make_dataset, make_tokenizer, starting, trajectories
+from sft_world import AfterUpdate, make_dataset, make_tokenizer, starting, trajectories
 
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run.batch import PackedBatch, target_mask
@@ -134,7 +134,9 @@ def test_steps_go_on_while_a_checkpoint_is_written(dataset, tokenizer, model, pa
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", after_a_later_step)
-    result = train(CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False, on_step=step_taken)
+    result = train(
+        CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False, hooks=[AfterUpdate(step_taken)]
+    )
     assert went_on == {(folder, step): True for folder in ("params", "states") for step in (3, 6)}
     assert all(row["checkpoint_seconds"] > 0 for row in result.history if row["step"] in (4, 7))
 
@@ -153,7 +155,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(
 
     compiled = train_step.cache_size()
     with pytest.raises(Killed):
-        train(CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False, on_step=kill)
+        train(CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False, hooks=[AfterUpdate(kill)])
     resumed = train(CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False)
     assert train_step.cache_size() == compiled  # restored arrays look to jit as fresh ones do
     workdir, whole = uninterrupted
@@ -247,7 +249,7 @@ def test_a_finished_run_is_extended_and_an_interruption_changes_no_bit(
         [float(learning_rate(config, 7)(step)) for step in (3, 4, 5, 6)]
     )
     with pytest.raises(Killed):
-        run("killed", 7, on_step=kill_after(5))
+        run("killed", 7, hooks=[AfterUpdate(kill_after(5))])
     capsys.readouterr()
     resumed = run("killed", 7)
     assert "extended" not in capsys.readouterr().err, "that was said when it was extended"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs_world import programs
-from sft_world import make_dataset, make_tokenizer, starting, trajectories
+from sft_world import AfterUpdate, make_dataset, make_tokenizer, starting, trajectories
 
 from astra_jax.models import adapters, hf_checkpoint, peft
 from astra_jax.models.lora import LoRA
@@ -185,7 +185,7 @@ def test_killed_and_resumed_equals_uninterrupted_to_the_bit(world, whole, tmp_pa
 
     compiled = train_step.cache_size()
     with pytest.raises(Killed):
-        trained(world, tmp_path, on_step=kill)
+        trained(world, tmp_path, hooks=[AfterUpdate(kill)])
     resumed = trained(world, tmp_path)
     assert train_step.cache_size() == compiled and len(resumed.history) == 2
     equal((resumed.params, resumed.base), (whole[1].params, whole[1].base))
@@ -206,7 +206,7 @@ def test_a_run_over_8_bits_is_near_one_over_whole_weights_and_goes_on_to_the_bit
     kept = [x.dtype for x in jax.tree.leaves(result.base["layers"])]
     assert kept.count(jnp.int8) == 7
     with pytest.raises(Killed):
-        trained(world, tmp_path / "killed", config, on_step=kill)
+        trained(world, tmp_path / "killed", config, hooks=[AfterUpdate(kill)])
     resumed = trained(world, tmp_path / "killed", config)
     equal((resumed.params, resumed.base), (result.params, result.base))
     losses, others = ([row["loss"] for row in one.history] for one in (result, whole[1]))

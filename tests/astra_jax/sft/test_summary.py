@@ -11,7 +11,7 @@ import jax
 import msgspec
 import pytest
 from plain_world import make_folder
-from sft_world import make_dataset, make_tokenizer, starting, trajectories, trajectory
+from sft_world import AfterUpdate, make_dataset, make_tokenizer, starting, trajectories, trajectory
 from template_world import template
 
 from astra_jax.grpo.config import GRPOConfig
@@ -142,9 +142,10 @@ def test_a_run_prints_the_table_before_its_first_step_and_the_time_left_after_it
     )  # fmt: skip
     config = SFTConfig(data=DataConfig(seq_len=512), batch_size=2, steps=4, sample_every=0, log_every=4)
     seen: list[tuple[str, str]] = []
+    hooks = [AfterUpdate(lambda step, row: seen.append(capsys.readouterr()))]
     result = train(
         config, model, starting(model.init(jax.random.key(0))), make_dataset(tmp_path / "data", trajectories(5)),
-        tokenizer, tmp_path / "run", progress=False, on_step=lambda step, row: seen.append(capsys.readouterr()),
+        tokenizer, tmp_path / "run", progress=False, hooks=hooks,
     )  # fmt: skip
     assert f"{result.summary}\n" == seen[0][0], "printed before the first step was logged"
     assert "step 3 of 4: " in seen[0][1] and "s a step, about 1 s left" in seen[0][1]

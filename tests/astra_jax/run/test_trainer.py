@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 from rollout_world import ScriptedPolicy, call, make_environment
-from sft_world import make_dataset, starting, trajectories
+from sft_world import AfterUpdate, make_dataset, starting, trajectories
 
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
@@ -27,13 +27,13 @@ from astra_jax.models.llama.presets import LlamaConfig
 from astra_jax.models.qwen2.presets import Qwen2Config
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.run import shell
+from astra_jax.run import finite
 from astra_jax.run.checkpoints import Checkpointer, CheckpointError
+from astra_jax.run.finite import NonFiniteError
 from astra_jax.run.gradients import accumulated
 from astra_jax.run.identity import check_same_run, model_settings, run_identity
 from astra_jax.run.metrics import read_metrics
 from astra_jax.run.optimizers import apply_gradients, initial_state, make_optimizer
-from astra_jax.run.shell import NonFiniteError
 from astra_jax.run.weights import load_orbax, save_orbax
 from astra_jax.sft import step as sft_step
 from astra_jax.sft import train as sft
@@ -288,11 +288,11 @@ def test_more_than_half_of_the_steps_left_out_is_no_success(run_sft, break_steps
 
 @pytest.mark.parametrize("log_every", [1, 4])
 def test_steps_left_out_in_a_row_end_a_run_also_over_starts(run_sft, break_steps, tmp_path, monkeypatch, log_every):
-    monkeypatch.setattr(shell, "MOST_SKIPPED_IN_A_ROW", 6)
+    monkeypatch.setattr(finite, "MAX_SKIPPED_IN_A_ROW", 6)
     break_steps(2, *range(4, 30))
     config = dataclasses.replace(SKIP, steps=30, log_every=log_every, checkpoint_every=5)
     with pytest.raises(RuntimeError, match="killed"):
-        run_sft(config, on_step=killed_at(8))
+        run_sft(config, hooks=[AfterUpdate(killed_at(8))])
     break_steps(*range(30))
     message = "the last [67] steps, up to step (9|10), changed nothing: .* of [78] steps in all, from step 2 on. "
     with pytest.raises(NonFiniteError, match=f"{message}The last checkpoint is of step 5. Lower learning_rate"):
@@ -301,7 +301,7 @@ def test_steps_left_out_in_a_row_end_a_run_also_over_starts(run_sft, break_steps
 
 
 def killed_at(last: int):
-    """An `on_step` that ends the run when a step is logged, before it is saved."""
+    """A function that ends the run when a step is logged, before it is saved."""
 
     def on_step(step, row) -> None:
         if step == last:
@@ -313,7 +313,7 @@ def killed_at(last: int):
 def test_a_run_that_goes_on_counts_all_that_it_left_out_and_traces_the_rest(run_sft, break_steps, tmp_path) -> None:
     break_steps(1)
     with pytest.raises(RuntimeError, match="killed"):
-        run_sft(SKIP, on_step=killed_at(2))
+        run_sft(SKIP, hooks=[AfterUpdate(killed_at(2))])
     break_steps()
     rows = run_sft(SKIP, profile=(1, 2)).history
     assert [(row["step"], row["skipped_steps"]) for row in rows] == [(2, 1), (3, 1)]
@@ -325,7 +325,7 @@ def test_a_start_that_saved_nothing_counts_in_goodput(run_sft, tmp_path) -> None
     began = []
     for last in (2, 1):
         with pytest.raises(RuntimeError, match="killed"):
-            run_sft(config, on_step=killed_at(last))
+            run_sft(config, hooks=[AfterUpdate(killed_at(last))])
         began += [row["goodput/began"] for row in read_metrics(tmp_path / "metrics")]
     began += [row["goodput/began"] for row in run_sft(config).history]
     assert began == began[:1] * 5
@@ -338,7 +338,7 @@ def test_a_clock_that_is_set_during_a_run_changes_no_goodput(run_sft, monkeypatc
     def on_step(step, row) -> None:
         monkeypatch.setattr(time, "time", lambda: real() + jump)
 
-    rows = run_sft(on_step=on_step).history
+    rows = run_sft(hooks=[AfterUpdate(on_step)]).history
     assert all(0 <= row["goodput/kept_seconds"] < 3600 and 0 <= row["goodput/share"] <= 1 for row in rows)
     kept = [row["goodput/kept_seconds"] for row in rows]
     assert kept == sorted(kept) and kept[0] < kept[-1]
@@ -429,9 +429,10 @@ def test_sft_stops_when_its_workdir_is_removed(
             shutil.rmtree(workdir)
 
     config = dataclasses.replace(SFT, log_every=log_every, checkpoint_every=100)  # no save is under way at the removal
+    hooks = [AfterUpdate(on_step)]
     with pytest.raises(RemovedError, match=f"^{workdir} was removed, moved or replaced while"):
         sft.train(
-            config, model, starting(params), dataset, chat_tokenizer, workdir, progress=False, on_step=on_step
+            config, model, starting(params), dataset, chat_tokenizer, workdir, progress=False, hooks=hooks
         )  # fmt: skip
     assert logged == [last] and not workdir.exists()
 

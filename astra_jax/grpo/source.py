@@ -1,0 +1,288 @@
+"""The rollout source of a run: its batches on every host, the weights that they are sampled with, and evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from astra_jax.grpo.ahead import AsyncRollouts
+from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.dump import FOLDER as BATCHES
+from astra_jax.grpo.dump import BatchDump, DumpedUpdate
+from astra_jax.grpo.episode_pages import write_episodes, write_exhausted
+from astra_jax.grpo.held_out import FOLDER as HELD_OUT
+from astra_jax.grpo.held_out import HeldOutEvaluation
+from astra_jax.grpo.job import GRPOJob
+from astra_jax.grpo.journal import FOLDER as JOURNALS
+from astra_jax.grpo.journal import Journals, kept_bytes
+from astra_jax.grpo.replay import NoPolicy, Replay
+from astra_jax.grpo.rollouts import GroupBatch, Rollouts, on_every_host
+from astra_jax.models.model import Model
+from astra_jax.rollout.engine.engine import Engine, EngineConfig
+from astra_jax.rollout.policy import TrainablePolicy
+from astra_jax.run.digests import digest_of_json
+from astra_jax.run.hooks import Hook, Run
+from astra_jax.run.hosts import is_first
+from astra_jax.run.identity import run_id
+from astra_jax.run.state import TrainState
+from astra_jax.run.trainer import RunContext
+from astra_jax.tokenizer import ChatTokenizer
+from sandbox import Sandbox
+from synthesis.core.datasets import Folder
+from synthesis.core.environment import AnyEnvironment
+from synthesis.core.files import location
+from synthesis.core.progress import say_beside_bars
+
+
+class RolloutSource:
+    """Batches of rollouts, sampled online, asynchronously, or replayed. The first host samples; the others receive.
+
+    Args:
+        policy: samples, on the first host. The others' takes part in publishing weights.
+        batches: where the first host's batches come from.
+        evaluation: on held-out environments, on the first host.
+        is_evaluated: whether there are held-out environments; the same on every host.
+
+    Attributes:
+        advice: for an exhausted run, whether all rewards were 0 or the maximum, and what to try.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        config: GRPOConfig,
+        policy: TrainablePolicy,
+        batches: Rollouts | Replay,
+        evaluation: HeldOutEvaluation | None,
+        *,
+        is_evaluated: bool,
+    ) -> None:
+        self._run, self._config, self._policy, self._batches = run, config, policy, batches
+        self._evaluation, self._is_evaluated = evaluation, is_evaluated
+        self.advice = ""
+
+    async def next_batch(self, state: TrainState) -> GroupBatch | None:
+        """Return the batch of the next update, on every host the same; None if the run is to stop.
+
+        Raises:
+            Exception: sampling failed, on any host; the state is saved.
+        """
+        if not await self._run.wait(_on_first(self._batches.fill(state.step, self._show_missing)), state):
+            return None
+        batch = await asyncio.to_thread(on_every_host, self._batches.take() if is_first() else None)
+        if batch is None:
+            self._run.stopped = "exhausted"
+            self._report_exhausted(state)
+        return batch
+
+    async def sleep(self, state: TrainState) -> None:
+        """Have the sampler free the devices for an update. With `async_steps` it samples meanwhile."""
+        if not self._config.async_steps:
+            await self._run.collective(self._policy.sleep(), save=state)
+
+    async def publish(self, state: TrainState) -> None:
+        """Write or send new weights, which sampling need not wait for. Raises as `load_weights`."""
+        await self._run.collective(self._policy.prepare(state.inference_params(), state.step), save=state)
+
+    async def load_weights(self, state: TrainState) -> None:
+        """Sample with these weights from now on.
+
+        Raises:
+            Exception: a server could not load them; the state is saved.
+        """
+        digest = state.digest()  # every host takes part
+        await self._run.collective(_on_first(self._batches.follow(state.step, digest)), save=state)
+        # A copy if sampling continues during the next update, which donates these arrays.
+        is_copied = bool(self._config.async_steps) and self._policy.samples_with_given_arrays
+        weights = state.inference_params(copied=is_copied)
+        await self._run.collective(self._policy.update(weights, state.step), save=state)
+
+    async def evaluate_if_due(self, state: TrainState) -> None:
+        """Log the rewards of the current weights on held-out environments. Raises as `next_batch`."""
+        if self._is_evaluated and self._run.stopped is None:
+            await self._run.wait(_on_first(self._evaluate(state)), state)
+
+    async def _evaluate(self, state: TrainState) -> None:
+        assert self._evaluation is not None, "it is there on the first host"
+        if not self._evaluation.is_due(state.step):
+            return
+        self._run.amend(state.step, await self._evaluation.evaluate(state.step, state.digest()))
+        if self._policy.samples_with_given_arrays and not self._config.async_steps:
+            # Empty its caches: copied keys and values of an evaluation round differently from computed ones.
+            await self._policy.update(state.inference_params(), state.step)
+
+    @property
+    def held_out_summary(self) -> str:
+        """The last and the first evaluation on held-out environments in a line; "" without any."""
+        return "" if self._evaluation is None else self._evaluation.summary
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the sampler, by name."""
+        return self._policy.metrics()
+
+    async def close(self) -> None:
+        """Cancel rollouts that are under way; finished ones are in the journal."""
+        await self._batches.close()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state between two batches as JSON values."""
+        return self._batches.state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `get_state` returned."""
+        self._batches.load(state)
+
+    def _show_missing(self, missing: int) -> None:
+        self._run.bar.set_postfix_str(f"{missing} groups missing")
+
+    def _report_exhausted(self, state: TrainState) -> None:
+        exhausted = self._batches.exhaustion()
+        row = self._run.write_row(state.step, exhausted.metrics())
+        if is_first():
+            self.advice = exhausted.advice
+            page = self._run.folder / "episodes" / f"exhausted_{state.step:05}.html"
+            write_exhausted(page, exhausted, row)
+            for line in (*exhausted.lines(), f"  episodes: {page}"):
+                say_beside_bars(line)
+
+
+@asynccontextmanager
+async def open_source(
+    run: RunContext,
+    job: GRPOJob,
+    policy: TrainablePolicy | None,
+    tokenizer: ChatTokenizer,
+    sandbox: Sandbox | None,
+    *,
+    held_out: Sequence[AnyEnvironment],
+    replay: Replay | None,
+    progress: bool,
+) -> AsyncIterator[RolloutSource]:
+    """Open the rollout source of a run, restore its state, and add the hooks that belong to it. See `train.train`."""
+    config, journals, evaluation = job.config, None, None
+    if policy is None or replay is not None:
+        policy = NoPolicy()
+    if is_first():
+        id = run_id(run.folder)
+        if replay is None:
+            journals = Journals(run.folder / JOURNALS, id, digest_of_json(job.batch_identity))
+            run.add_hooks([JournalCleanup(journals, config.async_steps)])
+        if held_out:
+            evaluation = HeldOutEvaluation(
+                *(policy, sandbox, held_out, tokenizer, config, run.folder / HELD_OUT), run=id, progress=progress
+            )
+    if config.episodes_every:
+        run.add_hooks([EpisodePages(config.episodes_every)])
+    kind = AsyncRollouts if config.async_steps else Rollouts
+    batches = replay or kind(policy, sandbox, job.environments, tokenizer, config, journals)
+    source = RolloutSource(run, config, policy, batches, evaluation, is_evaluated=bool(held_out))
+    try:
+        run.add_state("rollouts", source)
+        yield source
+    finally:
+        await source.close()
+
+
+@asynccontextmanager
+async def embedded_engine(job: GRPOJob, model: Model, state: TrainState) -> AsyncIterator[Engine]:
+    """Open the embedded engine, with room for the run's episodes."""
+    config = EngineConfig(slots=job.config.episodes_at_once, max_length=job.longest, stored=job.config.stored)
+    engine = Engine(state.inference_params(), model, config)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def unsaved_bytes(workdir: Folder) -> int:
+    """Bytes of rollouts and evaluations in a workdir that no checkpoint has yet."""
+    return sum(kept_bytes(location(workdir) / folder) for folder in (JOURNALS, HELD_OUT))
+
+
+class BatchRecorder:
+    """Writes the batches of a run beside its updates, on the first host; on other hosts it only takes part.
+
+    Args:
+        job: whose settings say whether batches are written at all.
+        step: of the state that the run starts from.
+    """
+
+    def __init__(self, run: RunContext, job: GRPOJob, step: int, tokenizer: ChatTokenizer) -> None:
+        self._run, self._before = run, ""
+        self._dump: BatchDump | None = None
+        self._writing: asyncio.Task[DumpedUpdate] | None = None
+        if job.config.dump_batches and is_first():
+            id, identity = run_id(run.folder), job.batch_identity
+            self._dump = BatchDump(run.folder / BATCHES, run=id, identity=identity, tokenizer=tokenizer)
+            self._dump.begin(step)
+
+    async def __aenter__(self) -> BatchRecorder:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Wait for a shard that is being written; nothing refers to it."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    def start(self, state: TrainState, batch: GroupBatch) -> None:
+        """Write a batch, which the next update trains on."""
+        self._before = state.digest()
+        if self._dump is not None:
+            filling = msgspec.to_builtins(batch.filling)
+            writing = asyncio.to_thread(self._dump.write, state.step, batch.groups, filling)
+            self._writing = asyncio.create_task(writing)
+
+    async def commit(self, state: TrainState) -> None:
+        """Make the batch a part of the dataset, when its update is done and before that is saved.
+
+        Raises:
+            Exception: it could not be written. Nothing is saved, so that the next start has the batch from its journal.
+        """
+        await self._run.collective(self._commit(state.digest()))
+
+    async def _commit(self, after: str) -> None:
+        if self._dump is not None and self._writing is not None:
+            await asyncio.to_thread(self._dump.commit, await self._writing, self._before, after)
+
+
+class EpisodePages(Hook):
+    """Write a page of sampled episodes every `episodes_every` updates, to `workdir/episodes`."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def after_update(self, run: Run, state: TrainState, batch: GroupBatch, row: Mapping[str, float]) -> None:
+        if state.step % self._every == 0:
+            page = run.folder / "episodes" / f"update_{state.step:05}.html"
+            write_episodes(page, state.step, batch.groups, row)
+
+
+class JournalCleanup(Hook):
+    """Remove journals of rollouts that no checkpoint needs any more."""
+
+    def __init__(self, journals: Journals, async_steps: int) -> None:
+        self._journals, self._async_steps = journals, async_steps
+
+    def after_save(self, run: Run, state: TrainState, previous: int) -> None:
+        # The run may resume from the previous checkpoint, which is complete; so journals since that one stay.
+        self._journals.forget(previous - self._async_steps)
+
+    def on_stop(self, run: Run, state: TrainState) -> None:
+        if run.stopped is None:
+            run.checkpointer.wait()
+            self._journals.forget()
+
+
+def _on_first(work: Awaitable[None]) -> Awaitable[None]:
+    """The work on the first host; nothing on the others."""
+    if is_first():
+        return work
+    if asyncio.iscoroutine(work):
+        work.close()
+    return asyncio.sleep(0)
