@@ -73,13 +73,12 @@ def update_step(
 
     Args:
         groups: `config.mini_batches` must divide their number.
-        base: frozen weights, under `params` that are adapters; not donated. None: `params` are all weights.
-        reference: the weights that the run started from, with `objective.kl_coef`; not donated. With adapters they are
-            `base`, and None here.
-        update: how many came before: the version of `params`, to which tokens' ages are relative.
-        on_rows: told of the segment ids of each micro-batch that is trained on.
-        before: told of a program, `take_step` or `accumulate` and its rows' length, before it is called.
-        on_result: called for each micro-batch of each pass, once the devices have computed it; None: nobody waits.
+        base: frozen weights if `params` are adapters; not donated. None if `params` are all weights.
+        reference: starting weights for `objective.kl_coef`; not donated. None with adapters, which use `base`.
+        update: number of previous updates, the version of `params`; tokens' ages are relative to it.
+        on_rows: called with the segment ids of each trained micro-batch.
+        before: called with a program's name before it runs: `take_step`, or `accumulate` with its row length.
+        on_result: called for each micro-batch of each pass after the devices computed it; None: do not wait.
 
     Returns:
         (params, optimizer state, metrics: means over the batch's tokens or mini-batches). If `gradient_norm` is not
