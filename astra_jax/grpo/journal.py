@@ -161,7 +161,7 @@ class BatchJournal:
         self._next = max((_number(path) for path in self._segments), default=-1) + 1
         self._started = time.monotonic()
 
-    # ------------------------------------------------------------------------------------------------- what was there
+    # ----------------------------------------------------------------------------------------------- existing records
 
     def _read(self, path: epath.Path) -> None:
         records = _unframed(path.read_bytes())
@@ -250,7 +250,7 @@ class BatchJournal:
         self._groups.add(group)
         self.taken.groups = len(self._groups)
 
-    # --------------------------------------------------------------------------------------------------- what is kept
+    # -------------------------------------------------------------------------------------------------------- writing
 
     async def keep_turn(self, group: int, number: int, place: int, turn: FinishedTurn) -> None:
         """Store a turn; returns when it is on disk."""

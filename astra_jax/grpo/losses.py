@@ -41,7 +41,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Settings):
-    """Which objective. The defaults are the paper's where it gives one; those it leaves open are ours.
+    """Settings of the objective. Defaults are the paper's where it gives one; the others are ours.
 
     Attributes:
         function: `grpo`, all below, or a function of your own with the arguments and results of `grpo_objective`,

@@ -88,8 +88,9 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 class _Together:
     """Consecutive episodes in a row, after the prefix that they share.
 
-    members: their indices.
-    shared: tokens of that prefix; 0 if each has its own.
+    Attributes:
+        members: their indices.
+        shared: tokens of that prefix; 0 if each has its own.
     """
 
     members: tuple[int, ...]

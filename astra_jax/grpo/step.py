@@ -4,8 +4,8 @@ Episodes are packed into rows. Micro-batches of rows add up their gradients, whi
 followed by one optimizer step. With `mini_batches` the batch is split into that many updates.
 
 Old logprobs are the trainer's own under the weights at the start of the update. With one update per batch they equal
-the current ones, so the ratio is 1 and its gradient is the policy gradient; one forward pass gives both. A separate
-forward pass is needed only if they differ, or if a token's term depends on its whole episode.
+the current ones, so the ratio is 1 and its gradient is the policy gradient. One forward pass gives both. A
+separate forward pass is needed only if they differ, or if a token's term depends on its whole episode.
 """
 
 from __future__ import annotations

@@ -171,7 +171,11 @@ class EpisodeTask:
 
 
 def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: int) -> dict[str, CodeTool]:
-    """Return the tools of an episode by name, in the order shown: required ones mixed with irrelevant ones."""
+    """Return the tools of an episode by name, in the order shown: required ones mixed with irrelevant ones.
+
+    Raises:
+        ValueError: two tools have one name.
+    """
     rng = rng_for(seed, "task", environment.id)
     offered = list(environment.tools)
     for band in sorted(environment.distractors):
@@ -192,8 +196,11 @@ def _by_name(environment: ToolEnvironment, tools: Sequence[CodeTool]) -> dict[st
 def make_task(
     environment: AnyEnvironment, tokenizer: ChatTokenizer, config: EpisodeConfig, *, seed: int
 ) -> EpisodeTask:
-    """Render the prompt. For records, irrelevant tools are chosen and all are shuffled. The same seed gives the same
-    task."""
+    """Render the prompt. For records, choose irrelevant tools and shuffle all. The same seed gives the same task.
+
+    Raises:
+        ValueError: the environment cannot be scored, has two tools of one name, or its prompt is too long.
+    """
     code = offered_tools(environment, config, seed=seed) if isinstance(environment, ToolEnvironment) else {}
     return _task(environment, tokenizer, config, code)
 
@@ -286,7 +293,7 @@ async def run_episode(
         try:
             if await env_session.open():
                 finish = await run_agent(agent, execute, max_turns=config.max_turns)
-        except RequestFailed as error:  # other requests continue; `fill` ends when none arrives
+        except RequestFailed as error:  # other requests continue
             failed = Masked("request_failed", f"environment {task.environment.id}: {first_line(error)}")
             logging.warning("an episode of %s is masked: %s", task.environment.id, error)
         finally:

@@ -66,7 +66,7 @@ _BETWEEN_MATMULS = (
     ("xla_tpu_enable_async_collective_fusion_fuse_all_reduce", "false"),
 )
 # Run on the sparse cores, including scattered sums, which matmuls cannot include. A v5p has sparse cores too, but its
-# compiler leaves nearly all collectives of a cube to the other cores, which then wait.
+# compiler leaves nearly all collectives of a cube to the other cores, and the chip then waits for them.
 _BY_SPARSE_CORES = (
     ("xla_tpu_enable_sparse_core_collective_offload_all_gather", "true"),
     ("xla_tpu_enable_sparse_core_collective_offload_all_reduce", "true"),

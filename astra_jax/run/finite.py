@@ -16,8 +16,7 @@ from synthesis.core.refusals import Refusal
 
 MAX_SKIPPED_IN_A_ROW = 10
 """Most consecutive steps that `on_nonfinite=skip` may skip. The weights do not change meanwhile, so only another batch
-can help, and ten did not. `max_failed_restarts` has the same default.
-can help, and ten of them did not. `max_failed_restarts` has the same default."""
+can help, and ten did not. `max_faults` has the same default."""
 
 
 class NonFiniteError(Refusal):

@@ -111,7 +111,7 @@ def allgather_exception(error: Exception | None) -> Exception | None:
     """Return this host's error, or a `HostError` that names the failed host and its error. On several hosts all must
     call it.
 
-    It is a `HostFaultError` if the failed host ends with a fault, since a restarting service may ask any host.
+    It is a `HostFaultError` if the failed host ends with a fault. The service that restarts a run may check any host.
     """
     if jax.process_count() == 1:
         return error

@@ -129,8 +129,8 @@ class Example:
     """One tokenised conversation; has no tokens if it is dropped.
 
     Attributes:
+        tokens: int32 ids.
         loss_mask: float32, the weight of each token in the loss; 0 for no training.
-        loss_mask: float32, the weight of each token in the loss; 0: it is not trained on.
         context: bool, true for tokens of assistant turns with weight 0.
         dropped: the reason, or "".
         detail: the exact problem.

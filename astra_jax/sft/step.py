@@ -46,8 +46,8 @@ def loss_sums(
     matmul: str = "none",
     mesh: AnyMesh | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, RouterSums | None]]:
-    """Return the weighted sum of negative logprobs over trained tokens, the sum of the weights (the token count if all
-    are 1), and the router's statistics (None if dense).
+    """Return the weighted sum of negative logprobs over trained tokens, the sum of the weights, and the router's
+    statistics (None if dense). The sum of the weights is the token count if all are 1.
 
     Args:
         base: frozen weights if `params` are adapters; None if `params` are all weights.

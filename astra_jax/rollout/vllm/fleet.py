@@ -160,7 +160,7 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ------------------------------------------------------------------------------------------------ come and go
+    # ---------------------------------------------------------------------------------------- joining and leaving
 
     async def _follow(self) -> None:
         """Look up the server addresses forever."""
@@ -307,7 +307,7 @@ class Fleet:
             self._take_in(server)
         return ""
 
-    # ------------------------------------------------------------------------------------------- who is in service
+    # ------------------------------------------------------------------------------------------ servers in service
 
     def _take_in(self, server: RolloutServer) -> None:
         if not server.serving:
@@ -433,7 +433,7 @@ class Fleet:
             await server.figures(seconds)
         server.checked = True
 
-    # ------------------------------------------------------------------------------------------------- what is told
+    # ------------------------------------------------------------------------------------------------------ logging
 
     def _say(self, server: RolloutServer, what: str) -> None:
         """Log each change once; repeated reasons of a server that stays out are not logged."""

@@ -228,8 +228,8 @@ class Router:
         """Return the tokens to reserve for what a request will sample, at most `most`.
 
         Long completions are more frequent among those running than among those finished. The mean length of running
-        ones is the ratio of the second to the first moment, which is reserved; on average half of it is in use. Early
-        in a run few completions have ended, the shortest ones, so nearly `most` is reserved.
+        ones is the ratio of the second to the first moment. That many are reserved; on average half of them are in use.
+        Early in a run few completions have ended, the shortest ones, so nearly `most` is reserved.
         """
         return min(most, -(-(self._squares + most * most) // (self._sum + most)))
 

@@ -317,7 +317,7 @@ class ReloadSync:
         try:
             await self._check_probe(server, wanted, seconds)
         except BaseException:
-            with contextlib.suppress(*FAILURES):  # of a server that is gone, nobody draws
+            with contextlib.suppress(*FAILURES):  # a dead server samples nothing
                 await server.post(pause, None, seconds)
             raise
         await server.post("/update_weight_version", {"new_version": label}, seconds)
