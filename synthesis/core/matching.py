@@ -3,20 +3,20 @@
 Synthesis (is this tool right?) and the RL reward (is this sub-task solved?) both call `contains`. `match` names the
 rule that decided. Final answers of a policy must also commit to a value: see `final_answers`. An output is any JSON
 value; its leaves are searched, and a string that holds JSON is opened first. Keys are not values, in JSON or in JSON
-quoted in a text; only the unit in a key counts (`elevation_ft`). A leaf is a *value* or a *text*. A value is short; it, or one
-of its comma-separated parts, must equal the answer. A text is a sentence; the answer may also be a whole-word phrase of
-it.
+quoted in a text; only the unit in a key counts (`elevation_ft`). A leaf is a *value* or a *text*. A value is short; it,
+or one of its comma-separated parts, must equal the answer. A text is a sentence; the answer may also be a whole-word
+phrase of it.
 
 Rules, by the answer's type:
   number    equal within `tolerance`. It may have thousands separators, signs, full-width and Chinese numerals,
             multipliers (million, k, 万, 亿), powers of ten and currencies. Units convert ("1.5 km" is 1500 m, 68 °F is
-            20 °C). "5" is not in "15", "A5", "5G", "5-10", "5th", nor in a date, time, version or telephone number. 2 h is
-            not in "2 h 30 min", which is 150 min. Units and multipliers of keys count.
+            20 °C). "5" is not in "15", "A5", "5G", "5-10", "5th", nor in a date, time, version or telephone number.
+            2 h is not in "2 h 30 min", which is 150 min. Units and multipliers of keys count.
   date      an ISO date answer equals the same day in another notation ("5 January 2026", "2026年1月5日"). Where day and
             month could change places (05/01/2026) nothing matches.
   time      an answer such as "14:30" equals the same time in another notation ("2:30 PM", "14点30分").
   boolean   JSON booleans and the words for them, alone or as a part ("Yes, it is"). An output that says both true and
-            false says neither. A "no" says false as a whole value, where a line begins with it ("No, it is not") or
+            false says neither. A "no" means false as a whole value, where a line begins with it ("No, it is not") or
             after a colon; "NO" beside other values, {"symbol": "No"} and the heading "No,Name" are codes and names.
   string    equal after folding width, case, spaces, quotes, brackets, accents, "&", a leading "the" and final
             punctuation. Identifiers stay whole: "Guinea" is not in "Guinea-Bissau", "Mexico" not in "New Mexico", 柏林
