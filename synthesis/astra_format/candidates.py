@@ -114,12 +114,12 @@ def names_value(text: str, value: Any, *, identifiers: bool = False) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _numbers_of(text: str) -> frozenset[int | float | str]:
-    """The values of a text's numbers, and how they are written. It is asked for every constant of a source."""
+    """Return the values of a text's numbers, and how they are written. It is asked for every constant of a source."""
     return frozenset([*(quantity.value for quantity in quantities(text)), *numerals(text)])
 
 
 def _spelled(text: str, value: str, *, identifiers: bool = False) -> str:
-    """A phrase as the text writes it, whatever its case and spaces; "" where the text does not have it."""
+    """Return a phrase as the text writes it, whatever its case and spaces; "" where the text does not have it."""
     text, words = normalized("NFKC", text), normalized("NFKC", value).split()
     if not words or any(word.casefold() not in text.casefold() for word in words):
         return ""  # no pattern is compiled for most
@@ -140,7 +140,7 @@ def _glued(left: str, right: str) -> bool:
 
 
 def leaves(value: Any, *, sentences: bool = False) -> Iterator[Any]:
-    """The strings and numbers of a JSON value; what a string holds as JSON too.
+    """Yield the strings and numbers of a JSON value; what a string holds as JSON too.
 
     Args:
         sentences: whether what a longer string names is given besides the string.
@@ -171,7 +171,7 @@ def leaves(value: Any, *, sentences: bool = False) -> Iterator[Any]:
 
 
 def literals(code: str) -> tuple[list[Any], list[Any]]:
-    """The constants of a module that may be arguments: keys of dictionaries, and all others.
+    """Return the constants of a module that may be arguments: keys of dictionaries, and all others.
 
     Documentation, parts of formatted strings and what an error says are none. A string that holds JSON is opened.
 
@@ -258,7 +258,7 @@ class Sources:
         return cls(question, values_in(question), _distinct(known), keys, others)
 
     def ranked(self, closed: Sequence[Any]) -> list[Any]:
-        """All values, the likeliest first.
+        """Return all values, the likeliest first.
 
         Args:
             closed: what the parameter's document names: its enum, its default, its examples.
@@ -282,7 +282,7 @@ class Sources:
 
 
 def candidates(name: str, schema: Mapping[str, Any], sources: Sources) -> list[Any]:
-    """The values to try for one parameter, the likeliest first, all of its type."""
+    """Return the values to try for one parameter, the likeliest first, all of its type."""
     if isinstance(closed := schema.get("enum"), list) and closed:
         named = [one for one in closed if names_value(sources.question, one)]
         return _distinct([*named, *closed])
@@ -362,7 +362,7 @@ def _objects(schema: Mapping[str, Any], sources: Sources) -> list[Any]:
 
 
 def combinations(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of one value each, those of likely values first: by the sum of the values' places."""
+    """Yield every combination of one value each, those of likely values first: by the sum of the values' places."""
     names = list(choices)
     sizes = [len(choices[name]) for name in names]
     if not all(sizes):
@@ -392,7 +392,7 @@ def _key(value: Any) -> tuple[str, str]:
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
-    """In order, without repeats and what no JSON argument can be. 1, 1.0 and "1" are three values."""
+    """Return valid JSON arguments in order, without repeats. 1, 1.0 and "1" are three values."""
     return list({_key(value): value for value in values if _is_usable(value)}.values())
 
 

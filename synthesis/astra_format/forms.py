@@ -72,7 +72,7 @@ def columns(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _conversation(row: Mapping[str, Any]) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
-    """The columns that a row has its conversation in, and the messages. Raises as `columns`."""
+    """Return the columns that a row has its conversation in, and the messages. Raises as `columns`."""
     if (column := next((one for one in ("trajectory", "messages") if one in row), None)) is not None:
         return (column,), _opened(row[column], column)
     if "prompt" in row and "completion" in row:
@@ -85,7 +85,7 @@ def _conversation(row: Mapping[str, Any]) -> tuple[tuple[str, ...], list[dict[st
 
 
 def _behind(system: Any, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation behind the system message of a column of its own, which it may have already.
+    """Put the system message of a separate column before the conversation, unless it is there already.
 
     Raises:
         Rejected: `bad_record`: it has another one, or that column is no text.
@@ -105,7 +105,7 @@ def _behind(system: Any, said: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _opened(value: Any, column: str) -> list[dict[str, Any]]:
-    """A list of objects, or the JSON of one. Raises `Rejected`."""
+    """Return a list of objects, decoded if it is JSON. Raises `Rejected`."""
     try:
         # The export for TRL has in .parquet the JSON of each message.
         items = value_or_json(value, list[dict[str, Any] | str])
@@ -115,8 +115,8 @@ def _opened(value: Any, column: str) -> list[dict[str, Any]]:
 
 
 def _prompt_completion(prompt: Any, completion: Any) -> list[dict[str, Any]]:
-    """The prompt's messages, of which the assistant's have weight 0, as TRL trains on the completion alone, and the
-    completion's."""
+    """Return the messages of prompt and completion. The prompt's assistant messages have weight 0: TRL trains on the
+    completion alone."""
 
     def turns(value: Any, role: str, column: str) -> list[dict[str, Any]]:
         return [{"role": role, "content": value}] if isinstance(value, str) else _opened(value, column)

@@ -228,7 +228,7 @@ class _Reader:
         self.messages.append(Message("tool", content, tool_call_id=found.call.id, name=found.call.name))
 
     def close(self) -> None:
-        """The turn is over: calls that are still open stay without a result."""
+        """End the turn: calls that are still open stay without a result."""
         self.defects += [Defect("call_without_result", f"{one.call.name}, id {one.call.id}") for one in self.open]
         self.open.clear()
 
@@ -285,7 +285,7 @@ def read_messages(given: Sequence[Any], tools: Sequence[ToolSpec] = ()) -> tuple
 
 
 def _checked(given: Any) -> Any:
-    """A message with its marks of training as `weight`, which only the assistant's have. Raises `Rejected`."""
+    """Return a message with its marks of training as `weight`, which only the assistant's have. Raises `Rejected`."""
     if not isinstance(given, dict):
         return given
     keys.check(given, (*_Given.__struct_fields__, *keys.MARKS), keys.MESSAGE, "")

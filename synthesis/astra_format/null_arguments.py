@@ -39,7 +39,7 @@ def without_null_arguments(
 
 
 def _without(value: Any, schemas: Sequence[Any], root: Any, path: str, depth: int) -> tuple[Any, list[str]]:
-    """A value without the nulls that none of the schemas allows, and their paths."""
+    """Return a value without the nulls that none of the schemas allows, and their paths."""
     if depth > _MOST_DEPTH or not isinstance(value, dict | list):
         return value, []
     every = _flat(schemas, root)

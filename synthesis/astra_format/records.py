@@ -105,7 +105,7 @@ class _Row(msgspec.Struct):
 
 
 def read_records(path: Path | str) -> list[AstraRecord]:
-    """All records of a .jsonl, .jsonl.gz, .json (a list) or .parquet file.
+    """Return all records of a .jsonl, .jsonl.gz, .json (a list) or .parquet file.
 
     Raises:
         ValueError: the file cannot be read, or a row is broken; the message names the file, the row and the column.
@@ -117,12 +117,12 @@ def read_records(path: Path | str) -> list[AstraRecord]:
 
 
 def read_rows(path: Path | str) -> list[bytes]:
-    """All rows of `each_row`."""
+    """Return all rows of `each_row`."""
     return list(each_row(path))
 
 
 def each_row(path: Path | str) -> Iterator[bytes]:
-    """The rows of a file as JSON, unchecked, for a reader that counts broken rows; one at a time, but for .json.
+    """Yield the rows of a file as JSON, unchecked, for a reader that counts broken rows; one at a time, but for .json.
 
     Raises:
         InputError: there is no such file, its name has none of the suffixes, or it is no such file inside.
@@ -270,13 +270,13 @@ _CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "", "￥": ""}
 
 
 def answer_text(answer: Answer) -> str:
-    """An answer as the record has it: a bare value, which the released reward looks for in what a tool prints."""
+    """Return an answer for the record: a bare value, which the released reward searches in a tool's output."""
     value = answer.value
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def typed_answer(value: Value) -> Answer:
-    """A gold answer with its type: a written number is one, with its unit; a decimal is as exact as it is written."""
+    """Return a gold answer with its type. A written number is a number, with its unit and its written precision."""
     if not isinstance(value, str):
         return Answer(value)
     text = value.strip()
@@ -309,7 +309,7 @@ def typed_answer(value: Value) -> Answer:
 
 
 def spec_of(schema: Any) -> ToolSpec:
-    """The tool of a `tool_schema` entry; a bare function without its `type` is taken too.
+    """Return the tool of a `tool_schema` entry; a bare function without its `type` is taken too.
 
     Raises:
         Rejected: `bad_schema`.

@@ -81,7 +81,7 @@ async def find_calls(
     config: SearchConfig,
     language: Language = "en",
 ) -> list[Found]:
-    """A proven call for every gold answer, in the order of `answers`.
+    """Return a proven call for every gold answer, in the order of `answers`.
 
     Args:
         tools: by name; each name of `answers` is among them.
@@ -179,7 +179,7 @@ async def _settle(
 
 def _hits(one: _Tried, place: int, question: str) -> list[dict[str, Any]]:
     """Return the calls whose outputs contain an answer; first those without another answer of the tool."""
-    # Who has to give the answer to get it has asked nothing; but the largest of five numbers is one of the five.
+    # A call that states the answer finds nothing; but the largest of five numbers is one of the five.
     hits = [
         call
         for call in one.calls
@@ -193,7 +193,7 @@ def _gives_away(arguments: Mapping[str, Any], answer: Answer, question: str) -> 
 
 
 def _other(one: _Tried, arguments: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """Other arguments that must not give the answer: such that succeeded before such that failed, else nonsense.
+    """Return other arguments that must not give the answer: such that succeeded before such that failed, else nonsense.
 
     Raises:
         Rejected: `ignores_arguments`: all others that were tried give it.

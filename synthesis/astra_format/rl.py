@@ -70,7 +70,7 @@ and the record holds only the sampled ones."""
 
 
 def to_record(environment: ToolEnvironment, *, seed: int) -> dict[str, Any]:
-    """The four columns. Needed and irrelevant tools are shuffled together.
+    """Return the four columns. Needed and irrelevant tools are shuffled together.
 
     Raises:
         InputError: it has a world, or cannot be scored: a sub-question without a reference call, or none needs one.
@@ -157,7 +157,7 @@ async def import_dataset(
 
 
 async def import_record(record: AstraRecord, sandbox: Sandbox, config: SearchConfig | None = None) -> ToolEnvironment:
-    """The record as an environment, every gold answer with a proven call.
+    """Return the record as an environment, every gold answer with a proven call.
 
     Raises:
         Rejected: the name of a defect (see `defects`), a reason of `reference_search.find_calls` or `verify.solve`, or
@@ -181,7 +181,7 @@ async def import_record(record: AstraRecord, sandbox: Sandbox, config: SearchCon
         domain="imported",
         structure=dependency_graph.structure_of(dependency_graph.graph_of(steps)),
         question=record.question,
-        # The record has no final answer; what no other call needs is what was asked for.
+        # The record has no final answer; the results that no other call needs are the answer.
         answer=Answer([answer_text(step.answer) for step in steps if step.id not in consumed]),
         sub_questions=steps,
         tools=[tool for name, tool in tools.items() if name in record.answers],

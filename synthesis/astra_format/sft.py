@@ -82,7 +82,7 @@ BEYOND_REPAIR = ("bad_arguments", "no_question")
 
 
 def to_record(trajectory: Trajectory, *, server: ToolServer | None = None, task: Task | None = None) -> dict[str, Any]:
-    """The released columns; without the server or the task, what the trajectory knows of them."""
+    """Return the released columns; without the server or the task, what the trajectory knows of them."""
     query = {
         "have_plan": task is not None and task.mode == "chain",
         "mode": "several_servers" if trajectory.servers else "single_server",
@@ -163,7 +163,7 @@ def to_trl_record(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _of_first_tools(trajectory: Trajectory) -> Trajectory:
-    """The conversation as long as its tools are those of the beginning."""
+    """Return the conversation up to the first change of its tools."""
     if not trajectory.dialogue or not trajectory.dialogue.returned:
         return trajectory
     users = [index for index, message in enumerate(trajectory.messages) if message.role == "user"]
@@ -255,7 +255,7 @@ class _Row(msgspec.Struct):
 
 
 def import_dataset(path: Path | str, *, accept: Collection[str] = ()) -> Imported[Trajectory]:
-    """The records of a .jsonl, .jsonl.gz, .json (a list) or .parquet file, in any of `forms`, as trajectories.
+    """Return the records of a .jsonl, .jsonl.gz, .json (a list) or .parquet file, in any of `forms`, as trajectories.
 
     Args:
         accept: defects that do not reject a record; see `import_record`.
@@ -347,7 +347,7 @@ def import_record(data: bytes, row: int) -> tuple[Trajectory, list[Defect]]:
 
 
 def _opened(row: _Row, column: str, kind: Any) -> Any:
-    """A column that may be a JSON string.
+    """Decode a column that may be a JSON string.
 
     Raises:
         Rejected: `bad_record`.

@@ -171,7 +171,7 @@ def written_calls(text: str) -> list[dict[str, Any]]:
 
 
 def _whole_turn(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[ToolCall]] | None:
-    """The calls of a turn that is nothing else, without tags; None: it is no such turn, or names no listed tool."""
+    """Return the calls of a turn of calls without tags; None: it is no such turn, or names no listed tool."""
     body = text.strip()
     inside = unfenced(body)
     if inside is not None:
@@ -196,7 +196,7 @@ def _all_listed(calls: Sequence[ToolCall], schemas: Mapping[str, Any]) -> bool:
 
 
 def _in_frames(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[ToolCall]]:
-    """The text outside of calls, and the calls. Raises `ValueError`: something that opens a call is none."""
+    """Return the text outside of calls, and the calls. Raises `ValueError`: an opened call is not valid."""
     said: list[str] = []
     calls: list[ToolCall] = []
     quotes = Quotes(text)
@@ -220,7 +220,7 @@ def _in_frames(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[ToolCal
 
 
 def _framed(text: str, found: re.Match[str], schemas: Mapping[str, Any]) -> tuple[list[ToolCall], int]:
-    """The calls behind an opening, and where what follows them starts."""
+    """Return the calls after an opening, and the start of the rest."""
     opening, closing = found[0], FRAMES[found[0]]
     if opening == CALL_START:
         call, end, _ = parse_tagged_call(text, found.end(), "")
@@ -265,7 +265,7 @@ def _closing(text: str, start: int, closing: str) -> int:
 
 
 def _body(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
-    """The calls that a frame holds, in whatever form. Raises `ValueError`: there are none, or one cannot be read."""
+    """Return the calls in a frame, in any form. Raises `ValueError`: there are none, or one cannot be read."""
     body = text.strip()
     while ending := next((one for one in _ENDS if body.endswith(one)), ""):
         body = body.removesuffix(ending).rstrip()
@@ -302,7 +302,7 @@ def _body(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def _json_values(text: str) -> list[Any]:
-    """The JSON values of a text: one, with the repairs of `loose_json`; or several, one behind the other."""
+    """Return the JSON values of a text: one, with the repairs of `loose_json`; or several in a row."""
     try:
         return [read_loosely(text)[0]]
     except ValueError as error:
@@ -329,7 +329,7 @@ def _calls_in(values: Sequence[Any], schemas: Mapping[str, Any]) -> list[ToolCal
 
 
 def _call(value: Any, schemas: Mapping[str, Any] | None = None) -> ToolCall:
-    """The call of a JSON object in any of the forms that endpoints send. Raises `ValueError`."""
+    """Return the call of a JSON object in any of the forms that endpoints send. Raises `ValueError`."""
     if isinstance(value, Mapping) and not isinstance(value.get("function"), Mapping):
         name = next((value[key] for key in (*_NAMES, "function") if isinstance(value.get(key), str)), None)
         given = {key: one for key, one in value.items() if key not in _NAMES}
@@ -343,7 +343,7 @@ def _call(value: Any, schemas: Mapping[str, Any] | None = None) -> ToolCall:
 
 
 def _named(text: str) -> ToolCall:
-    """A call of DeepSeek or Kimi: its name, a separator, its arguments."""
+    """Parse a call of DeepSeek or Kimi: its name, a separator, its arguments."""
     separator = next((one for one in _SEPARATORS if one in text), "\n")
     name, _, arguments = text.partition(separator)
     if name.strip() == "function":  # DeepSeek V3 has the kind of call before the name
@@ -358,7 +358,7 @@ def _react(body: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def _elements(text: str, opening: str, closing: str) -> Iterator[tuple[str, str]]:
-    """The name and the inside of each element. Raises `ValueError`: one is not closed."""
+    """Yield the name and the inside of each element. Raises `ValueError`: one is not closed."""
     for piece in text.split(opening)[1:]:
         name, opened, rest = piece.partition(">")
         inside, closed, _ = rest.partition(closing)
@@ -372,7 +372,7 @@ def _between(text: str, opening: str, closing: str) -> list[str]:
 
 
 def _xml_call(name: str, inside: str, parameter: str, schemas: Mapping[str, Any]) -> ToolCall:
-    """A call in XML whose arguments are elements, or JSON."""
+    """Parse a call in XML whose arguments are elements, or JSON."""
     if f"<{parameter}" not in inside:
         return _call({"name": name, "arguments": inside.strip()}, schemas)
     arguments = {}
@@ -394,7 +394,7 @@ def _glm_call(body: str, schemas: Mapping[str, Any]) -> ToolCall:
 
 
 def _value(text: str, name: str, key: str, schemas: Mapping[str, Any]) -> Any:
-    """The value of an argument that is written as text: JSON, unless its schema takes a text."""
+    """Return the value of an argument that is written as text: JSON, unless its schema takes a text."""
     properties = schemas.get(name, {}).get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     kinds = schema.get("type") if isinstance(schema, Mapping) else None
@@ -407,7 +407,7 @@ def _value(text: str, name: str, key: str, schemas: Mapping[str, Any]) -> Any:
 
 
 def _python_calls(text: str) -> list[ToolCall]:
-    """The calls of a Python expression, such as `[weather(city="Oslo")]`; none where it is no such thing."""
+    """Return the calls of a Python expression, such as `[weather(city="Oslo")]`; none where it is no such thing."""
     if len(text) > _LONGEST_PYTHON or not text.endswith((")", ")]")):
         return []
     try:
@@ -424,7 +424,7 @@ def _python_calls(text: str) -> list[ToolCall]:
 
 
 def _with_listed_names(calls: Sequence[ToolCall], schemas: Mapping[str, Any]) -> list[ToolCall]:
-    """The calls, whose names lose what models write around them where the row lists the rest."""
+    """Return the calls with the names that the row lists, without additions of the model."""
     return [_call({"name": one.name, "arguments": one.arguments}, schemas) for one in calls]
 
 
@@ -433,7 +433,7 @@ def _with_listed_names(calls: Sequence[ToolCall], schemas: Mapping[str, Any]) ->
 
 
 def _channels(text: str, tools: Sequence[ToolSpec]) -> TextTurn | None:
-    """A turn in channels; None: it has none, or begins with something else."""
+    """Parse a turn in channels; None: it has none, or begins with something else."""
     if not text.lstrip().startswith(("<|channel|>", "<|start|>assistant")):
         return None
     schemas = {tool.name: tool.parameters for tool in tools}

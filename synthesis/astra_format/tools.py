@@ -102,7 +102,7 @@ def documents_in(value: Any, where: str) -> list[Any]:
 
 
 def _of_text(text: str, where: str) -> Any:
-    """The JSON that a text is, or the list of the JSON values that it has one behind the other."""
+    """Return the JSON value of a text, or the list of its JSON values in a row."""
     try:
         return read_loosely(text)[0]
     except (ValueError, RecursionError) as error:
@@ -152,7 +152,7 @@ def read_tools(documents: Iterable[Any]) -> tuple[list[ToolSpec], list[Defect]]:
 
 
 def _read(document: Any) -> tuple[ToolSpec, str]:
-    """The tool, and what became of its parameters. Raises `Rejected`: `bad_schema`."""
+    """Return the tool, and how its parameters were changed. Raises `Rejected`: `bad_schema`."""
     function = tool_function(document) or {}
     name, changes = function.get("name"), dict[str, str]()
     try:
@@ -250,7 +250,7 @@ def take_from_system(
 
 
 def _in_tags(text: str) -> tuple[list[Any], str] | None:
-    """The documents between <tools> and </tools>, and the text without them and what says how to call them."""
+    """Return the documents between <tools> and </tools>, and the text without them and the call instructions."""
     first, last = _TAGS
     begin = end = -1
     while (begin := text.find(first, end + 1)) >= 0 and (end := text.find(last, begin)) >= 0:
@@ -278,7 +278,7 @@ def _in_tags(text: str) -> tuple[list[Any], str] | None:
 
 
 def _in_json(text: str) -> tuple[list[Any], str] | None:
-    """The tools that stand in a text as JSON in one place, and the text without them."""
+    """Return the tools that stand in a text as JSON in one place, and the text without them."""
     documents: list[Any] = []
     begin = end = place = 0
     for _ in range(_MOST_BRACKETS):
@@ -316,7 +316,7 @@ def _is_certain(value: Any) -> bool:
 
 
 def _without_opening(text: str) -> str:
-    """A text without the sentence at its end that only opens a list: it ends in a colon or a dash."""
+    """Return a text without the sentence at its end that only opens a list: it ends in a colon or a dash."""
     body = text.rstrip()
     if not body.endswith((":", "-")):
         return text

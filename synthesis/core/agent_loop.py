@@ -23,7 +23,7 @@ class Agent(Protocol):
     """A model in a conversation of its own. What may not begin at all (a prompt that is too long) is refused before."""
 
     async def act(self) -> Sequence[Call] | None:
-        """The next turn's calls, none where it answers; None where the turn was cut off by a limit."""
+        """Return the next turn's calls, none if it answers; None if a limit cut the turn off."""
         ...
 
     async def observe(self, outputs: Sequence[str]) -> bool:

@@ -88,13 +88,13 @@ _JOINS = frozenset({"either", "listed", "and"})
 
 
 def untangled(text: str) -> str:
-    """The text without the marks of LaTeX and Markdown."""
+    """Return the text without the marks of LaTeX and Markdown."""
     text = _LATEX.sub(lambda one: one[1] or one[2] or " ", text)
     return _FENCE.sub("", text).replace(MARK, " ")
 
 
 def visible(text: str) -> str:
-    """The text without what is hidden or struck through, and without its sources and the references to them."""
+    """Return the text without what is hidden or struck through, and without its sources and the references to them."""
     text = _HIDDEN.sub(" ", text)
     for source in {one[1] for one in _SOURCE.finditer(text)}:
         text = text.replace(f"[{source}]:", f"[{source}]").replace(f"[{source}]", "\ufffc")
@@ -241,7 +241,7 @@ class AnswerText:
         return False
 
     def _slotted(self, sentence: str) -> str:
-        """The sentence with a slot in each place of the answer."""
+        """Return the sentence with a slot in each place of the answer."""
         places: list[tuple[int, int, int]] = []
         for number, element in enumerate(self.wanted):
             # A place that was found is masked by a word as long: what stands beside it is still read in its sentence.
@@ -262,7 +262,7 @@ class AnswerText:
         return made + sentence[at:]
 
     def _with_days(self, text: str) -> str:
-        """The text with a character for each other day: a comma in it parts nothing."""
+        """Return the text with a character for each other day: a comma in it parts nothing."""
         if "date" not in self._kinds:
             return text
         text = dates.digits_in_dates(self._locale.dates(text) if self._locale else text)
@@ -317,7 +317,7 @@ class AnswerText:
         return clauses
 
     def _noted(self, text: str, number: int, host: Clause, *, touches: bool) -> list[Clause]:
-        """The clauses of a note in brackets, where it holds the answer or offers another; else it explains."""
+        """Return the clauses of a note in brackets, if it contains the answer or another one; else it only explains."""
         found = list(self._parted(text, number, "open"))
         offers = self.words.parts.match(text.lstrip())
         is_other = touches and any(
@@ -364,7 +364,7 @@ class AnswerText:
                 waiting.is_void |= not waiting.slots
             if waiting and kind == "than" and waiting.others and any(map(_has_digit, text.split()[-4:-1])):
                 waiting.others.pop()  # 5 more than last month
-            # Of two separators in a row (", or") the one that joins counts.
+            # Of two separators in a row (", or"), the conjunction counts.
             link = kind if text.strip() or kind in _JOINS | {"contrast", "range", "than"} else link
             at = part.end()
         if waiting:
@@ -389,7 +389,7 @@ class AnswerText:
         clause.is_void = bool(words.reports.search(text) or (not clause.slots and is_denied))
 
     def trimmed(self, text: str) -> str:
-        """A clause without the words at its start and its end that say nothing of a value."""
+        """Return a clause without the words at its start and its end that do not belong to a value."""
         text = text.strip(AROUND)
         while (found := self.words.generic.match(text)) and (end := found.end()) < len(text):
             if not self.words.is_spaced and any(chinese_places_around(text, end - 1, end + 1)):
@@ -405,7 +405,7 @@ class AnswerText:
         return unit_named(word) in UNITS or (self._locale is not None and self._locale.unit(word) != word)
 
     def others_in(self, text: str) -> Iterator[Any]:
-        """Other values of the answer's kind that a clause names."""
+        """Yield other values of the answer's kind that a clause names."""
         read = ReadText(text, self._locale)
         if "date" in self._kinds:
             yield from (self._days[ord(one) - _FIRST_DAY] for one in _DAY.findall(text))

@@ -333,7 +333,7 @@ class ReadWords:
         known = {one: _WORDS[one] for one in (language, "en", "zh") if one in _WORDS}
 
         def words(name: str, *, starts: bool = True, ends: bool = True) -> str:
-            """The pattern of a field. Words between spaces stand alone, others may touch what is beside them."""
+            """Return the pattern of a field. Words between spaces stand alone, others may touch what is beside them."""
             spaced = [getattr(one, name) for key, one in known.items() if key not in _TOUCHING]
             touching = [getattr(one, name) for key, one in known.items() if key in _TOUCHING]
             alone = _START * starts + rf"(?:{'|'.join(spaced)})" + _END * ends
@@ -374,13 +374,13 @@ class ReadWords:
         )
 
     def in_digits(self, text: str) -> str:
-        """The text with its number words from 13 to 100 in digits; smaller ones often count something else."""
+        """Return the text with its number words from 13 to 100 in digits; smaller ones often count something else."""
         return self._number.sub(lambda one: str(self._numbers.get(_joined(one[0]), one[0])), text)
 
 
 @lru_cache(maxsize=32)
 def _number_words(language: str) -> dict[str, int]:
-    """The numbers from 13 to 100 by their words; none where a language has no rules for them."""
+    """Return the numbers from 13 to 100 by their words; none where a language has no rules for them."""
     if language not in RbnfEngine.get_supported_languages():
         return {}
     engine, found = RbnfEngine.for_language(language), dict[str, int]()
@@ -403,5 +403,5 @@ _END: Final = r"(?:(?![^\W\d_])|(?<=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]))"
 
 @lru_cache(maxsize=32)
 def words_of(language: str) -> ReadWords:
-    """The patterns of a language; of English where it has none."""
+    """Return the patterns of a language; of English where it has none."""
     return ReadWords(language if language in _WORDS else "en")

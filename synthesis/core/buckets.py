@@ -40,7 +40,7 @@ class Guarded(Protocol):
 
 
 def guarded(file: epath.Path, timeout: float) -> Guarded:
-    """The object of a place in a bucket.
+    """Return the object of a place in a bucket.
 
     Args:
         timeout: of each request, in seconds.

@@ -78,7 +78,7 @@ def format_of(folder: epath.Path, vocabulary: Collection[str] = ()) -> FoundForm
         for one in (plain, LLAMA3_0):
             if _difference(template, one, _WITHOUT_TOOLS) is None:
                 return FoundFormat(one, knows_tools=False)
-    # The nearest is the one that comes furthest.
+    # The nearest format agrees with the template for the longest.
     _, found, wanted = nearest = max(differences, key=lambda one: (one[0], _shared(one)))
     at = max(0, _shared(nearest) - 20)
     raise TemplateError(
@@ -195,7 +195,7 @@ def _refuse(message: str) -> None:
 
 
 def _environment() -> jinja2.Environment:
-    # What templates may use where transformers renders them, and what it cannot do there it cannot do here.
+    # Templates may use here what they may use in transformers, and nothing more.
     extensions = [_Generation, loopcontrols]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})

@@ -34,7 +34,7 @@ _LONGEST_DATE = 26
 
 
 def digits_in_dates(text: str) -> str:
-    """A `plain` text with 二〇二六年五月一日 as 2026年5月1日, on one line, each space single."""
+    """Return a `plain` text with 二〇二六年五月一日 as 2026年5月1日, on one line, each space single."""
     if "月" in text:
         text = _CHINESE_DATE_PART.sub(lambda one: _in_digits(one[0]), text)
     return " ".join(text.split())
@@ -46,7 +46,7 @@ def _in_digits(part: str) -> str:
 
 
 def dates_of_year(text: str, year: int) -> set[datetime.date]:
-    """Every calendar day of a year that a text, which `digits_in_dates` made, names in full."""
+    """Return every calendar day of a year that a text, which `digits_in_dates` made, names in full."""
     found: set[datetime.date] = set()
     # Only the surroundings of the year are read: an output may be long. To a pattern the end of what it reads is the
     # text's, where 2026-01-15 may be cut to 2026-01-1. So it reads on from where no date counts any more.
@@ -62,7 +62,7 @@ def dates_of_year(text: str, year: int) -> set[datetime.date]:
 
 
 def dates_in(text: str) -> Iterator[tuple[str, datetime.date]]:
-    """Every calendar day that a text names in full, with how it is written there."""
+    """Yield every calendar day that a text names in full, with how it is written there."""
     for one in _DATE.finditer(text):
         for day in _days(one):
             yield one[0], day
@@ -83,7 +83,7 @@ def _days(one: re.Match[str]) -> Iterator[datetime.date]:
 
 
 def whole_date(value: str) -> datetime.date | None:
-    """The day that a text is, when it is nothing but a day."""
+    """Return the day of a text that is only a day, else None."""
     whole = _DATE.fullmatch(digits_in_dates(plain(value)))
     return next(_days(whole), None) if whole else None
 
@@ -103,12 +103,12 @@ _CHINESE_TIME = re.compile(
 
 
 def times_in(text: str) -> set[tuple[int, int, int]]:
-    """Every time of the day that a `plain` text names: hour, minute and second."""
+    """Return every time of the day that a `plain` text names: hour, minute and second."""
     return {time for one in _TIME.finditer(_clock(text)) if (time := _time(one))}
 
 
 def whole_time(value: str) -> tuple[int, int, int] | None:
-    """The time that a text is, when it is nothing but a time."""
+    """Return the time of a text that is only a time, else None."""
     whole = _TIME.fullmatch(_clock(plain(value)).strip())
     return _time(whole) if whole else None
 
@@ -144,7 +144,7 @@ def _time(one: re.Match[str]) -> tuple[int, int, int] | None:
 
 
 def _hour_of(half: str, hour: int) -> int:
-    """The hour of the day of one of up to 12 in a part of the day: 晚上12点 is midnight, 中午12点 noon."""
+    """Return the hour of the day of one of up to 12 in a part of the day: 晚上12点 is midnight, 中午12点 noon."""
     if half == "中午":
         return hour + 12 if hour < 11 else hour
     if half in _NIGHT and hour < 6:

@@ -130,7 +130,7 @@ def _not_given(arguments: Call, given: Call) -> list[str | int | float | bool]:
         inside = list(values_of(value))
         wanted = Counter(map(form_of, inside))
         if len(inside) > 1 and not wanted <= forms:
-            continue  # whoever leaves elements of a list out chooses among them
+            continue  # a call with only some elements of a list chooses among them
         free += wanted
         texts |= {form_of(one): one if isinstance(one, str) else _digits(one) for one in inside}
     kept: list[str | int | float | bool] = []

@@ -196,7 +196,7 @@ class Endpoint:
             first_failure = first_failure or now
             pause = backoff(failures, first=config.backoff_seconds, longest=config.longest_backoff_seconds, rng=rng)
             if failure.wait is not None:
-                # It speaks for the endpoint, not for the request: nobody asks before.
+                # The wait is for the endpoint, not for the request: no request is sent before it ends.
                 self._line().limits.pause(failure.wait)
                 pause = failure.wait + config.backoff_seconds * rng.random()
             if faults >= config.failures and (self._answered > first_failure or await self._answers(body)):

@@ -254,7 +254,7 @@ def _without_credit(data: bytes) -> bool:
 
 
 def _errors(data: bytes) -> Iterator[Mapping[str, Any]]:
-    """The error that a body holds, as services nest it."""
+    """Yield the error that a body holds, as services nest it."""
     try:
         given = decode_any_json(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -57,7 +57,7 @@ class Figures:
                 self.put(name, value)
 
     def all(self) -> list[Figure]:
-        """In the order of their names."""
+        """Return all numbers in the order of their names."""
         with self._lock:
             values = dict(self._values)
         return [Figure(*key, value) for key, value in sorted(values.items())]

@@ -201,7 +201,7 @@ class _Judge:
         return self.finds_any and self.verdict().is_stated
 
     def verdict(self) -> AnswerVerdict:
-        """The verdict on the text."""
+        """Return the verdict on the text."""
         clauses, is_withdrawn = self._uncorrected()
         if not any(one.slots for one in clauses):
             return AnswerVerdict(False, "withdrawn" if is_withdrawn else "contradicted")
@@ -253,7 +253,7 @@ class _Judge:
             goes_on &= MARK not in one.text  # nothing goes on behind a box
 
     def _uncorrected(self) -> tuple[list[Clause], bool]:
-        """The clauses behind the last correction, and whether there is one."""
+        """Return the clauses behind the last correction, and whether there is one."""
         clauses = self._read.clauses
         for at in range(len(clauses) - 1, 0, -1):
             found = self._read.words.corrects.match(clauses[at].text)
@@ -266,7 +266,7 @@ class _Judge:
         return clauses, False
 
     def _deciding(self, clauses: list[Clause]) -> list[Clause]:
-        """All clauses of a short text; of a long one those of its first and its last sentences with a value."""
+        """Return all clauses of a short text; of a long one those of its first and its last sentences with a value."""
         telling = [one for one in clauses if one.slots or (one.others and not one.is_void)]
         sentences = sorted({one.sentence for one in (telling if self._read.is_typed else clauses)})
         rivals = {repr(other) for one in telling for other in one.others}
@@ -469,7 +469,7 @@ class _Judge:
 
 
 def _shape(text: str) -> str:
-    """A clause with one word for each name: of what one says of many names."""
+    """Return a clause with one word in place of each name, to compare statements about many names."""
     return re.sub(r"\b[^\W\d_a-zà-ÿ]\w+(?: [^\W\d_a-zà-ÿ]\w+)*", "N", text).strip(AROUND)
 
 

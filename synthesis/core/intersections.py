@@ -57,7 +57,7 @@ def intersection(first: Any, second: Any) -> Any:
 
 
 def _without_impossible(merged: dict[str, Any]) -> Any:
-    """The schema without the alternatives of `anyOf` that are of another type than it; a single one is merged."""
+    """Return the schema without `anyOf` alternatives of another type than its own; a single one is merged."""
     options, names = merged.get("anyOf"), type_names(merged)
     if not isinstance(options, list) or not names:
         return merged
@@ -181,7 +181,7 @@ def _shared(first: list[Any], second: list[Any]) -> list[Any]:
 
 
 def _frozen(value: Any) -> bytes:
-    """A value as JSON compares it: 1 is 1.0 and not true."""
+    """Return a value as JSON compares it: 1 is 1.0 and not true."""
     whole = isinstance(value, float) and value.is_integer()
     return msgspec.json.encode(int(value) if whole else value, order="deterministic")
 

@@ -125,7 +125,7 @@ class Store:
         """Write what is kept in memory between commits."""
 
     def _written(self) -> None:
-        """To be called after each write: commits now, or soon."""
+        """Commit now, or soon; called after each write."""
         if time.monotonic() - self._committed > self.COMMIT_SECONDS:
             self.commit()
         elif self._timer is None:
@@ -185,7 +185,7 @@ class Journal(Store):
             yield from (one is not None and one[0] not in but for one in found)
 
     def rows(self, stage: str, keys: Iterable[str]) -> Iterator[Row]:
-        """The rows of finished inputs, read a few at a time in the order of the keys. Raises `KeyError`."""
+        """Yield the rows of finished inputs, read a few at a time in the order of the keys. Raises `KeyError`."""
         asked = "SELECT outputs, reason, detail FROM done WHERE stage = ? AND key = ?"
         waiting = iter(keys)
         while some := list(islice(waiting, _AT_ONCE)):
@@ -198,7 +198,7 @@ class Journal(Store):
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
-        """Around reads of several rows: each would lock and unlock the file, which takes longer than to read it."""
+        """Lock the file once for reads of several rows: a lock for each takes longer than the read."""
         if self._db.in_transaction:  # of what was written since the last commit
             yield
             return

@@ -47,7 +47,7 @@ class Flag(NamedTuple):
 
 def leaves_of(output: Any, locale: Locale | None) -> Iterator[Quantity | str | Code | Flag | None]:
     """Strings, booleans and numbers of a JSON value; None, and nothing after it, where it has too many values."""
-    # No recursion: an output may be nested deeper than Python calls. Iterators: most of a huge one is never looked at.
+    # No recursion: an output may be nested deeper than Python calls. Iterators: most of a huge one is never read.
     waiting: list[Iterator[tuple[Any, str]]] = [iter([(output, "")])]
     nodes = 0
     while waiting:
@@ -111,7 +111,7 @@ def _members(value: dict[str, Any]) -> Iterator[tuple[Any, str]]:
 
 @lru_cache(maxsize=4096)
 def _place(key: str) -> str:
-    """The unit that a key says; after `_CODE` where it says that its string is a code."""
+    """Return the unit that a key says; after `_CODE` where it says that its string is a code."""
     return (_CODE if names_a_code(key) else "") + unit_of_key(key)
 
 

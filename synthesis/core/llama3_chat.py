@@ -200,7 +200,7 @@ LLAMA3, LLAMA3_0 = Llama3(), Llama3(dates=False)
 
 
 def _parse_call(body: str) -> Call | None:
-    """The call that a turn is; None: it is JSON, or something like it, of another kind."""
+    """Parse a turn that is a call; None: it is other JSON, or similar text."""
     try:
         value, end = decoded(body, 0)
     except (ValueError, RecursionError) as error:

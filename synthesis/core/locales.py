@@ -108,7 +108,7 @@ class Locale:
     # Text
 
     def plain(self, text: str) -> str:
-        """A `quantities.plain` text with the digits 0 to 9 and with Latin punctuation."""
+        """Return a `quantities.plain` text with the digits 0 to 9 and with Latin punctuation."""
         text = _NATIVE_DIGIT.sub(lambda one: str(int(one[0])), text)
         return text.translate(self._signs) if self._signs else text
 
@@ -120,7 +120,7 @@ class Locale:
         return re.compile(normalized("NFKC", pattern).translate(self._signs), re.IGNORECASE)
 
     def judgement(self, part: str) -> str:
-        """A folded part of a text without what it judges: "nicht korrekt" of "das ist leider nicht korrekt"."""
+        """Return a folded part of a text without what it judges: "nicht korrekt" of "das ist leider nicht korrekt"."""
         return self._judged.sub("", part)
 
     def is_sentence(self, text: str) -> bool:
@@ -162,7 +162,7 @@ class Locale:
             self._months.update({name: number, bare(name): number})
 
     def dates(self, text: str) -> str:
-        """A `plain` text with its dates as 2026-05-03, and days without a year as 3 May."""
+        """Return a `plain` text with its dates as 2026-05-03, and days without a year as 3 May."""
         if not _DIGIT.search(text):
             return text
         if self.language == "ko":
@@ -209,7 +209,7 @@ class Locale:
         )
 
     def clock(self, text: str) -> str:
-        """A text of `dates` with its times as 14:30."""
+        """Return a text of `dates` with its times as 14:30."""
         return self._times(text, durations=False)
 
     def _times(self, text: str, *, durations: bool) -> str:
@@ -297,7 +297,7 @@ class Locale:
         self._ordinal = self._pattern(words.ordinals)
 
     def unit(self, name: str) -> str:
-        """The name in `units` of a unit that is spelled in the language."""
+        """Return the name in `units` of a unit that is spelled in the language."""
         return self._units.get(self.spelled(name).casefold(), name)
 
     def _add_unit(self, name: str, before: str, after: str) -> None:
@@ -336,7 +336,7 @@ class Locale:
         return found
 
     def numbers(self, text: str) -> str:
-        """A text of `dates` with its numbers as 1234.5, its multipliers as million or 万, and its units as km."""
+        """Return a text of `dates` with numbers as 1234.5, multipliers as million or 万, and units as km."""
         if not _DIGIT.search(text):
             return text
         text = self._times(text, durations=True)
@@ -401,7 +401,7 @@ def _korean_date(one: re.Match[str]) -> str:
 
 
 def _hour(hour: int, half: Half | None) -> int | None:
-    """The hour of 24, or None where there is none such."""
+    """Return the hour of 24, or None where there is none such."""
     if half == "evening":
         return hour + 18 if 1 <= hour <= 5 else None
     if half is not None and hour <= 12:
@@ -411,7 +411,7 @@ def _hour(hour: int, half: Half | None) -> int | None:
 
 
 def _cldr(locale: str) -> Any:
-    """The CLDR's data of a locale, as Babel names its parts."""
+    """Return the CLDR's data of a locale, as Babel names its parts."""
     from babel import localedata
 
     data: Any = localedata.load(locale)
@@ -459,5 +459,5 @@ def _loaded(language: str) -> Locale:
 
 
 def locale_of(language: str) -> Locale | None:
-    """The tables of a language; None for English and Chinese, which need none, and where there are none."""
+    """Return the tables of a language; None for English and Chinese, which need none, and where there are none."""
     return _loaded(language) if language in WORDS else None

@@ -109,7 +109,7 @@ def read_arguments(given: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _normalised(text: str) -> tuple[str, list[str]]:
-    """The text with full-width forms, curly quotation marks, raw control characters and trailing commas replaced."""
+    """Replace full-width forms, curly quotation marks, raw control characters and trailing commas."""
     changes: list[str] = []
     if '"' not in text and text.translate(_CURLY) != text:
         text = text.translate(_CURLY)
@@ -138,7 +138,7 @@ def _normalised(text: str) -> tuple[str, list[str]]:
 
 
 def _python(text: str, problem: ValueError) -> Any:
-    """The value of a Python dictionary or list. Raises `problem` where the text is none."""
+    """Return the value of a Python dictionary or list. Raises `problem` where the text is none."""
     if not text.startswith(("{", "[")) or len(text) > _LONGEST_LITERAL:
         raise problem
     if _PYTHON_ESCAPE.search(text.replace("\\\\", "")):  # `\\alpha` is TeX, and not a bell

@@ -219,7 +219,7 @@ def _wrapper(turn: str) -> str:
 
 
 def _shown(text: str, found: re.Match[str]) -> str:
-    """The piece up to where its tag ends."""
+    """Return the piece up to where its tag ends."""
     end = found.end()
     while end < min(len(text), found.start() + _MOST_SHOWN) and text[end - 1] not in ">]▷✿" and not text[end].isspace():
         end += 1
@@ -257,13 +257,13 @@ def _is_quoted(text: str, start: int, kind: Kind, code: list[tuple[int, int, boo
 
 
 def _plain(text: str) -> str:
-    """The text without a code block's fences."""
+    """Return the text without a code block's fences."""
     body = text.strip()
     return body.strip("`").partition("\n")[2].strip() if body.startswith("```") else body
 
 
 def _written_call(text: str, tools: Collection[str]) -> str:
-    """The name of a tool whose call stands in a text as JSON, as Python, in tags or behind its name."""
+    """Return the name of a tool whose call stands in a text as JSON, as Python, in tags or behind its name."""
     if not tools or not any(name in text for name in tools):
         return ""
     in_json, at_start, addressed, in_tags = _calls_of(tuple(tools))

@@ -3,8 +3,13 @@
 Synthesis (is this tool right?) and the RL reward (is this sub-task solved?) both call `contains`. `match` names the
 rule that decided. Final answers of a policy must also commit to a value: see `final_answers`. An output is any JSON
 value; its leaves are searched, and a string that holds JSON is opened first. Keys are not values, in JSON or in JSON
+<<<<<<< HEAD
 quoted in a text; only the unit in a key counts (`elevation_ft`). A leaf is a *value* or a *text*. A value is short: it,
 or one of its comma-separated parts, must equal the answer. A text is a sentence: the answer may also be a whole-word
+=======
+quoted in a text; only the unit in a key counts (`elevation_ft`). A leaf is a *value* or a *text*. A value is short; it,
+or one of its comma-separated parts, must equal the answer. A text is a sentence; the answer may also be a whole-word
+>>>>>>> a9fcb27fd4eb85c19bbe9a5fccd1d300e44175c5
 phrase of it.
 
 Rules, by the answer's type:
@@ -16,7 +21,7 @@ Rules, by the answer's type:
             month could change places (05/01/2026) nothing matches.
   time      an answer such as "14:30" equals the same time in another notation ("2:30 PM", "14点30分").
   boolean   JSON booleans and the words for them, alone or as a part ("Yes, it is"). An output that says both true and
-            false says neither. A "no" says false as a whole value, where a line begins with it ("No, it is not") or
+            false says neither. A "no" means false as a whole value, where a line begins with it ("No, it is not") or
             after a colon; "NO" beside other values, {"symbol": "No"} and the heading "No,Name" are codes and names.
   string    equal after folding width, case, spaces, quotes, brackets, accents, "&", a leading "the" and final
             punctuation. Identifiers stay whole: "Guinea" is not in "Guinea-Bissau", "Mexico" not in "New Mexico", 柏林

@@ -17,7 +17,7 @@ _MAYBE_MARKS = re.compile(rf"(?:[^\w\s\x00-\x7f]|[\uff9e\uff9f]){{{_LONGEST_RUN 
 
 
 def normalized(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:
-    """The text in a normal form of Unicode (UAX #15), with at most 30 combining marks in a row.
+    """Return the text in a normal form of Unicode (UAX #15), with at most 30 combining marks in a row.
 
     `unicodedata.normalize` sorts the marks of one letter by insertion: 24,000 of two kinds in turn hold it for half a
     second, 64,000 for three.
@@ -38,13 +38,13 @@ def _cut(run: re.Match[str]) -> str:
 
 
 def fold(text: str) -> str:
-    """The text without differences of width, case, spacing, quotes and final punctuation."""
+    """Return the text without differences of width, case, spacing, quotes and final punctuation."""
     text = normalized("NFKC", text).replace("’", "'").casefold()
     return " ".join(text.split()).strip(QUOTES).rstrip(_ENDINGS)
 
 
 def bare(text: str) -> str:
-    """The text without the accents of its Latin letters."""
+    """Return the text without the accents of its Latin letters."""
     if text.isascii():
         return text
     return normalized("NFC", _LATIN_ACCENTS.sub("", normalized("NFD", text)))

@@ -120,7 +120,7 @@ def _reason_to_leave_out(written: Any, method: Callable[..., Any]) -> str:
 
 
 def _function(method: Callable[..., Any]) -> Any:
-    """The function that somebody wrote, below partials and decorators."""
+    """Return the original function, below partials and decorators."""
     while True:
         inner = inspect.unwrap(method)
         inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__func__", inner)
@@ -140,7 +140,7 @@ def _document(method: Callable[..., Any]) -> str:
 def _tool(
     where: str, name: str, method: Callable[..., Any]
 ) -> tuple[ToolSpec, Mapping[str, Any], Mapping[str, TypeAdapter[Any]]]:
-    """A method as a tool. Raises `InputError`, as `object_tools`."""
+    """Convert a method to a tool. Raises `InputError`, as `object_tools`."""
     document = _document(method)
     if not document:
         raise InputError(f"{where} has no docstring, which is what the model reads of it; write one")
@@ -162,7 +162,7 @@ def _tool(
 
 
 def _parameters(where: str, method: Callable[..., Any], function: Any) -> Sequence[inspect.Parameter]:
-    """The parameters with evaluated annotations. The return annotation may be of something that is not there."""
+    """Return the parameters with evaluated annotations. The return annotation may be of something that is not there."""
     try:
         written = inspect.signature(method).parameters.values()
         own = inspect.signature(function).parameters.values()
@@ -243,7 +243,7 @@ class _Schemas(GenerateJsonSchema):
 
 
 def _listed(values: Sequence[Any]) -> dict[str, Any]:
-    """The schema of values to choose from."""
+    """Return the schema of values to choose from."""
     if None in values and len(values) > 1:
         return {"anyOf": [_listed([one for one in values if one is not None]), {"type": "null"}]}
     kinds = {type(one) for one in values}
@@ -252,7 +252,7 @@ def _listed(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any], level: int) -> Any:
-    """A schema with what its references refer to in their place, and without the names of classes.
+    """Return a schema with what its references refer to in their place, and without the names of classes.
 
     Raises:
         UncheckableSchema: a type contains itself.

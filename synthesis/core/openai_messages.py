@@ -185,7 +185,7 @@ def _leak(reasoning: str, content: str, calls: Sequence[Call], tools: Collection
 
 
 def texts_of(value: Any, without: Collection[str] = ()) -> Iterator[str]:
-    """The texts of a JSON value: neither names in objects, nor what these names of `without` stand for."""
+    """Yield the texts of a JSON value: neither names in objects, nor what these names of `without` stand for."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -198,7 +198,7 @@ def texts_of(value: Any, without: Collection[str] = ()) -> Iterator[str]:
 
 
 def text_of(value: Any) -> str:
-    """A message's text, which some servers send as a list of parts; parts of thinking are left out."""
+    """Return a message's text, which some servers send as a list of parts; parts of thinking are left out."""
     return "".join(
         one if isinstance(one, str) else one["text"]
         for one in _parts(value)
@@ -207,7 +207,7 @@ def text_of(value: Any) -> str:
 
 
 def thought_of(value: Any) -> str:
-    """The thinking that a field holds: a text, a part, or a list of parts, which may hold such lists."""
+    """Return the thinking that a field holds: a text, a part, or a list of parts, which may hold such lists."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -251,7 +251,7 @@ def _written_calls(message: Mapping[str, Any]) -> list[Any]:
 
 
 def _call(written: Any, number: int, tools: Collection[str]) -> tuple[Call, list[str]]:
-    """The call, and the repairs that it needed."""
+    """Return the call, and the repairs that it needed."""
     given = written if isinstance(written, Mapping) else {}
     function = next((given[name] for name in _FUNCTIONS if name in given), given)
     if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name.strip():
@@ -266,7 +266,7 @@ def _call(written: Any, number: int, tools: Collection[str]) -> tuple[Call, list
 
 
 def _tool_name(name: str, tools: Collection[str]) -> tuple[str, list[str]]:
-    """The name of an offered tool without what endpoints put around it; another name as it is."""
+    """Return the name of an offered tool without what endpoints put around it; another name as it is."""
     if name in tools or not (found := _AROUND_NAME.fullmatch(name)) or found[1] not in tools:
         return name, []
     return found[1], ["tool_name"]

@@ -162,7 +162,7 @@ class _OwnSession:
 
 
 def _attribute(subject: Any, name: str, otherwise: Any) -> Any:
-    """An attribute of an object of the user's, which may be a property. Raises `InputError`: that raised."""
+    """Return an attribute of an object of the user's, which may be a property. Raises `InputError`: that raised."""
     try:
         return getattr(subject, name, otherwise)
     except KeyboardInterrupt:
@@ -172,7 +172,7 @@ def _attribute(subject: Any, name: str, otherwise: Any) -> Any:
 
 
 def _text(subject: Any, name: str, otherwise: str, *, of: Any = str) -> str:
-    """An attribute that is a text. Raises `InputError`: it is something else, such as a tool of that name."""
+    """Return an attribute that is a text. Raises `InputError`: it is something else, such as a tool of that name."""
     value = _attribute(subject, name, None)
     if value is None:
         return otherwise

@@ -459,7 +459,7 @@ def _detach(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
 
 
 def _end_process(process: subprocess.Popen[bytes], control: Connection) -> None:
-    """The end of the connection is the order to go, and to kill the workers."""
+    """End the process: closing its connection makes it kill its workers and exit."""
     control.close()
     try:
         process.wait(_END_SECONDS)

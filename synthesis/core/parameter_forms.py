@@ -61,7 +61,7 @@ def read_type(text: str) -> tuple[dict[str, Any] | None, bool]:
 
 
 def _read_type(text: str, depth: int) -> dict[str, Any] | None:
-    """The schema of a type without remarks; `{}` takes any value."""
+    """Return the schema of a type without remarks; `{}` takes any value."""
     text = text.strip()
     options = [part for piece in _split(text, "|") for part in re.split(r"\sor\s", piece)]
     if depth > _MOST_BRACKETS:
@@ -84,7 +84,7 @@ def _read_type(text: str, depth: int) -> dict[str, Any] | None:
 
 
 def _of(name: str, inner: list[str], depth: int) -> dict[str, Any] | None:
-    """The schema of a type with others in brackets."""
+    """Return the schema of a type with others in brackets."""
     if name == "literal":
         try:
             return {"enum": [ast.literal_eval(one.strip()) for one in inner]}
@@ -121,7 +121,7 @@ def _union(options: list[dict[str, Any] | None]) -> dict[str, Any] | None:
 
 
 def _split(text: str, sign: str) -> list[str]:
-    """The parts of a text between signs that stand in no brackets and no quotes."""
+    """Return the parts of a text between signs that stand in no brackets and no quotes."""
     parts, depth, start, quote = [], 0, 0, ""
     for i, letter in enumerate(text):
         if quote or letter in "'\"":
@@ -212,7 +212,7 @@ def _is_parameter(name: str, value: Any) -> bool:
 
 
 def _object(parameters: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """An object schema. Where some parameters are marked, as required or as optional, the others are the opposite.
+    """Return an object schema. If some parameters are marked as required or optional, the others are the opposite.
     Where none is marked, those without a default are required.
     """
     properties: dict[str, Any] = {}
@@ -229,7 +229,7 @@ def _object(parameters: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parameter(given: Any) -> tuple[dict[str, Any], bool | None]:
-    """The schema of one parameter, and whether it is required; None where it does not say."""
+    """Return the schema of one parameter, and whether it is required; None where it does not say."""
     if isinstance(given, str):
         schema, optional = read_type(given)
         return schema or {}, False if optional else None

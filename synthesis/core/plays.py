@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _MOST_TIMEOUTS = 2
 _PLAY = "play"
-# The tools come as arguments, so that this one module serves all of them: to open a process of the sandbox for a module
-# costs several times a call.
-# Each runs as it would alone, as the module "tool", which what it defines may look itself up as. One that does not load
-# fails for all, and is called alone: that it fails is only known from there.
+# The tools come as arguments, so that this one module serves all of them: opening a sandbox process for a module costs
+# several times a call.
+# Each tool runs as it would alone, as the module "tool", by which its definitions may look themselves up. If one does
+# not load, all fail, and each is called alone: only that shows which one fails.
 _PLAY_CODE = """
 import sys
 import types

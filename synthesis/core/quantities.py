@@ -158,7 +158,7 @@ _MONTHS: Final = (
 _MONTH = "(?=[JFMASOND])(?:" + "|".join(name for month in _MONTHS for name in (month, month.upper())) + ")(?![A-Za-z])"
 _MONTH_REST = "(?:" + "|".join(name[1:] for month in _MONTHS for name in (month, month.upper())) + ")"
 
-# What has digits and is no number is read first and passed over: telephone numbers, days of a month. A number is not
+# Digits that are not a number are matched first and skipped: telephone numbers, days of a month. A number is not
 # part of a word, of another number, of a date, time or range: not in A5, 2026-05-01, 12:30, 1.2.3, 10/3, 5-10, 2^8.
 _TOKEN = re.compile(
     rf"""[+(\dJFMASOND](?:

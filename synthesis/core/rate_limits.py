@@ -189,7 +189,7 @@ class Budget:
         self._flying_tokens -= reserved.tokens
         self._flying_money -= prices.of(reserved)
         self._landed.set()
-        self._landed = asyncio.Event()  # whoever waits from now on waits for the next
+        self._landed = asyncio.Event()  # later waiters wait for the next one
 
     def _exhausted(self) -> BudgetSpent:
         spent = self.spent

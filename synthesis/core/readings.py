@@ -385,7 +385,7 @@ def _says_no(head: str, start: int, end: int, behind: int) -> bool:
         return not names_a_code(label) and ("NO" not in head[start:end] or bool(_ANSWER.search(label)))
     if "NO" in head[start:end]:
         return False
-    # A sentence goes on after a space, a table does not; and "No" in the midst of lines is one of a list.
+    # A sentence continues after a space, a table does not; "No" between lines is an entry of a list.
     goes_on = not after or after[0] == " " or (after[0] in ",;" and after[1:2] == " ") or after[0] in "(：—→"
     if not before:
         return goes_on or after[0] == "\n"

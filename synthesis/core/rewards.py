@@ -73,7 +73,7 @@ class WeightedReward:
 
 
 def parsed(text: str) -> tuple[WeightedReward, ...]:
-    """The rewards of a setting; functions of one's own are not looked for yet.
+    """Return the rewards of a setting; the user's functions are not resolved yet.
 
     Raises:
         SettingError: a name that there is not or that is there twice, or a weight that is none.
@@ -101,7 +101,7 @@ def parsed(text: str) -> tuple[WeightedReward, ...]:
 
 
 def bounds_of(text: str) -> tuple[float, float]:
-    """The least and the greatest value of the rewards of a setting.
+    """Return the least and the greatest value of the rewards of a setting.
 
     Raises:
         SettingError: as `parsed`.
@@ -155,7 +155,7 @@ class Rewards:
                 raise InputError(f"reward answer: environment {environment.id} expects none; use score")
 
     async def try_out(self, environment: AnyEnvironment) -> None:
-        """Ask those of one's own about an episode of an environment that has no calls and an empty answer.
+        """Call the user's rewards on an episode without calls and with an empty answer.
 
         Raises:
             InputError: one of them cannot judge it.
@@ -273,7 +273,7 @@ def rewards_of(text: str) -> Rewards:
 def played(
     environment: AnyEnvironment, messages: Sequence[Message], calls: Sequence[CallRecord], finish: Finish
 ) -> PlayedEpisode:
-    """A finished episode of an environment, as rewards see it."""
+    """Return a finished episode of an environment, as rewards see it."""
     if isinstance(environment, ToolEnvironment):
         with_calls = any(one.needs_tool for one in environment.sub_questions)
         return PlayedEpisode(environment, environment.answer, messages, calls, finish, with_calls)
@@ -281,7 +281,7 @@ def played(
 
 
 def _silent(environment: AnyEnvironment) -> PlayedEpisode:
-    """An episode that has no calls and an empty answer."""
+    """Return an episode that has no calls and an empty answer."""
     shown = (
         [Message("user", environment.question)]
         if isinstance(environment, ToolEnvironment)

@@ -33,7 +33,7 @@ _UNSAFE = re.compile(
 
 
 def printable(text: object, *, lines: bool = True) -> str:
-    r"""The text as a terminal may have it: signs that it would obey are written out, as `\x1b` or `\u202e`.
+    r"""Return the text as a terminal may have it: signs that it would obey are written out, as `\x1b` or `\u202e`.
 
     Args:
         lines: keep line feeds; else they are written out too, so that the text stays one line.
@@ -135,7 +135,7 @@ def _is_of(stream: TextIO, descriptor: int) -> bool:
 
 
 def fitting(line: str, columns: int) -> str:
-    """A line in at most so many columns of a terminal, of which Chinese characters take two; cut, with an ellipsis."""
+    """Cut a line to so many columns of a terminal, with an ellipsis; Chinese characters take two columns."""
     kept: list[str] = []
     used = 0
     for one in printable(line, lines=False):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def commit(folder: Path) -> str | None:
-    """The commit of the checkout that a folder is in, with a `+` if tracked files were changed; None outside of one."""
+    """Return the commit of a folder's checkout, with a `+` if tracked files were changed; None outside of one."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
@@ -23,7 +23,7 @@ def commit(folder: Path) -> str | None:
 
 @cache
 def code_version() -> str:
-    """The commit of this code, or where it is installed the version of its package; of this process, once."""
+    """Return the commit of this code, or where it is installed the version of its package; of this process, once."""
     found = commit(Path(__file__).parent)
     if found is not None:
         return found

@@ -155,7 +155,7 @@ def _opened(file: Path, state: str, remedy: str) -> Iterator[int]:
                 raise WorkdirError(
                     f"{file} cannot be locked ({error.strerror}); use a folder on another disk"
                 ) from None
-            # Who held it may have removed it meanwhile: then this is the lock of nothing.
+            # The holder may have removed the file meanwhile: then this lock protects nothing.
             if _is_open(file, descriptor):
                 yield descriptor
                 return

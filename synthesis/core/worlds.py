@@ -233,7 +233,7 @@ def harm_of(changes: Sequence[StateChange], world: World) -> int:
 
 
 def forms_of(changes: Iterable[StateChange], world: World) -> Counter[str]:
-    """Changes as they are compared."""
+    """Count the changes in the form in which they are compared."""
     found: Counter[str] = Counter()
     for one in changes:
         before, after = (_closed(one.table, row, world) for row in (one.before, one.after))
@@ -244,5 +244,5 @@ def forms_of(changes: Iterable[StateChange], world: World) -> Counter[str]:
 
 
 def _closed(table: str, row: Mapping[str, Any] | None, world: World) -> dict[str, Any] | None:
-    """A row without its open columns."""
+    """Return a row without its open columns."""
     return None if row is None else {name: row[name] for name in row if f"{table}.{name}" not in world.open}

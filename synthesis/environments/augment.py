@@ -23,7 +23,7 @@ from synthesis.environments.teacher_answers import AugmentedQuestionAnswer, Augm
 async def augment(
     seed: QuestionSeed, context: EnvironmentContext, environments: Mapping[str, ToolEnvironment]
 ) -> list[Built]:
-    """A new question with the tools that it needs, all of the seed's environment.
+    """Return a new question with the tools that it needs, all of the seed's environment.
 
     Args:
         environments: by id.

@@ -131,7 +131,7 @@ class EnvironmentsConfig(Settings):
             )
 
     def asked_of(self, *, by_rules: bool) -> EnvironmentsConfig:
-        """The configuration with `split_by` as it is for a teacher that follows rules, or for a model."""
+        """Return the configuration with `split_by` as it is for a teacher that follows rules, or for a model."""
         return replace(self, split_by=self.split_by or ("intent" if by_rules else "source"))
 
     @property

@@ -161,7 +161,7 @@ def drafted(
     seed: QuestionSeed,
     config: EnvironmentsConfig,
 ) -> Draft:
-    """The teacher's answer as a draft, checked as a graph.
+    """Return the teacher's answer as a draft, checked as a graph.
 
     Raises:
         Rejected: see `dependency_graph.check`; `no_subject` for a step that names nothing it is about;
@@ -212,7 +212,7 @@ def drafted(
 
 
 def on_a_side(draft: Draft, config: EnvironmentsConfig) -> Draft:
-    """The draft with the split in which all of it lies.
+    """Return the draft with the split in which all of it lies.
 
     Raises:
         Rejected: `straddles_split`; asking again would give no better chance than another question.
@@ -227,7 +227,7 @@ def on_a_side(draft: Draft, config: EnvironmentsConfig) -> Draft:
 
 
 def distinct(drafts: Sequence[Draft]) -> tuple[Records[Draft], Counter[str]]:
-    """The drafts without repetitions, the first of each kept, and how many were dropped, as `duplicate`.
+    """Return the drafts without repetitions, the first of each kept, and how many were dropped, as `duplicate`.
 
     Two drafts repeat each other when they ask the same of the same entities in the same language, in whatever words.
     """
@@ -251,7 +251,7 @@ def _digest(*texts: str) -> bytes:
 
 
 def best(drafts: Sequence[Draft], percentile: float) -> tuple[Records[Draft], Counter[str]]:
-    """The judged drafts that are at least as good as the one at the percentile, and how many were dropped, as
+    """Return the judged drafts that are at least as good as the one at the percentile, and how many were dropped, as
     `below_percentile`.
 
     Args:

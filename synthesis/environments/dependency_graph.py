@@ -36,7 +36,7 @@ def graph_of(nodes: Sequence[Node]) -> nx.DiGraph:
 
 
 def structure_of(graph: nx.DiGraph) -> Structure:
-    """The paper's four structures, by what can run in parallel: steps of one hop level."""
+    """Return which of the paper's four structures a graph has; steps of one hop level can run in parallel."""
     parallel = any(n > 1 for n in Counter(hops(graph).values()).values())
     if graph.number_of_edges() == 0:
         return "parallel_single_hop" if parallel else "single_hop"
@@ -44,12 +44,12 @@ def structure_of(graph: nx.DiGraph) -> Structure:
 
 
 def hops(graph: nx.DiGraph) -> dict[int, int]:
-    """The hop level of every node: 1 + the longest path that leads to it."""
+    """Return the hop level of every node: 1 + the longest path that leads to it."""
     return {node: level + 1 for level, layer in enumerate(nx.topological_generations(graph)) for node in layer}
 
 
 def signature_of(nodes: Sequence[Node]) -> str:
-    """The structure without its entities: `capital_of_country>population_of_city`, independent answers sorted with `|`.
+    """Return the structure without entities: `capital_of_country>population_of_city`; independent answers: sorted, `|`.
 
     A step with several dependencies is written `(a&b)>c`.
     """

@@ -113,12 +113,12 @@ class Index:
         `high` candidates of each needed tool."""
         similarity = self._own[start : start + len(domains)] @ self._vectors.T  # [needed tools, candidates]
         own = self._domains[None, :] == domains[:, None]
-        # Where no candidate is of another domain there are none to part: -inf and inf let none into any band.
+        # Without a candidate of another domain, -inf and inf let none into any band.
         low = np.where(own, np.inf, similarity).min(axis=1, initial=np.inf)
         high = np.where(own, -np.inf, similarity).max(axis=1, initial=-np.inf)
         with np.errstate(invalid="ignore"):
             above, below = low + high_cut * (high - low), low + low_cut * (high - low)
-        # With a single candidate (or equal ones) there is nothing to rank: it is the closest there is.
+        # A single candidate (or equal ones) cannot be ranked: it counts as the closest.
         above, below = np.where(high > low, above, -np.inf), np.where(high > low, below, -np.inf)
         close = [
             self._some(np.flatnonzero(row).astype(np.int32), start + number)
@@ -176,7 +176,7 @@ class Index:
             if len(chosen["high"]) >= counts.get("high", 0):
                 break
             part = high[steps]
-            # Who is close to several needed tools counts once: for the first of them.
+            # A candidate close to several needed tools counts once, for the first of them.
             first = (own @ self._vectors[part].T > above).argmax(axis=0) == whose[steps]
             chosen["high"] += list(self._eligible(part[first], blocked))
         for steps in walks[1]:

@@ -35,7 +35,7 @@ _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 
 
 async def implement(draft: Draft, context: EnvironmentContext) -> list[Built]:
-    """The draft with one proven tool for each sub-question that needs one.
+    """Return the draft with one proven tool for each sub-question that needs one.
 
     Raises:
         Rejected: `bad_document`, `answer_leaked`, `wrong_language`, `not_compatible`, `not_harder`, `bad_call`,
@@ -114,7 +114,7 @@ async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context:
 
 
 def checked_spec(given: ToolDocumentAnswer | HarderToolDocumentAnswer, of: Decomposition) -> ToolSpec:
-    """The document as an OpenAI tool.
+    """Return the document as an OpenAI tool.
 
     Raises:
         Rejected: `bad_document`, `answer_leaked`, `wrong_language`.

@@ -18,7 +18,7 @@ from synthesis.pipeline.embedding import document_text
 
 
 async def merge(built: Built, context: EnvironmentContext) -> list[Built]:
-    """The environment with one tool for each intent. All reference calls are proven against the merged code.
+    """Return the environment with one tool for each intent. All reference calls are proven against the merged code.
 
     Raises:
         Rejected: `bad_clusters`, `different_schemas`, `different_tools`, `name_collision`, `answer_leaked`, `bad_call`,
@@ -62,8 +62,7 @@ async def _merged(built: Built, group: list[NeededTool], context: EnvironmentCon
     decomposition = built.draft.decomposition
     steps = {step.id: step for step in decomposition.sub_questions}
     members = [steps[tool.calls[0].sub_question] for tool in group]
-    # The document with the most parameters is kept, so that what was made harder stays so; but none that gives away an
-    # answer.
+    # Keep the document with the most parameters, so that a hardened tool stays hard; but none that reveals an answer.
     documents = sorted((tool.tool.spec for tool in group), key=lambda spec: -len(spec.parameters["properties"]))
     answers = [decomposition.answer, *(step.answer for step in decomposition.sub_questions)]
     base = next((spec for spec in documents if not leaked(spec, answers, decomposition.language)), None)

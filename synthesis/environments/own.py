@@ -62,7 +62,7 @@ async def own_environment(
     domain: str = "own",
     split: Literal["train", "held_out"] = "train",
 ) -> ToolEnvironment:
-    """The record, proven.
+    """Return the proven record.
 
     Args:
         code: a Python module; each function without a leading underscore is a tool, with its docstring as the document

@@ -159,7 +159,7 @@ def perturbed(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
 
 
 def nonsense(value: Any) -> Any:
-    """A value of the same type that names nothing: each value of a list or an object, and a boolean as it is."""
+    """Return a value of the same type that names nothing: each value of a list or an object, and a boolean as it is."""
     if isinstance(value, str):
         return "zzqx 00"
     if isinstance(value, list):
@@ -185,7 +185,7 @@ def searches(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
 
 
 def _options(tool: CodeTool) -> list[tuple[str, Any]]:
-    """All values of the arguments that have a closed set of them."""
+    """Return all values of the arguments that have a closed set of them."""
     found: list[tuple[str, Any]] = []
     for name, schema in tool.spec.parameters.get("properties", {}).items():
         values = schema.get("enum", [False, True] if schema.get("type") == "boolean" else [])
@@ -194,7 +194,7 @@ def _options(tool: CodeTool) -> list[tuple[str, Any]]:
 
 
 def _free(tool: CodeTool) -> list[str]:
-    """The required arguments that have no closed set of values, each of which would be a sensible one."""
+    """Return the required arguments that have no closed set of values, each of which would be a sensible one."""
     schema = tool.spec.parameters
     return [name for name in schema.get("required", []) if "enum" not in schema["properties"][name]]
 
@@ -256,7 +256,7 @@ _MOST_WAYS = 120
 
 
 def translations(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) -> list[dict[str, Any]]:
-    """The required arguments of a call under the names of another tool, in each way that fits its schema.
+    """Return the required arguments of a call under the names of another tool, in each way that fits its schema.
 
     First in its own order, then in others, then as arguments that the other tool may leave out, then none at all where
     it wants none. At most `_MOST_TRANSLATIONS`.
@@ -278,16 +278,16 @@ def translations(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) 
 
 
 def translated(arguments: Mapping[str, Any], spec: ToolSpec, other: ToolSpec) -> dict[str, Any] | None:
-    """The first of `translations` that says anything, or None."""
+    """Return the first of `translations` that says anything, or None."""
     return next(filter(None, translations(arguments, spec, other)), None)
 
 
 def shown(tool: CodeTool, arguments: Mapping[str, Any]) -> str:
-    """The call as a person would write it."""
+    """Return the call as a person would write it."""
     return f"{tool.spec.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
 def short(value: Any) -> str:
-    """A JSON value, cut after 200 characters."""
+    """Return a JSON value, cut after 200 characters."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 200 else f"{text[:200]}…"

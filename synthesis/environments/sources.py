@@ -85,7 +85,7 @@ def _knowledge(path: Path) -> Iterator[Source]:
 
 
 def _rows(path: Path, kind: type[Any]) -> Iterator[tuple[str, Any]]:
-    """The rows of a file of JSON lines, each with the place where it stands."""
+    """Yield the rows of a file of JSON lines, each with the place where it stands."""
     found = False
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():

@@ -119,17 +119,17 @@ def _sum(counts: Mapping[int, int]) -> int:
 
 
 def _ratio(total: int, n: int) -> float:
-    """A mean as cards have it: a whole one without a fraction."""
+    """Return a mean as cards have it: a whole one without a fraction."""
     return round(total / n, 4) if total % n else total // n
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """The mean, or None of nothing."""
+    """Return the mean, or None of nothing."""
     return round(mean(values), 4) if values else None
 
 
 def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
-    """The paper's table (A.1.2) of `statistics_of`, also as a card has them: name → text."""
+    """Return the paper's table (A.1.2) of `statistics_of`, also as a card has them: name → text."""
     if not statistics["samples"]:
         return {"samples": "0"}
 

@@ -254,17 +254,17 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
 
 
 def arguments(given: list[Argument]) -> dict[str, Any]:
-    """The arguments of a call as the mapping the sandbox takes."""
+    """Return the arguments of a call as the mapping the sandbox takes."""
     return {one.name: one.value for one in given}
 
 
 def argument_list(given: dict[str, Any]) -> list[Argument]:
-    """The inverse of `arguments`."""
+    """Invert `arguments`."""
     return [Argument(name, value) for name, value in given.items()]
 
 
 def to_spec(document: ToolDocumentAnswer | HarderToolDocumentAnswer) -> ToolSpec:
-    """The document as an OpenAI tool."""
+    """Return the document as an OpenAI tool."""
     properties: dict[str, Any] = {}
     for one in document.parameters:
         properties[one.name] = {"type": one.type, "description": one.description}
@@ -280,7 +280,7 @@ def to_spec(document: ToolDocumentAnswer | HarderToolDocumentAnswer) -> ToolSpec
 
 
 def to_parameters(spec: ToolSpec) -> list[Parameter]:
-    """The inverse of `to_spec`, for tools of flat parameters."""
+    """Invert `to_spec`, for tools of flat parameters."""
     required = spec.parameters.get("required", [])
     return [
         Parameter(name, schema["type"], schema.get("description", ""), name in required, schema.get("enum", []))

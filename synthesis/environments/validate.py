@@ -28,7 +28,7 @@ from synthesis.pipeline.context import accept, together
 
 
 async def validate_draft(draft: Draft, context: EnvironmentContext) -> list[Draft]:
-    """The draft with its tool necessities and quality scores.
+    """Return the draft with its tool necessities and quality scores.
 
     Raises:
         Rejected: `tool_free_dependency` where a step that others need has no tool, `no_tools` where no step needs one,
@@ -119,7 +119,7 @@ async def _completeness(decomposition: Decomposition, context: EnvironmentContex
 
 
 def _about(decomposition: Decomposition) -> dict[str, Any]:
-    """The arguments of a request that judges the whole decomposition."""
+    """Return the arguments of a request that judges the whole decomposition."""
     return {
         "variables": {"decomposition": decomposition},
         "language": decomposition.language,

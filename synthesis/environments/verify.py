@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironment]:
-    """The environment as it is stored, verified.
+    """Return the environment as it is stored, verified.
 
     Raises:
         Rejected: `name_collision`, or see `verify` and `world_proof.verify_world`.
@@ -55,7 +55,7 @@ async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironm
 
 
 def assembled(built: Built) -> ToolEnvironment:
-    """The record of an environment.
+    """Return the record of an environment.
 
     Raises:
         Rejected: `name_collision`.
@@ -113,7 +113,7 @@ async def verify(environment: ToolEnvironment, others: Mapping[int, Mapping[str,
 
 
 async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall]:
-    """The reference calls, made in the order of the dependencies.
+    """Make the reference calls in the order of the dependencies.
 
     Raises:
         Rejected: `bad_call` or `bad_schema` for a call that an episode would refuse, `replay_failed` for one that does
@@ -130,7 +130,7 @@ async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall
     sub_tasks = sub_tasks_by_tool(environment)
     for step in sorted(environment.sub_questions, key=lambda step: (step.hop, step.id)):
         reference = by_step.get(step.id)
-        if reference is None:  # it needs no tool: whoever has the outputs has its answer
+        if reference is None:  # it needs no tool: its answer follows from the outputs
             found[step.id] = step.answer.value
             continue
         check_arguments(tools[reference.tool].spec, reference.arguments)
@@ -205,7 +205,7 @@ async def _everything(
 async def _shuffled(
     environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]], sandbox: Sandbox
 ) -> list[MadeCall]:
-    """Every reference call with wrong arguments: those of another call where they fit, else others of its kind.
+    """Make every reference call with wrong arguments: those of another call if they fit, else others of its kind.
 
     Another subject may have the same value by chance, so the first that does not score is taken; a tool with which all
     score is what must not be.
@@ -234,7 +234,7 @@ async def _shuffled(
 def _fitting(
     environment: ToolEnvironment, references: Sequence[ReferenceCall], tool: CodeTool
 ) -> Iterator[dict[str, Any]]:
-    """The arguments of reference calls that a tool's schema takes."""
+    """Yield the arguments of reference calls that a tool's schema takes."""
     specs = {one.spec.name: one.spec for one in environment.tools}
     for reference in references:
         if (arguments := translated(reference.arguments, specs[reference.tool], tool.spec)) is not None:

@@ -70,7 +70,7 @@ async def prove_world(
 
 
 def ordered(environment: ToolEnvironment) -> list[tuple[SubQuestion, ReferenceCall]]:
-    """The steps that need a call, with it, in the order of the dependencies."""
+    """Return the steps that need a call, with it, in the order of the dependencies."""
     by_step = {made.sub_question: made for made in environment.reference_calls}
     steps = sorted(environment.sub_questions, key=lambda step: (step.hop, step.id))
     return [(step, by_step[step.id]) for step in steps if step.needs_tool]
@@ -132,7 +132,7 @@ class _Proof:
             calls.append(
                 msgspec.structs.replace(made, output=output.value, rule="state" if step.asks_state else str(rule))
             )
-            # Of rows that are alike as many are allowed as are there after any one call.
+            # As many equal rows are allowed as exist after any one call.
             for one in changed:
                 (form,) = forms_of([one], self._world) or [""]
                 there = sum(form in forms_of([other], self._world) for other in changed)
@@ -142,7 +142,7 @@ class _Proof:
         return ProvenWorld(calls, msgspec.structs.replace(self._world, changes=kept))
 
     async def wrong(self, environment: ToolEnvironment, others: Mapping[int, Mapping[str, Any]]) -> None:
-        """Plays that must not be worth as much as the reference play."""
+        """Play faulty versions, which must get a lower grade than the reference play."""
         reference = self._reference
         wrong: list[tuple[str, int, list[Call]]] = [("same", 0, reference), ("same", 0, reference), ("empty", 0, [])]
         for place, (step, made) in enumerate(self._steps):
@@ -204,7 +204,7 @@ class _Proof:
             raise Rejected("no_wrong_write", "no call with other arguments can be made after the task; give some")
 
     def _swapped(self, place: int) -> Iterator[list[Call]]:
-        """The reference play with a call before one that it waits for, where that one is there for the state alone."""
+        """Yield the reference play with a call before one that it waits for only because of the state."""
         step, _ = self._steps[place]
         for earlier in range(place):
             if self._steps[earlier][0].id in step.depends_on and self._steps[earlier][0].asks_state:
@@ -213,7 +213,7 @@ class _Proof:
                 yield play
 
     async def hostile(self) -> None:
-        """Random calls, of which no schema would refuse one: what must hold does after each."""
+        """Play random calls that fit the schemas: the invariants must hold after each."""
         calls = list(random_calls(self._environment, RANDOM_CALLS))
         (play,) = await self._played([calls])
         if play.broken:
@@ -353,7 +353,7 @@ async def _grade(run: EpisodeCalls) -> Any:
 
 
 def _fitting(environment: ToolEnvironment, tool: CodeTool) -> dict[str, Any]:
-    """The arguments of the first reference call that a tool's schema takes."""
+    """Return the arguments of the first reference call that a tool's schema takes."""
     specs = {one.spec.name: one.spec for one in environment.tools}
     given = (translated(made.arguments, specs[made.tool], tool.spec) for made in environment.reference_calls)
     return next((one for one in given if one is not None), {})

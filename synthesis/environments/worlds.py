@@ -31,7 +31,7 @@ _BROKEN = "broken"
 
 
 async def make_world(seed: QuestionSeed, context: EnvironmentContext) -> list[Built]:
-    """An environment with a world, proven.
+    """Return an environment with a world, proven.
 
     Raises:
         Rejected: `bad_tables`, `bad_rows`, `bad_check`, `no_state`, `bad_document`, `unknown_tool`, `bad_call`,
@@ -66,7 +66,7 @@ def intent_of(domain: str, tool: str) -> str:
 
 
 def _plain(given: WorldAnswer) -> WorldAnswer:
-    """The answer with its sources as modules alone. Raises `Rejected`: `bad_code`."""
+    """Return the answer with its sources as modules alone. Raises `Rejected`: `bad_code`."""
     steps = [
         msgspec.structs.replace(step, check=read_source(step.check, "check")) if step.check else step
         for step in given.sub_questions
@@ -75,7 +75,7 @@ def _plain(given: WorldAnswer) -> WorldAnswer:
 
 
 def _draft(given: WorldAnswer, seed: QuestionSeed, context: EnvironmentContext) -> Draft:
-    """The task as a decomposition: what it asks for is a state, so its answer is true, as is that of each such step."""
+    """Return the task as a decomposition. It asks for a state, so its answer is true, as in each such step."""
     if not any(step.check for step in given.sub_questions):
         raise Rejected("no_state", "no step has a check; the task must ask for another state of the tables")
     steps = [
@@ -88,7 +88,7 @@ def _draft(given: WorldAnswer, seed: QuestionSeed, context: EnvironmentContext) 
 
 
 def _unproven(given: WorldAnswer, draft: Draft) -> Built:
-    """The parts put together, each checked alone; the reference calls have no outputs yet, the world no changes."""
+    """Assemble the parts, each checked alone; the reference calls have no outputs yet, the world no changes."""
     tables = _tables(given.tables)
     world = World(tables, _rows(given.rows, tables), given.code, [], given.open)
     columns = {f"{table}.{column}" for table, of in tables.items() for column in of}

@@ -173,7 +173,7 @@ class CalledApi:
         return httpx2.Request(operation.method, address, headers=headers, **content)
 
     async def _answer(self, request: httpx2.Request) -> tuple[httpx2.Response, bytes | None]:
-        """The answer and its body; None where that is too large. Redirects are followed to the same origin alone."""
+        """Return the answer and its body; None if it is too large. Redirects are followed to the same origin alone."""
         async with httpx2.AsyncClient(
             timeout=self.settings.timeout_seconds, follow_redirects=False, trust_env=may_be_proxied(str(request.url))
         ) as client:
@@ -306,7 +306,7 @@ def _operation(
 
 
 def _document(named: str, folder: Path, where: str) -> tuple[Mapping[str, Any], str]:
-    """The document, and its address where it has one."""
+    """Return the document, and its address where it has one."""
     address = named if "://" in named else ""
     path = fetched(named) if address else folder / named
     found = [record for _, _, record in records_in(path)]
@@ -318,7 +318,7 @@ def _document(named: str, folder: Path, where: str) -> tuple[Mapping[str, Any], 
 
 
 def _filled(text: str, where: str, secrets: list[str]) -> str:
-    """The text with `${NAME}` and `${file:PATH}` replaced; the values are added to `secrets`."""
+    """Return the text with `${NAME}` and `${file:PATH}` replaced; the values are added to `secrets`."""
 
     def value(found: re.Match[str]) -> str:
         if found[1]:

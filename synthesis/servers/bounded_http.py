@@ -68,7 +68,7 @@ class _Sent(msgspec.Struct):
 
 
 async def _asked(request: httpx2.Request) -> str | int | None:
-    """The id of a request of JSON-RPC; None of what wants no answer."""
+    """Return the id of a request of JSON-RPC; None of what wants no answer."""
     if request.method != "POST":
         return None
     sent = decode_json(await request.aread(), _Sent)

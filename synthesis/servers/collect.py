@@ -89,7 +89,7 @@ _GIT = StdioExecution(["mcp-server-git", "--repository", PROJECT])
 
 
 def default_sources(languages: Iterable[Language] = ("en", "zh")) -> list[ServerSource]:
-    """The MCP servers that are installed with this package: time and git."""
+    """Return the MCP servers that are installed with this package: time and git."""
     every = [
         ServerSource("mcp_time", "Time", "Current time and time conversion between zones.", "time", "en", _TIME, "MIT"),
         ServerSource("mcp_git", "Git", "Read a git repository.", "software", "en", _GIT, "MIT"),
@@ -100,7 +100,7 @@ def default_sources(languages: Iterable[Language] = ("en", "zh")) -> list[Server
 
 
 def source_key(source: ServerSource) -> str:
-    """The journal's key: a server whose command was missing is another one once the command is there."""
+    """Return the journal's key: a server whose command was missing is another one once the command is there."""
     if not isinstance(source.execution, StdioExecution):
         return f"{source.id} {source.execution.url}"
     if not source.execution.command:
@@ -116,7 +116,7 @@ class HasConnections(Protocol):
 
 
 async def collect(source: ServerSource, context: HasConnections) -> list[ServerDocument]:
-    """The document of one running server.
+    """Return the document of one running server.
 
     Raises:
         Rejected: `mcp_server_unavailable`, with the command or address and the remedy.
@@ -210,7 +210,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 async def connected(execution: McpExecution, connections: McpConnections) -> McpConnection:
-    """The running server, which finds what it serves in its folder.
+    """Return the running server, which finds what it serves in its folder.
 
     Raises:
         Rejected: `mcp_server_unavailable`: it serves the git repository, which cannot be made.

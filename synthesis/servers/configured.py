@@ -32,7 +32,7 @@ _HTTP: Final = ("http", "streamable-http", "streamableHttp", "streamable_http")
 
 
 def read_sources(paths: Iterable[Path | str]) -> list[ServerSource]:
-    """The servers of all files, in their order; one that is disabled is left out.
+    """Return the servers of all files, in their order; one that is disabled is left out.
 
     Raises:
         InputError: a file is of neither form, or a server of it cannot be started as it is written; names both.
@@ -64,13 +64,13 @@ def is_configuration(value: Any) -> bool:
 
 
 def _named(value: Any) -> Mapping[str, Any] | None:
-    """The servers by name: `mcpServers` as most clients have it, `servers` as Visual Studio Code does."""
+    """Return the servers by name: `mcpServers` as most clients have it, `servers` as Visual Studio Code does."""
     found = (value.get(key) for key in ("mcpServers", "servers")) if isinstance(value, Mapping) else ()
     return next((one for one in found if isinstance(one, Mapping)), None)
 
 
 def _documents(value: Any) -> list[Any]:
-    """The registry's documents, one or a list; what its interface gives has each in a wrapper."""
+    """Return the registry's documents, one or a list; what its interface gives has each in a wrapper."""
     listed = value if isinstance(value, list) else [value]
     return [one.get("server", one) if isinstance(one, Mapping) else one for one in listed]
 

@@ -74,7 +74,7 @@ def normalize_all(
 
 
 def with_own_ids(documents: Sequence[ServerDocument]) -> list[ServerDocument]:
-    """The documents with an id each: `weather`, `weather_2`; ids name files, in which case makes no difference."""
+    """Give each document a unique id: `weather`, `weather_2`. Case is ignored, as ids become file names."""
     taken: set[str] = set()
     own: list[ServerDocument] = []
     numbers: Counter[str] = Counter()

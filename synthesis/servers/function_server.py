@@ -142,7 +142,7 @@ def _is_langchain(given: Any) -> bool:
 
 
 def _langchain_schema(tool: Any, where: str) -> dict[str, Any]:
-    """The schema of the arguments that a model gives. Raises `InputError`: the tool needs others too."""
+    """Return the schema of the arguments that a model gives. Raises `InputError`: the tool needs others too."""
     if tool.args_schema is None:  # `Tool` of a function of one text has a schema of its own methods
         needed = [name for name, one in tool.args.items() if "default" not in one]
         return {"type": "object", "properties": tool.args, "required": needed}
@@ -157,7 +157,7 @@ def _langchain_schema(tool: Any, where: str) -> dict[str, Any]:
 
 
 def _object(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without the words about the class that it was made of."""
+    """Return the schema without the words about the class that it was made of."""
     kept = {key: value for key, value in schema.items() if key not in ("title", "description")}
     return {"type": "object", "properties": {}, **kept}
 

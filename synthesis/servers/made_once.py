@@ -26,14 +26,14 @@ class Shared(Generic[K, T]):
         return await asyncio.shield(task)
 
     async def give_up(self) -> None:
-        """End what is still being made."""
+        """Cancel values that are still being made."""
         if waiting := [task for task in self._tasks.values() if not task.done()]:
             for task in waiting:
                 task.cancel()
             await asyncio.wait(waiting)
 
     def made(self) -> list[T]:
-        """All that was made."""
+        """Return all finished values."""
         return [task.result() for task in self._tasks.values() if task.done() and not _failed(task)]
 
 

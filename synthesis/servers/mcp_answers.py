@@ -49,7 +49,7 @@ async def tolerant(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator
 
 
 def as_written(answer: Any) -> Mapping[str, Any]:
-    """The server's own answer, of an SDK result that came through `tolerant`."""
+    """Return the server's own answer, of an SDK result that came through `tolerant`."""
     found = (answer.meta or {}).get(_AS_WRITTEN, {})
     return found if isinstance(found, Mapping) else {}
 
@@ -98,7 +98,7 @@ class _Incoming(_Stream):
 
 
 def _accepted(method: str, result: dict[str, Any]) -> dict[str, Any]:
-    """The answer in the form that the SDK accepts under every version of the protocol."""
+    """Return the answer in the form that the SDK accepts under every version of the protocol."""
     common = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "_meta": {_AS_WRITTEN: result}}
     if method == _CALL and result.get("resultType", "complete") in ("complete", None):
         return {**common, "content": [], "isError": False}
@@ -109,7 +109,7 @@ def _accepted(method: str, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool as the SDK knows it: by name, with the properties that say which arguments are headers too."""
+    """Return the tool as the SDK knows it: by name, with the properties that say which arguments are headers too."""
     properties = _field(tool.get("inputSchema"), "properties")
     given = properties.items() if isinstance(properties, Mapping) else ()
     kept = {name: schema for name, schema in given if isinstance(schema, Mapping)}
@@ -146,7 +146,7 @@ class ListedTool(msgspec.Struct, frozen=True):
 
 
 def listed_tool(entry: Any) -> ListedTool:
-    """The tool of an entry, whatever the entry is."""
+    """Return the tool of an entry, whatever the entry is."""
     names = (("name", "name"), ("description", "description"), ("parameters", "inputSchema"))
     function = {ours: entry[theirs] for ours, theirs in names if _field(entry, theirs) is not None}
     hint = _field(_field(entry, "annotations"), "readOnlyHint")
@@ -192,7 +192,7 @@ def is_error(result: Mapping[str, Any]) -> bool:
 
 
 def _binary(block: Any) -> str:
-    """The kind of a block that is no text, with its type and address; "" of any other."""
+    """Return the kind of a block that is no text, with its type and address; "" of any other."""
     if not isinstance(block, Mapping):
         return ""
     kind, held = block.get("type"), block

@@ -74,7 +74,7 @@ class ServerUnavailable(Exception):
 
 
 def find_command(name: str) -> str | None:
-    """The command's path: beside the interpreter (console scripts of this environment) or else on PATH."""
+    """Return the command's path: beside the interpreter (console scripts of this environment) or else on PATH."""
     if name == "python":
         return sys.executable
     beside = shutil.which(name, path=str(Path(sys.executable).parent))
@@ -82,7 +82,7 @@ def find_command(name: str) -> str | None:
 
 
 def own_environment() -> dict[str, str]:
-    """The environment of a process that runs the user's own functions: this process's, with its modules and folder."""
+    """Return the environment of a process that runs the user's functions: ours, with its modules and folder."""
     paths = os.pathsep.join(path or os.getcwd() for path in (str(_PACKAGES), *sys.path))
     return {**os.environ, "PYTHONPATH": paths, OWN_FOLDER: os.environ.get(OWN_FOLDER, os.getcwd())}
 
@@ -210,7 +210,7 @@ class McpConnection:
             raise self._unavailable(f"{method} failed: {_innermost(error)}") from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """The tool's result as text, and whether the server says that the call succeeded.
+        """Return the tool's result as text, and whether the server says that the call succeeded.
 
         A call at which the connection broke is made a second time only where its tool declares that it only reads:
         another may have done what it does.
@@ -246,7 +246,7 @@ class McpConnection:
         repeats: Callable[[], Awaitable[bool]] | None = None,
         seconds: float | None = None,
     ) -> T:
-        """The answer to a request, which is made a second time where the connection broke.
+        """Return the answer to a request, which is repeated if the connection broke.
 
         Args:
             repeats: whether it may be; None: it may.
@@ -307,7 +307,7 @@ class McpConnection:
                 return
 
     async def _open_again(self) -> Client:
-        """For a connection that broke, and a server that could not be reached and may be back by now."""
+        """Reopen a broken connection, or connect to a server that was unreachable and may be back."""
         if not self.reopens:
             raise self._unavailable("it went away, and what it kept of this session with it")
         try:
@@ -341,7 +341,7 @@ class McpConnection:
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 self._client = await asyncio.shield(ready)
-        except BaseException as error:  # whoever waited may have been cancelled: nobody else knows of the server
+        except BaseException as error:  # also if the waiting task was cancelled: no other task knows of the server
             await self._cancel(self._owner)
             self._owner = None
             if isinstance(error, TimeoutError):
@@ -388,7 +388,7 @@ class McpConnection:
                 yield tolerant(streamable_http_client(url, http_client=http))
 
     def _fill_in(self, *texts: str) -> list[str]:
-        """The texts with `${NAME}` replaced from the environment."""
+        """Return the texts with `${NAME}` replaced from the environment."""
 
         def value(name: re.Match[str]) -> str:
             if name[1] not in os.environ:
@@ -475,7 +475,7 @@ class McpConnections:
         return sum(connection.reopened for connection in self._open.made())
 
     async def get(self, execution: McpExecution) -> McpConnection:
-        """The running server of this command or address; one that did not start the last time is tried again.
+        """Return the running server of this command or address; one that failed to start is retried.
 
         Raises:
             ServerUnavailable: it does not start, or cannot be reached.

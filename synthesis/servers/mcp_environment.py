@@ -215,7 +215,7 @@ async def mcp_environments(file: Path) -> AsyncIterator[list[Environment]]:
 
 
 def _judge(reference: str) -> OwnWorkers:
-    """The processes in which a file's `score` judges. Raises `InputError`: there is no such function."""
+    """Return the processes in which a file's `score` judges. Raises `InputError`: there is no such function."""
     workers = OwnWorkers([])
     if not callable(function := referred(reference)):
         raise InputError(f"score {reference} is {function!r:.80}; write a function of an episode")
@@ -224,7 +224,7 @@ def _judge(reference: str) -> OwnWorkers:
 
 
 def read_tasks(file: Path) -> _File:
-    """A file of tasks, each with an id.
+    """Read a file of tasks, and give each an id.
 
     Raises:
         InputError: it is of another form, or has a task that nothing can judge, as its answer's language is not read.

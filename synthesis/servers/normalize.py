@@ -157,7 +157,7 @@ def _topic(raw: Any, name: str) -> str:
 def _parts(
     tools: Sequence[tuple[str, ToolSpec]], min_tools: int, max_tools: int, max_tokens: int
 ) -> list[tuple[str, list[ToolSpec]]]:
-    """The topics and tools of each server that a document's tools are: one, unless they are too many or too long."""
+    """Split a document's tools into servers, with their topics: one, unless they are too many or too long."""
 
     def fits(several: Iterable[ToolSpec]) -> bool:
         listed = list(several)
@@ -240,7 +240,7 @@ def _clean(name: str) -> str:
 
 
 def raw_name(raw: Any) -> str:
-    """A tool's name as its document has it; "" where it has none."""
+    """Return a tool's name as its document has it; "" where it has none."""
     function = tool_function(raw)
     return (name_text(function.get("name")) or "") if function else ""
 

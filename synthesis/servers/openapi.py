@@ -113,7 +113,7 @@ def _description(operation: Mapping[str, Any], item: Mapping[str, Any]) -> str:
 
 
 def _topic(operation: Mapping[str, Any], path: str) -> str:
-    """The operation's first tag, or the first part of its path that is a name."""
+    """Return the operation's first tag, or the first part of its path that is a name."""
     tags = operation.get("tags")
     if isinstance(tags, list) and tags and isinstance(tags[0], str) and tags[0].strip():
         return tags[0]
@@ -214,7 +214,7 @@ def _described(parameter: Mapping[str, Any], document: Mapping[str, Any], change
 
 
 def _media_schema(holder: Mapping[str, Any], kinds: Sequence[re.Pattern[str]] = (JSON_MEDIA, _FIELDS)) -> Any:
-    """The schema of the first kind of media type among `content`; None where there is none."""
+    """Return the schema of the first kind of media type among `content`; None where there is none."""
     content = holder.get("content")
     for wanted in kinds:
         for kind, media in content.items() if isinstance(content, Mapping) else ():

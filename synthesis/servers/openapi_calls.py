@@ -153,7 +153,7 @@ def _only_value(header: Mapping[str, Any], document: Mapping[str, Any]) -> str:
 
 
 def _body(operation: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The media type of the body that is sent, and its schema, as far as references lead."""
+    """Return the media type of the body that is sent, and its schema, as far as references lead."""
     if operation.get("requestBody") is None:  # OpenAPI 2.0
         kinds = operation.get("consumes", document.get("consumes"))
         named = kinds if isinstance(kinds, list) else []
@@ -172,7 +172,7 @@ def _body(operation: Mapping[str, Any], document: Mapping[str, Any]) -> tuple[st
 def _server_url(
     operation: Mapping[str, Any], item: Mapping[str, Any], document: Mapping[str, Any], address: str
 ) -> str:
-    """The base URL that the document gives: the operation's, else the path's, else the document's."""
+    """Return the base URL that the document gives: the operation's, else the path's, else the document's."""
     for holder in (operation, item, document):
         listed = holder.get("servers")
         for server in listed if isinstance(listed, list) else ():
@@ -300,7 +300,7 @@ def _encoded(text: str, safe: str = "") -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as APIs spell it in addresses and forms: texts as they are, anything else as JSON."""
+    """Return a value as APIs spell it in addresses and forms: texts as they are, anything else as JSON."""
     return value if isinstance(value, str) else _json(value)
 
 

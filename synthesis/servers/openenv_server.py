@@ -52,7 +52,7 @@ class OpenEnvEnvironment:
         self._server, self._seed = server, seed
 
     async def begin(self) -> EnvironmentSession:
-        """A session of the server, reset to the seed; waits while it has no room."""
+        """Return a session of the server, reset to the seed; waits while it has no room."""
         session, observation = await self._server.session(self._seed)
         shown = text_of(observation)
         if shown != self.prompt[-1].content:
@@ -85,7 +85,7 @@ class _Server:
         return found
 
     async def session(self, seed: int) -> tuple[_OpenEnvSession, Any]:
-        """A connection that there is room for, reset to a seed, and what that shows. Raises `ToolsUnavailable`."""
+        """Open a connection, reset it to a seed, and return it with the observation. Raises `ToolsUnavailable`."""
         deadline = asyncio.get_running_loop().time() + _PATIENCE
         while True:
             try:
@@ -119,7 +119,7 @@ class _OpenEnvSession:
         self._total, self._done = 0.0, False
 
     async def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of the server's answer. Raises `ToolsUnavailable`, `_Full`, `_Refused`."""
+        """Return the data of the server's answer. Raises `ToolsUnavailable`, `_Full`, `_Refused`."""
         try:
             await self._socket.send_json(message)
             answer = json.loads(await self._socket.receive_str(timeout=_SECONDS))
@@ -137,14 +137,14 @@ class _OpenEnvSession:
         raise ToolsUnavailable(f"{self._server.url}: {code}: {said:.200}")
 
     async def reset(self, seed: int) -> Any:
-        """The first observation. Raises `ToolsUnavailable`, `_Full`."""
+        """Return the first observation. Raises `ToolsUnavailable`, `_Full`."""
         try:
             return (await self.ask({"type": "reset", "data": {"seed": seed}})).get("observation")
         except _Refused as error:
             raise ToolsUnavailable(f"{self._server.url}: reset was refused: {error}") from error
 
     async def step(self, action: Mapping[str, Any]) -> Any:
-        """The observation after an action; its reward is added up. Raises `_Refused`."""
+        """Return the observation after an action; its reward is added up. Raises `_Refused`."""
         data = await self.ask({"type": "step", "data": action})
         reward = data.get("reward")
         if not (reward is None or isinstance(reward, int | float)):
@@ -171,7 +171,7 @@ class _OpenEnvSession:
         return _of_mcp(observation.get("result"))
 
     async def score(self, episode: PlayedEpisode) -> float:
-        """The sum of the rewards of all steps."""
+        """Return the sum of the rewards of all steps."""
         return self._total
 
     async def close(self) -> None:

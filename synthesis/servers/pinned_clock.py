@@ -13,7 +13,7 @@ import sys
 
 
 def pinned(instant: datetime.datetime) -> type[datetime.datetime]:
-    """A `datetime` whose `now` is always `instant`."""
+    """Return a `datetime` whose `now` is always `instant`."""
 
     class PinnedDatetime(datetime.datetime):
         @classmethod

@@ -67,7 +67,7 @@ class RegistryRead:
 
 
 def read_registries(paths: Iterable[Path | str], *, languages: Iterable[Language] = ("en", "zh")) -> RegistryRead:
-    """The servers of all registries, in the order of the files and their records. Raises nothing for what it reads.
+    """Read the servers of all registries, in the order of files and records. Invalid content raises nothing.
 
     Args:
         paths: files or folders, also in a bucket; one that cannot be read is rejected as `registry_unreadable`, and the
@@ -132,7 +132,7 @@ def _file(path: Path) -> Iterator[tuple[Path, str, Any]]:
 
 
 def _document(record: Any, path: Path, place: str, languages: Sequence[Language]) -> ServerDocument:
-    """The server of one record.
+    """Return the server of one record.
 
     Args:
         languages: that it may be in, where its texts do not tell.
@@ -212,7 +212,7 @@ class _Server:
 
 
 def _smithery(record: Mapping[str, Any], metadata: Mapping[str, Any]) -> _Server:
-    """A row of the crawl of smithery.ai. Only what the running server answered is taken: the tools in
+    """Read a row of the crawl of smithery.ai. Only what the running server answered is taken: the tools in
     `server_info_crawled` were read off a web page, whose parameters are all texts and often not the server's.
     """
     response, labels = _object(metadata["remote_server_response"]), _object(record.get("labels"))
@@ -318,5 +318,5 @@ def _text(value: Any) -> str:
 
 
 def _slug(text: str) -> str:
-    """In a form that names files too."""
+    """Return a text in a form that can name files too."""
     return re.sub(r"[^a-z0-9_-]+", "_", text.lower()).strip("_-")[:60]

@@ -69,7 +69,7 @@ class _Described(msgspec.Struct, frozen=True):
 
 
 def read_tools(entries: Iterable[str]) -> ToolSources:
-    """Tell the entries apart, in their order. Functions and APIs are described by the process that serves them.
+    """Classify the entries, in their order. Functions and APIs are described by the process that serves them.
 
     Raises:
         InputError: an entry names nothing, or what it names cannot be used; says which and why.
@@ -96,13 +96,13 @@ def read_tools(entries: Iterable[str]) -> ToolSources:
 
 
 def _value(path: Path) -> Any:
-    """The JSON value of a file that may be a configuration; None of any other."""
+    """Return the JSON value of a file that may be a configuration; None of any other."""
     if path.suffix.lower() not in (".json", "") or not path.is_file():
         return None
     try:
         return decode_any_json(read_unpacked(path))
     except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError, InputError):
-        return None  # whoever reads its documents says what is wrong
+        return None  # the reader of its documents reports the error
 
 
 def names_of_apis(value: Any) -> list[str]:

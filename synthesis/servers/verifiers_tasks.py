@@ -50,7 +50,7 @@ class VerifiersEnvironment:
         self._taskset = taskset
 
     async def begin(self) -> EnvironmentSession:
-        """The task's set-up, and its tool servers."""
+        """Set up the task, and start its tool servers."""
         return await self._taskset.session(self.subject)
 
 
@@ -122,7 +122,7 @@ class _VerifiersSession:
         return await tool_answer(self._connections[server], name, arguments)
 
     async def score(self, episode: PlayedEpisode) -> float:
-        """The weighted sum of the task's rewards.
+        """Return the weighted sum of the task's rewards.
 
         Raises:
             ToolsUnavailable: one of them failed.
@@ -142,7 +142,7 @@ class _VerifiersSession:
 
 
 def _waiting_harness(vf: ModuleType) -> Any:
-    """A harness that starts no agent: it notes where the tools are."""
+    """Return a harness that starts no agent: it notes where the tools are."""
 
     class Waiting(vf.Harness[vf.HarnessConfig]):  # type: ignore[name-defined, misc]  # the base is imported late
         APPENDS_SYSTEM_PROMPT = True

@@ -323,8 +323,8 @@ class _Run:
             "augment", vary, chosen, key=_id_of, out=Task, label="vary tasks", depends=("augmentations", *_ASKED),
             later=_JOINS, about=lambda task: self.digest(task.server_id) + self.personas_digest,
         )  # fmt: skip
-        # Each variation behind its original: the order of more tasks begins as that of fewer does. Servers, modes and
-        # variations were drawn for each alone, so a cut takes from all alike.
+        # Each variation follows its original, so that more tasks extend the order of fewer. Servers, modes and
+        # variations were sampled for each task alone, so a cut takes from all alike.
         every = _by_number(written, varied)
         repeated = repeated_tasks(every, config.near_duplicate)
         unique = every.where(lambda task: task.id not in repeated)
@@ -354,7 +354,7 @@ class _Run:
         )  # fmt: skip
 
     async def judge_users(self, runs: Records[AgentRun]) -> Records[AgentRun]:
-        """The runs whose simulated user, if there is one, kept to its goals."""
+        """Return the runs whose simulated user, if there is one, kept to its goals."""
         check = partial(judge_user, servers=self.servers)
         with_user = runs.where(lambda run: run.ended)
         kept = await self.track.stage(

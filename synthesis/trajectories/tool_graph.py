@@ -36,6 +36,7 @@ class Proposals(msgspec.Struct, frozen=True):
 
 async def propose(item: tuple[ToolServer, int], context: TrajectoryContext) -> list[Proposals]:
     """Ask the teacher once for tasks of a server; the item's number distinguishes requests, which give frequencies.
+
     Raises:
         Rejected: `teacher_failed`.
     """

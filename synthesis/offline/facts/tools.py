@@ -46,12 +46,12 @@ def table_subjects(relation: Relation, needed: str, rows: int, seed: int) -> lis
     every = [subject for subject in relation.rows if subject != needed]
     chosen = {needed, other_subject(relation, needed, every, seed)}
     chosen.update(rng.sample(every, min(rows - 2, len(every))))
-    # One more may have been drawn than fits when the other subject was not drawn again.
+    # The sample leaves room for `needed` and the other subject.
     return [subject for subject in relation.rows if subject in chosen]
 
 
 def other_subject(relation: Relation, needed: str, subjects: Sequence[str], seed: int) -> str:
-    """A subject whose value is not an answer to the question about `needed`.
+    """Return a subject whose value is not an answer to the question about `needed`.
 
     Raises:
         ValueError: there is none.
@@ -66,7 +66,7 @@ def other_subject(relation: Relation, needed: str, subjects: Sequence[str], seed
 
 
 def subjects_of(relation: Relation, tool: CodeTool) -> list[str]:
-    """The subjects whose rows a tool made by `fact_tool` holds, in the relation's order.
+    """Return the subjects whose rows a tool made by `fact_tool` holds, in the relation's order.
 
     Raises:
         ValueError: its code has no such table.
@@ -81,7 +81,7 @@ def subjects_of(relation: Relation, tool: CodeTool) -> list[str]:
 def fact_tool(
     relation: Relation, subjects: Sequence[str], language: Language, *, spec: ToolSpec | None = None
 ) -> CodeTool:
-    """The relation as a tool over the given subjects.
+    """Return the relation as a tool over the given subjects.
 
     Args:
         spec: its document; the relation's own by default. With the parameter `format` the code takes it.
