@@ -3,13 +3,8 @@
 Synthesis (is this tool right?) and the RL reward (is this sub-task solved?) both call `contains`. `match` names the
 rule that decided. Final answers of a policy must also commit to a value: see `final_answers`. An output is any JSON
 value; its leaves are searched, and a string that holds JSON is opened first. Keys are not values, in JSON or in JSON
-<<<<<<< HEAD
 quoted in a text; only the unit in a key counts (`elevation_ft`). A leaf is a *value* or a *text*. A value is short: it,
 or one of its comma-separated parts, must equal the answer. A text is a sentence: the answer may also be a whole-word
-=======
-quoted in a text; only the unit in a key counts (`elevation_ft`). A leaf is a *value* or a *text*. A value is short; it,
-or one of its comma-separated parts, must equal the answer. A text is a sentence; the answer may also be a whole-word
->>>>>>> a9fcb27fd4eb85c19bbe9a5fccd1d300e44175c5
 phrase of it.
 
 Rules, by the answer's type:

@@ -2,13 +2,8 @@
 
 A question may not reveal the answer of any of its steps. A sub-question and a reference call may not reveal their own,
 and a tool's document may not reveal that of any step of its environment. An answer is recognised as
-<<<<<<< HEAD
 `synthesis.core.matching` would find it in an output. So are numbers in words (`number_words`) or in
 another unit, and spaced letters ("O-S-L-O").
-=======
-`synthesis.core.matching` would find it in an output. So are numbers in words (`number_words`) or in another unit, and
-spaced letters ("O-S-L-O").
->>>>>>> a9fcb27fd4eb85c19bbe9a5fccd1d300e44175c5
 
 One kind of answer cannot be kept out of its question, a choice ("Which of Oslo and Bergen has more inhabitants?"). Such
 a step compares the results of earlier steps about things that the question names, and answers with one of them.

@@ -61,13 +61,8 @@ class Draws:
                 f"there are {', '.join(sorted(one.id for one in servers if not is_group(one))):.1000}"
             )
         for language in config.languages:
-<<<<<<< HEAD
             if language not in PACKAGED_LANGUAGES and not self._pools.keys() & {(language, False), (language, True)}:
                 # Few servers are documented in it; its people use those that are in English.
-=======
-            if language not in LANGUAGES and not self._pools.keys() & {(language, False), (language, True)}:
-                # Few servers are documented in it; its speakers use English ones.
->>>>>>> a9fcb27fd4eb85c19bbe9a5fccd1d300e44175c5
                 for mcp in (False, True):
                     if ("en", mcp) in self._pools:
                         self._pools[language, mcp] = self._pools["en", mcp]
