@@ -72,7 +72,7 @@ def attention(
         q_btnh: queries; N is a multiple of K, query head n uses key-value head n // (N / K).
         segment_ids_bt: int32; 0 is padding.
         positions_bt: int32, counted from the start of the document, or of the document that it continues.
-        go_on: True if documents may continue others; `splash` needs it (`needs_prefix_flag`).
+        has_shared_prefix: True if documents may continue others; `splash` needs it (`needs_prefix_flag`).
         backend: see the module's docstring.
         mesh: with axes as `astra_jax.mesh` names them; the sequence is in its zig-zag order. None is one device.
 

@@ -131,8 +131,8 @@ def attend(
     The queries are in the order for which the kernel was made.
 
     Args:
-        go_on: True if documents may continue others. The kernel compares only ids, so it runs twice: over each query's
-            own document, and over the one that it continues.
+        has_shared_prefix: True if documents may continue others. The kernel compares only ids, so it runs twice: over
+            each query's own document, and over the one that it continues.
     """
     length, h = q_btnh.shape[1], q_btnh.shape[3]
     q, k, v = (_padded(x, 2) for x in (jnp.moveaxis(q_btnh * h**-0.5, 2, 1), k_bksh, v_bksh))

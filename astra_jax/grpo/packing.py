@@ -43,7 +43,7 @@ class PolicyBatch(PackedBatch):
             computes them, or if not needed.
         ages_bt: int32, see `losses.PolicyTerms`; None if all tokens are sampled by the trained weights.
         reference_logps_bt, weights_bt: float32, see `losses.PolicyTerms`; None if the objective does not need them.
-        go_on: static: whether `Model.forward` must support documents that continue others.
+        has_shared_prefix: static: whether `Model.forward` must support documents that continue others.
     """
 
     sampler_logps_bt: Array

@@ -141,7 +141,7 @@ class Model(Protocol):
             remat: a name of `remat.REMATS`.
             matmul: a name of `matmuls.MATMULS`: the number format in which the layers' matrices are multiplied, forward
                 and for the activations' gradient. Embedding and head stay in `dtype`.
-            go_on: True if documents may continue others; needed if `needs_prefix_flag`.
+            has_shared_prefix: True if documents may continue others; needed if `needs_prefix_flag`.
             backend: a backend of `astra_jax.attention`.
             mesh: mesh of parameters and batch; the sequence is in its zig-zag order. None is one device.
 

@@ -273,7 +273,7 @@ async def run_episode(
             turn.
 
     Raises:
-        NotTakenOver: the episode cannot resume from `taken`.
+        ResumeMismatch: the episode cannot resume from `taken`.
     """
     agent = _PolicyAgent(policy, task, tokenizer, config, seed=seed, session=session, taken=taken, on_turn=on_turn)
     env_session = task.session(sandbox, epsilon=config.reward_epsilon)
@@ -374,7 +374,7 @@ class _PolicyAgent:
         """Return the recorded completion of this turn, or None for a new turn.
 
         Raises:
-            NotTakenOver: the episode could not have continued after the recorded turn.
+            ResumeMismatch: the episode could not have continued after the recorded turn.
         """
         place = self.turns
         if place >= len(self._taken):

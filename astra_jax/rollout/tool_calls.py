@@ -63,7 +63,7 @@ class EpisodeTools:
         give the same results.
 
         Raises:
-            NotTakenOver: the calls or their results differ.
+            ResumeMismatch: the calls or their results differ.
         """
         asked = [("", {}) if isinstance(one, MalformedCall) else (one.name, one.arguments) for one in calls]
         if asked != [(one.name, one.arguments) for one in recorded] or any(one.turn != turn for one in recorded):

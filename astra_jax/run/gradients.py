@@ -95,7 +95,7 @@ def accumulate_scan(
 
     Args:
         lengths: possible row lengths, None for whole rows; the program has a branch for each.
-        which_a: int32, index into `lengths` for each micro-batch. Positions beyond are padding and are not computed.
+        bucket_ids_a: int32, index into `lengths` for each micro-batch. Positions beyond are padding, not computed.
             None: rows are whole.
     """
     alone = mesh is None or mesh.shape["data"] == 1

@@ -76,7 +76,7 @@ class StepInputs(NamedTuple):
 
     Attributes:
         batch: on the devices, [A, B / A, T].
-        which_a: see `train_step`.
+        bucket_ids_a: see `train_step`.
         shares: `mask_share` of the real tokens, `padding_share` of the computed positions, and `row_tokens` computed
             per row.
     """
@@ -133,7 +133,7 @@ def train_step(
     Args:
         config: callers pass the `SFTConfig`.
         base: see `loss_sums`; not donated.
-        which_a: int32, index into `config.row_lengths` for each micro-batch; None if there is only one length.
+        bucket_ids_a: int32, index into `config.row_lengths` for each micro-batch; None if there is only one length.
 
     Returns:
         (params, optimizer state, metrics on the device). If `gradient_norm` is not finite, nothing changes.

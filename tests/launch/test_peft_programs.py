@@ -133,7 +133,7 @@ def test_sft_continues_an_adapter_merges_it_or_says_what_to_type(world, tmp_path
         kept = frozen.read(checkpoints).lora
         assert dataclasses.replace(kept, targets=lora.targets) == lora and {*kept.targets} == {*lora.targets}
         base = hf_checkpoint.load_hf(folder / "base", MODEL)
-        joined = adapters.joined(trained, base, lora)
+        joined = adapters.attach_lora(trained, base, lora)
         np.testing.assert_allclose(logits_of(joined, MODEL, tokens), expected(theirs, tokens), atol=2e-4, rtol=0)
 
         other = sft(*start, f"--workdir={tmp_path / 'other'}", "--config.lora.rank=8")

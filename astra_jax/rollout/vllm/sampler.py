@@ -1,6 +1,6 @@
 """Policy on external vLLM servers, whose weights follow the trainer's.
 
-    async with VLLMPolicy(VLLMConfig(urls=("http://a:8000", "http://b:8000")), publisher, vocabulary=...) as policy:
+    async with VLLMSampler(VLLMConfig(urls=("http://a:8000", "http://b:8000")), publisher, vocabulary=...) as policy:
         await policy.update(params, 1)
         completion = await policy.generate(token_ids, sampling, session="group3.1")
 

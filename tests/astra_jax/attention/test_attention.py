@@ -467,10 +467,10 @@ import jax
 from test_attention import gradient_program, make_mesh
 from astra_jax.planner.hardware import Slice
 mesh = make_mesh(context=4, devices=Slice.parse("v5e:2x2").devices())
-t, go_on = {sizes}
-program, arguments = gradient_program(t, 2, 128, backend="auto", mesh=mesh, go_on=go_on)
+t, has_shared_prefix = {sizes}
+program, arguments = gradient_program(t, 2, 128, backend="auto", mesh=mesh, has_shared_prefix=has_shared_prefix)
 compiled = program.lower(*arguments).compile()
-assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2 + go_on
+assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 2 + has_shared_prefix
 temporaries = compiled.memory_analysis().temp_size_in_bytes
 assert temporaries < t * t / 4, (t, temporaries)
 """

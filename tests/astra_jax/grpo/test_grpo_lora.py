@@ -78,7 +78,7 @@ def test_an_update_goes_where_the_full_gradient_goes_by_the_chain_rule(stored) -
     batches, total = build_micro_batches([group(np.random.default_rng(0))], MODEL, config)
     base, trained = MODEL.init(jax.random.key(0)), drawn()
     adapters.store(base, config.lora)
-    merged = adapters.without_adapters(adapters.joined(trained, base, LORA))
+    merged = adapters.without_adapters(adapters.attach_lora(trained, base, LORA))
     full, full_loss = summed(merged, dataclasses.replace(config, lora=LoRA()), batches)
     ours, loss = summed(trained, config, batches, base)
     assert loss == pytest.approx(full_loss, rel=1e-5, abs=1e-5)
@@ -104,7 +104,7 @@ def test_the_reference_of_adapters_is_the_weights_under_them() -> None:
     objective = ObjectiveConfig(kl_coef=0.5)
     config = dataclasses.replace(CONFIG, row_buckets=(64, 800), objective=objective)
     groups, base = [group(np.random.default_rng(0))], MODEL.init(jax.random.key(0))
-    merged = adapters.without_adapters(adapters.joined(drawn(), base, LORA))
+    merged = adapters.without_adapters(adapters.attach_lora(drawn(), base, LORA))
     of_merged = dataclasses.replace(config, lora=LoRA())
     ours, theirs = (
         update_step(*initial_state(params, grpo_optimizer(one)), groups, MODEL, one, **options)[2]
@@ -122,7 +122,7 @@ async def test_the_engine_samples_from_the_adapted_weights(stored) -> None:
     """Greedy tokens and their logprobs are those of the merged weights, and not the base's."""
     base = decisive(MODEL, 0)
     adapters.store(base, dataclasses.replace(LORA, stored=stored))
-    joined = adapters.joined(drawn(), base, LORA)
+    joined = adapters.attach_lora(drawn(), base, LORA)
     sampling = Sampling(max_tokens=12, stop_ids=(), seed=0, temperature=0)
     said = {}
     shapes = EngineConfig(slots=4, max_length=64, prefill_chunk=8, decode_chunk=4, min_window=64)
@@ -174,7 +174,7 @@ def test_servers_are_given_merged_weights(tmp_path, stored) -> None:
     """Today's plugin, and vLLM's own reload, know nothing of adapters."""
     base, trained = MODEL.init(jax.random.key(0)), drawn()
     adapters.store(base, dataclasses.replace(LORA, stored=stored))
-    joined = adapters.joined(trained, base, LORA)
+    joined = adapters.attach_lora(trained, base, LORA)
     merged = adapters.without_adapters(joined)
     publisher = Publisher(tmp_path / "plugin", MODEL, dtype="float32")
     place = publisher.publish(joined, 1)

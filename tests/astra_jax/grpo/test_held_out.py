@@ -124,7 +124,7 @@ async def test_before_and_after_greedy_and_sampled_by_kind(run, chat_tokenizer, 
     report = json.loads((tmp_path / "run" / "held_out" / "update_00000002.json").read_text())
     assert report["environments"][0] == {"id": "10+20", "kind": "facile", "greedy": [1.0], "sampled": [1.0, 1.0]}
     assert result.history[-1]["eval/greedy/solved"] == values["eval/greedy/solved"]
-    assert "Held-out reward" in [title for title, _ in Watcher(tmp_path / "run").look().trainings[0].curves]
+    assert "Held-out reward" in Watcher(tmp_path / "run").look().trainings[0].curves
     last = held_out.summary_line(report, json.loads((tmp_path / "run/held_out/update_00000000.json").read_text()))
     reward = f"{values['eval/greedy/reward']:.2f}"
     assert last == result.held_out and last.startswith(f"held-out reward {reward} → {reward} (greedy), ")

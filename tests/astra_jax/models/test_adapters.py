@@ -68,7 +68,7 @@ def loss_of(model, lora, base, tokens):
 
     @jax.jit
     def loss(trained):
-        params = adapters.joined(trained, base, lora)
+        params = adapters.attach_lora(trained, base, lora)
         places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), jnp.ones(tokens.shape, jnp.int32)
         x, _ = model.forward(params, jnp.asarray(tokens), *places)
         logps = jax.nn.log_softmax(jnp.einsum("btd,dv->btv", x[:, :-1], model.head_kernel(params)))
@@ -82,7 +82,7 @@ def test_new_adapters_change_no_logit(name, tmp_path) -> None:
     model, lora = CASES[name]
     base, tokens = base_of(model, tmp_path), tokens_of(model, length=40)
     trained = adapters.initial_adapters(model, lora, jax.random.key(0), base)
-    joined = adapters.joined(trained, base, lora)
+    joined = adapters.attach_lora(trained, base, lora)
     assert sum(map(is_adapted, jax.tree.leaves(joined, is_leaf=is_adapted))) == len(adapters.targeted(model, lora))
     np.testing.assert_array_equal(logits_of(joined, model, tokens), logits_of(base, model, tokens))
 
@@ -109,7 +109,7 @@ def test_logits_and_gradients_are_those_of_peft_which_reads_what_we_write(name, 
     ids = torch.tensor(tokens)
     output = theirs(ids, labels=ids)
     output.loss.backward()
-    joined = adapters.joined(trained, base, lora)
+    joined = adapters.attach_lora(trained, base, lora)
     logits = logits_of(joined, model, tokens)
     np.testing.assert_allclose(logits, output.logits.detach().numpy(), atol=2e-4, rtol=0)
     assert np.abs(logits - logits_of(base, model, tokens)).max() > 0.1, "the adapters do nothing"
@@ -132,14 +132,14 @@ def test_logits_and_gradients_are_those_of_peft_which_reads_what_we_write(name, 
 def test_merged_weights_compute_the_same_here_and_in_transformers(name, tmp_path) -> None:
     model, lora = CASES[name]
     base, trained, tokens = base_of(model, tmp_path), drawn(model, lora), tokens_of(model, length=40)
-    merged = adapters.without_adapters(adapters.joined(trained, base, lora))
+    merged = adapters.without_adapters(adapters.attach_lora(trained, base, lora))
     loss = loss_of(model, lora, base, tokens)(trained)
     assert float(loss_of(model, lora, None, tokens)(merged)) == pytest.approx(float(loss), abs=1e-5)
     hf_checkpoint.save_hf(merged, model, tmp_path / "merged")
     theirs = type(hf_model(model)).from_pretrained(tmp_path / "merged")
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits.numpy()
-    joined = adapters.joined(trained, base, lora)
+    joined = adapters.attach_lora(trained, base, lora)
     np.testing.assert_allclose(logits_of(joined, model, tokens), expected, atol=2e-4, rtol=0)
     for apart in (True, False):  # as decoding reads them
         served = model.for_decoding(joined, apart=apart)
@@ -157,7 +157,7 @@ def test_what_peft_made_is_read_and_written_again(tmp_path) -> None:
     base, tokens = base_of(model, tmp_path / "base"), tokens_of(model, length=40)
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits.numpy()
-    joined = adapters.joined(trained, base, lora)
+    joined = adapters.attach_lora(trained, base, lora)
     np.testing.assert_allclose(logits_of(joined, model, tokens), expected, atol=2e-4, rtol=0)
     save(trained, model, lora, tmp_path / "ours")
     again, same = load(tmp_path / "ours", model)
@@ -191,14 +191,14 @@ def test_a_run_over_bfloat16_is_merged_in_the_type_that_is_asked_for(name, tmp_p
     hf_checkpoint.save_hf(base, model, tmp_path / "base")
     trained = written_run(tmp_path / "run", model, base, lora, frozen.WeightsSource(str(tmp_path / "base")))
     wide = jax.tree.map(lambda x: x.astype("float32"), base)
-    exact = adapters.without_adapters(adapters.joined(trained, wide, lora))
+    exact = adapters.without_adapters(adapters.attach_lora(trained, wide, lora))
     whole = weights.load(tmp_path / "run", replace(model, param_dtype="float32"))
     jax.tree.map(np.testing.assert_array_equal, whole, exact)
     assert jax.tree.leaves(whole)[0].dtype == jnp.float32
     half = weights.load(tmp_path / "run", model)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype("bfloat16")), half, exact)
     # What is published for servers in float32 is merged so too.
-    tied = adapters.without_adapters(adapters.joined(trained, base, lora), "float32")
+    tied = adapters.without_adapters(adapters.attach_lora(trained, base, lora), "float32")
     for entry in adapters.targeted(model, lora).values():
         np.testing.assert_array_equal(adapters.at_path(tied, entry.path), adapters.at_path(exact, entry.path))
 
@@ -236,7 +236,7 @@ def test_rows_of_tokens_that_peft_trained_are_read_and_written_again(name, tmp_p
     base, tokens = base_of(model, tmp_path / "base"), tokens_of(model, length=40)
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits.numpy()
-    logits = logits_of(adapters.joined(trained, base, read), model, tokens)
+    logits = logits_of(adapters.attach_lora(trained, base, read), model, tokens)
     np.testing.assert_allclose(logits, expected, atol=2e-4, rtol=0)
     save(trained, model, read, tmp_path / "ours")
     again, same = load(tmp_path / "ours", model)
@@ -258,7 +258,7 @@ def test_peft_makes_room_for_added_tokens_by_the_tokenizer_beside_adapters(tmp_p
     tokens = np.concatenate([tokens_of(stored, length=40), np.array([[384, 387], [385, 386]])], axis=1)
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits.numpy()
-    logits = logits_of(adapters.joined(trained, base, lora), model, tokens)
+    logits = logits_of(adapters.attach_lora(trained, base, lora), model, tokens)
     np.testing.assert_allclose(logits[..., :388], expected, atol=2e-4, rtol=0)
 
 
@@ -364,7 +364,7 @@ def test_adapters_over_8_bits_train_as_over_the_numbers_that_these_are(name) -> 
         assert np.linalg.norm(x - y) < 1e-4 * np.linalg.norm(y)
     assert abs(float(loss_of(model, lora, base, tokens)(trained)) - float(ours[0])) > 1e-6
 
-    joined = adapters.joined(trained, under, lora)
+    joined = adapters.attach_lora(trained, under, lora)
     merged = adapters.without_adapters(joined)
     assert float(loss_of(model, lora, None, tokens)(merged)) == pytest.approx(float(ours[0]), abs=1e-5)
     for apart in (True, False):

@@ -15,7 +15,7 @@ from astra_jax.models.layers.elementwise import rms_norm
 from astra_jax.models.layers.embedding import embed
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run.batch import PackedBatch
-from astra_jax.run.gradients import accumulated
+from astra_jax.run.gradients import accumulate_scan
 from astra_jax.sft.step import loss_sums
 
 
@@ -92,7 +92,7 @@ def test_gradients_of_bfloat16_weights_grow_with_the_batch() -> None:
         positions = np.broadcast_to(np.arange(8, dtype=np.int32), tokens.shape)
         batch = PackedBatch(tokens_bt=tokens, loss_mask_bt=whole, segment_ids_bt=whole, positions_bt=positions)
         batch = jax.tree.map(lambda x: jnp.asarray(x).reshape(1, -1, 8), batch)
-        gradients, _ = jax.jit(partial(accumulated, partial(loss_sums, model=model)))(params, None, batch)
+        gradients, _ = jax.jit(partial(accumulate_scan, partial(loss_sums, model=model)))(params, None, batch)
         leaves = jax.tree_util.tree_flatten_with_path(gradients)[0]
         return {jax.tree_util.keystr(path): float(jnp.linalg.norm(x.astype(jnp.float32))) for path, x in leaves}
 

@@ -154,7 +154,7 @@ def test_the_rows_that_a_run_here_trained_extend_the_base(tmp_path) -> None:
     drawn = jax.tree.map(lambda x: x + 0.1, begun)
     save(drawn, model, lora, tmp_path / "adapter")
     found, params = merged(tmp_path / "adapter", base)
-    whole = adapters.joined(drawn, weights.load(base, model, rows=131), lora)
+    whole = adapters.attach_lora(drawn, weights.load(base, model, rows=131), lora)
     tokens = np.array([[1, 131, 134, 7]])
     np.testing.assert_allclose(logits_of(params, found, tokens), logits_of(whole, model, tokens), atol=1e-5, rtol=0)
 

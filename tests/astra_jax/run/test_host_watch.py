@@ -196,11 +196,11 @@ HUNG = """
 import sys, time
 import jax
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
-from astra_jax.run.hosts import HostWatch, reached
+from astra_jax.run.hosts import HostWatch, heartbeat
 with HostWatch(3.0, 2.0):
-    reached(1)
+    heartbeat(1)
     if sys.argv[2] == "0":
-        reached(2)
+        heartbeat(2)
     time.sleep(60)
 """
 
@@ -212,19 +212,19 @@ jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_
 from jax.sharding import NamedSharding, PartitionSpec
 from astra_jax.mesh import make_mesh
 from astra_jax.run.checkpoints import Checkpointer, CheckpointError
-from astra_jax.run.hosts import HostWatch, failure_of_any, reached
+from astra_jax.run.hosts import HostWatch, allgather_exception, heartbeat
 halves = NamedSharding(make_mesh(fsdp=2), PartitionSpec("fsdp"))
 weights = {"w": jax.jit(lambda: jax.random.normal(jax.random.key(0), (512, 512)), out_shardings=halves)()}
 checkpointer = Checkpointer(sys.argv[3])
 with HostWatch(3.0, 300.0):
-    reached(1)
+    heartbeat(1)
     if sys.argv[2] == "1":
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))
     try:
         checkpointer.save(1, params=weights, state=weights, extra={})
         checkpointer.wait()
     except CheckpointError as error:
-        raise failure_of_any(error) from None
+        raise allgather_exception(error) from None
 """
 
 
@@ -237,12 +237,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from astra_jax.mesh import make_mesh
 from astra_jax.run.checkpoints import Checkpointer
-from astra_jax.run.hosts import HostWatch, reached
+from astra_jax.run.hosts import HostWatch, heartbeat
 halves = NamedSharding(make_mesh(fsdp=2), PartitionSpec("fsdp"))
 def weights(seed):
     return {"w": jax.jit(lambda: jax.random.normal(jax.random.key(seed), (512, 64)), out_shardings=halves)()}
 with HostWatch(3.0, 60.0):
-    reached(1)
+    heartbeat(1)
     checkpointer = Checkpointer(sys.argv[3], keep_states=3)
     for step in (1, 2, 3):
         checkpointer.save(step, params=weights(step), state=weights(step + 10), extra={"step": step})

@@ -107,7 +107,7 @@ def test_a_checkpoint_holds_the_adapters_and_says_of_the_weights_where_and_what_
 def test_the_folder_of_a_run_is_read_as_whole_weights(world, whole) -> None:
     workdir, result = whole
     model = world[0]
-    expected = adapters.without_adapters(adapters.joined(result.params, result.base, LORA))
+    expected = adapters.without_adapters(adapters.attach_lora(result.params, result.base, LORA))
     equal(weights.load(workdir / "checkpoints", model), expected)
     half = dataclasses.replace(model, param_dtype="bfloat16")  # as it may be served
     equal(weights.load(workdir / "checkpoints", half), jax.tree.map(lambda x: x.astype("bfloat16"), expected))
@@ -135,7 +135,7 @@ def test_rows_of_tokens_that_the_weights_have_none_for_are_trained_beside_adapte
     assert run_identity(sft=settings_of(config))["sft.lora.tokens"] == list(lora.tokens)
     assert "sft.lora.tokens" not in run_identity(sft=settings_of(CONFIG))
 
-    whole = adapters.without_adapters(adapters.joined(result.params, first, lora))
+    whole = adapters.without_adapters(adapters.attach_lora(result.params, first, lora))
     np.testing.assert_array_equal(whole["embed_vd"][jnp.array(lora.tokens)], rows)
     others = jnp.delete(jnp.arange(model.vocab_size), jnp.array(lora.tokens))
     np.testing.assert_array_equal(whole["embed_vd"][others], first["embed_vd"][others])
@@ -165,8 +165,8 @@ def test_a_run_continues_an_adapter_of_peft(more, world, tmp_path) -> None:
         return train(changed, model, starting(first), data, tokenizer, tmp_path / "run", origin=origin, progress=False)
 
     result = run(1, 0.0)
-    whole = adapters.without_adapters(adapters.joined(result.params, first, own))
-    equal(whole, adapters.without_adapters(adapters.joined(loaded, first, theirs)))
+    whole = adapters.without_adapters(adapters.attach_lora(result.params, first, own))
+    equal(whole, adapters.without_adapters(adapters.attach_lora(loaded, first, theirs)))
     at = jnp.array([own.tokens.index(token) for token in theirs.tokens])
     np.testing.assert_array_equal(result.params["embed_vd"]["rows_id"][at], loaded["embed_vd"]["rows_id"])
     assert frozen.read(tmp_path / "run" / "checkpoints").origin == origin
@@ -213,7 +213,7 @@ def test_a_run_over_8_bits_is_near_one_over_whole_weights_and_goes_on_to_the_bit
     assert losses != others
     np.testing.assert_allclose(losses, others, rtol=0.01)
 
-    expected = adapters.without_adapters(adapters.joined(result.params, result.base, config.lora))
+    expected = adapters.without_adapters(adapters.attach_lora(result.params, result.base, config.lora))
     equal(weights.load(tmp_path / "whole" / "checkpoints", world[0]), expected)
     assert frozen.read(tmp_path / "whole" / "checkpoints").digests == frozen.read(whole[0] / "checkpoints").digests
     changed = jax.tree.map(jnp.copy, world[1])
@@ -294,7 +294,7 @@ def test_the_command_merges_and_writes_what_peft_reads(world, whole, tmp_path) -
         merged = convert(f"--from_orbax={source}", f"--to_hf={tmp_path / 'hf'}")
         assert merged.code == 0, merged.errors
         written = hf_checkpoint.load_hf(tmp_path / "hf", model)
-        equal(written, adapters.without_adapters(adapters.joined(result.params, first, LORA)))
+        equal(written, adapters.without_adapters(adapters.attach_lora(result.params, first, LORA)))
         alone = convert(f"--from_orbax={source}", f"--to_peft={tmp_path / 'peft'}")
         assert alone.code == 0 and "parameters of adapters to" in alone.out, alone.errors
         lora, params = peft.load(tmp_path / "peft", model)
