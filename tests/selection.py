@@ -223,6 +223,7 @@ which collecting takes one."""
 NIGHTLY: frozenset[str] = frozenset(
     {
         # Synthesis over machines, and over hours.
+        "launch/test_ray_program.py",
         "synthesis/pipeline/test_ray_machines.py",
         "synthesis/pipeline/test_chaos.py",
         "synthesis/pipeline/test_noise.py",

@@ -51,7 +51,7 @@ STARTED_BY = {
         "launch/test_lora_program.py",
         "launch/test_rehearse.py",
     ),
-    "launch.trajectories": ("launch/test_trajectories_program.py", "synthesis/pipeline/test_ray_cluster.py"),
+    "launch.trajectories": ("launch/test_trajectories_program.py", "launch/test_ray_program.py"),
     "launch.watch": ("launch/test_watch.py",),
 }
 """The tests that start each program as its users do, below tests/."""

@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,19 @@ from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.records import Answer
 from synthesis.core.stages import Rejected, Transient
 from synthesis.pipeline.ray_cluster import TRIES
+
+
+@contextmanager
+def two_cpus() -> Iterator[str]:
+    """Start a Ray of two CPUs, which this process joins; yield its address."""
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    context = ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    try:
+        yield context.address_info["address"]
+    finally:
+        ray.shutdown()
 
 
 async def mixed(number: int, folder: Path, processes: int, sandbox: None) -> list[Answer]:

@@ -6,9 +6,6 @@ import os
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext, suppress
 from functools import partial
@@ -16,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_work import broken, deadly, keyed, mixed, noted_pool, refused, unopened
+from ray_work import broken, deadly, keyed, mixed, noted_pool, refused, two_cpus, unopened
 from secrets_world import MARK, in_files
 
 from sandbox import SandboxConfig, SandboxPool
@@ -29,27 +26,14 @@ from synthesis.pipeline.context import in_sandbox
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.ray_cluster import TRIES, RayCluster, RayUnavailable
 
-ROOT = Path(__file__).parents[3]
 ray: Any = pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module")
-def tpu_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A machine's TPU logs, which Ray reads through a link that every program that joins it makes anew."""
-    folder = tmp_path_factory.mktemp("tpu_logs").resolve()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TPU_LOG_DIR", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def address(tpu_logs: Path) -> Iterator[str]:
+def address() -> Iterator[str]:
     """The address of a Ray of two CPUs, which this process has joined."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    context = ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
-    assert Path(ray.worker.global_worker.node.get_logs_dir_path(), "tpu_logs").resolve() == tpu_logs
-    yield context.address_info["address"]
-    ray.shutdown()
+    with two_cpus() as found:
+        yield found
 
 
 async def stage(
@@ -148,53 +132,6 @@ async def test_environments_have_the_same_bytes_when_their_workers_are_killed(ad
     assert made[0] == made[1] and sum(made[0].counts.values()) > 3
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
     assert rows(tmp_path / "there" / "journal.sqlite") == rows(tmp_path / "here" / "journal.sqlite")
-
-
-@pytest.mark.slow
-def test_a_killed_run_of_the_program_resumes_and_does_nothing_twice(
-    address: str, tpu_logs: Path, tmp_path: Path
-) -> None:
-    settings = ("--config.trajectories=6", "--config.proposals=3", "--config.sources=[]", "--config.mcp_share=0",
-                '--config.fact_servers=["numbers", "elements", "http"]', "--config.min_tools=2")  # fmt: skip
-    on_ray = ("--executor=ray", f"--ray_address={address}", "--ray_workers=2")
-    lost, journal = tmp_path / "there", Path("journals", "trajectories.sqlite")
-
-    def start(workdir: Path, *more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "launch.trajectories", f"--workdir={workdir}", *settings, *more]
-        return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-    def said(process: subprocess.Popen[str], workdir: Path) -> str:
-        out, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-3000:]
-        return out.replace(str(workdir), "WORKDIR")
-
-    def finished() -> int:
-        try:
-            with closing(sqlite3.connect(f"file:{lost / journal}?mode=ro", uri=True)) as db:
-                return int(db.execute("SELECT count(*) FROM done").fetchone()[0])
-        except sqlite3.OperationalError:  # not made yet
-            return 0
-
-    killed = start(lost, *on_ray)
-    while finished() < 30:
-        assert killed.poll() is None, killed.communicate()[1][-3000:]
-        with (tpu_logs / "tpu_driver.INFO").open("a") as log:
-            log.write("what another program says to its chip\n")
-        time.sleep(0.02)
-    killed.kill()
-    assert "chip" not in killed.communicate()[0] and not (lost / "trajectories").exists()
-    with closing(sqlite3.connect(lost / journal)) as db:  # whoever does a finished input again is stopped
-        db.execute(
-            "CREATE TRIGGER twice BEFORE INSERT ON done WHEN EXISTS "
-            "(SELECT 1 FROM done WHERE stage = NEW.stage AND key = NEW.key) "
-            "BEGIN SELECT RAISE(ABORT, 'done twice'); END"
-        )
-    assert said(start(lost, *on_ray), lost) == said(start(tmp_path / "here"), tmp_path / "here")
-    assert rows(lost / journal) == rows(tmp_path / "here" / journal)
-    for name in ("servers", "chains", "tasks", "trajectories", "graphs"):
-        one, other = [{path.name: path.read_bytes() for path in (folder / name).iterdir()} for folder in
-                      (lost, tmp_path / "here")]  # fmt: skip
-        assert one == other and one
 
 
 async def test_a_sandbox_services_key_is_in_no_log_nor_state_of_ray(address: str) -> None:
