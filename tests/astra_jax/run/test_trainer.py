@@ -465,9 +465,21 @@ def test_a_checkpoint_of_the_version_before_is_of_the_same_run() -> None:
         "grpo.micro_batch_rows": 1,
         "grpo.row_buckets": [4096],
         "grpo.mini_batches": 1,
+        "grpo.delta": 0.01,
+        "grpo.objective.normalisation": "batch",
+        "grpo.objective.proximal": "trainer",
+        "grpo.max_faults": 3,
         "model.param_dtype": "float32",
     }
-    now = {"sft.batch_size": 32, "grpo.batch_size": 256, "grpo.mini_batches": 1, "model.param_dtype": "float32"}
+    now = {
+        "sft.batch_size": 32,
+        "grpo.batch_size": 256,
+        "grpo.mini_batches": 1,
+        "grpo.min_reward_std": 0.01,
+        "grpo.objective.loss_agg_mode": "batch",
+        "grpo.objective.ratio_reference": "trainer",
+        "model.param_dtype": "float32",
+    }
     check_same_run(before, now, "DIR")
     with pytest.raises(WorkdirError, match="sft.batch_size is 32 there, 16 here"):
         check_same_run(before, now | {"sft.batch_size": 16}, "DIR")
