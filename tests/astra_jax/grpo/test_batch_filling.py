@@ -183,14 +183,14 @@ def test_a_group_is_left_out_for_its_true_reason_whatever_the_scale_of_rewards(s
     assert (buffer.counts.voided, buffer.counts.equal, buffer.counts.within_delta, buffer.counts.valid) == (2, 1, 2, 1)
     assert buffer.counts.largest_deviation == pytest.approx(0.004 * scale)
     assert buffer.summary == (
-        "6 groups sampled, 1 valid, 1 of equal rewards, 2 with a reward deviation up to delta "
-        f"(largest {0.004 * scale:.3g}, delta {0.01 * scale:g}), 2 with fewer than two scored episodes"
+        "6 groups sampled, 1 valid, 1 of equal rewards, 2 with a reward deviation up to min_reward_std "
+        f"(largest {0.004 * scale:.3g}, min_reward_std {0.01 * scale:g}), 2 with fewer than two scored episodes"
     )
 
 
 def test_a_delta_that_no_group_could_exceed_is_refused() -> None:
     for reward, delta in (("f1:0.001", 0.01), ("f1", 0.5), ("f1:0.3,format:-0.3", 0.3)):
-        with pytest.raises(SettingError, match=r"delta is .*; use a number below .* no batch could be filled"):
+        with pytest.raises(SettingError, match=r"min_reward_std is .*; use a number below .* no batch could be filled"):
             GRPOConfig(min_reward_std=delta, episode=EpisodeConfig(reward=reward))
     GRPOConfig(min_reward_std=5.0, episode=EpisodeConfig(reward="f1:1000"))
     GRPOConfig(min_reward_std=1e-4, episode=EpisodeConfig(reward="f1:0.001"))

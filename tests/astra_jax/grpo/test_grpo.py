@@ -630,7 +630,7 @@ def test_bad_configs_are_refused():
         dataclasses.replace(CONFIG, row_buckets=(64,))
     with pytest.raises(ValueError, match="max_groups_per_step is 1, batch_size 2: no batch could be filled"):
         dataclasses.replace(CONFIG, max_groups_per_step=1)
-    with pytest.raises(ValueError, match="delta is 0.5; use a number .* no batch could be filled"):
+    with pytest.raises(ValueError, match="min_reward_std is 0.5; use a number .* no batch could be filled"):
         dataclasses.replace(CONFIG, min_reward_std=0.5)
     with pytest.raises(ValueError, match="mini_batches is 3, which does not divide batch_size"):
         dataclasses.replace(CONFIG, mini_batches=3)
