@@ -225,7 +225,7 @@ def test_pages_of_other_sites_cannot_call(port) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         status, answer = call(port, wanted(), Content_Type=kind)
         assert status == 415 and "send application/json" in answer["error"], kind
-    status, headers, _ = send(port, "OPTIONS", "/call", headers={"WeightsSource": "http://evil.example"})
+    status, headers, _ = send(port, "OPTIONS", "/call", headers={"Origin": "http://evil.example"})
     assert status == 403 and not any(name.startswith("Access-Control") for name in headers)
 
 

@@ -257,7 +257,7 @@ def test_the_page_gives_nothing_but_the_run_and_to_nobody_else(page) -> None:
         ("/episodes/../run.json", {}, 404),
         ("/episodes/..%2F..%2Fetc/passwd", {}, 404),
         ("/", {"Host": "evil.example"}, 403),
-        ("/", {"WeightsSource": "http://evil.example"}, 403),
+        ("/", {"Origin": "http://evil.example"}, 403),
     ):
         connection = http.client.HTTPConnection("127.0.0.1", int(address.rpartition(":")[2].strip("/")), timeout=30)
         connection.request("GET", path, headers=headers)

@@ -95,11 +95,11 @@ FOREIGN = {
     "another host": ({"Host": "evil.example"}, 403, "the host 'evil.example' is not this machine"),
     "a longer host": ({"Host": "127.0.0.1.evil.example"}, 403, "is not this machine"),
     "no host": ({"Host": "["}, 403, "is not this machine"),
-    "another site": ({"WeightsSource": "https://evil.example"}, 403, "this service's own pages only"),
-    "another port": ({"WeightsSource": "http://127.0.0.1:1"}, 403, "own pages only"),
-    "a page without a site": ({"WeightsSource": "null"}, 403, "own pages only"),
+    "another site": ({"Origin": "https://evil.example"}, 403, "this service's own pages only"),
+    "another port": ({"Origin": "http://127.0.0.1:1"}, 403, "own pages only"),
+    "a page without a site": ({"Origin": "null"}, 403, "own pages only"),
     "another name for it": (
-        {"Host": "evil.example", "WeightsSource": "http://evil.example"},
+        {"Host": "evil.example", "Origin": "http://evil.example"},
         403,
         "is not this machine",
     ),
@@ -130,7 +130,7 @@ async def test_what_other_sites_can_send_is_refused(case: str) -> None:
 
 async def test_this_machine_is_answered_by_each_of_its_names() -> None:
     async with echoing() as (service, url):
-        for headers in ({}, {"Host": "localhost:9"}, {"Host": "[::1]"}, {"WeightsSource": url}):
+        for headers in ({}, {"Host": "localhost:9"}, {"Host": "[::1]"}, {"Origin": url}):
             assert await post(url, headers=JSON | headers) == (200, {"length": 2})
         typed = {"Content-Type": "application/json; charset=utf-8"}
         assert (await post(url, headers=typed))[0] == 200
@@ -140,8 +140,8 @@ async def test_with_a_token_any_host_and_still_no_other_site() -> None:
     async with echoing(token="right") as (service, url):
         right = JSON | {"Authorization": "Bearer right", "Host": "far.example"}
         assert (await post(url, headers=right))[0] == 200
-        assert (await post(url, headers=right | {"WeightsSource": "https://far.example"}))[0] == 200
-        assert (await post(url, headers=right | {"WeightsSource": "https://evil.example"}))[0] == 403
+        assert (await post(url, headers=right | {"Origin": "https://far.example"}))[0] == 200
+        assert (await post(url, headers=right | {"Origin": "https://evil.example"}))[0] == 403
         assert (await post(url, headers=JSON | {"Host": "far.example"}))[0] == 401
         assert service.handled == 2
 

@@ -192,8 +192,8 @@ async def test_pages_of_other_sites_run_nothing(pool: SandboxPool) -> None:
         for path in ("/call", "/run_code"):
             for headers in (
                 {"Host": "evil.example"},
-                {"WeightsSource": "http://evil.example"},
-                {"WeightsSource": "null"},
+                {"Origin": "http://evil.example"},
+                {"Origin": "null"},
             ):
                 status, body, _ = await post(url + path, call, headers=headers)
                 assert status == 403 and ("is not this machine" in body["error"] or "own pages" in body["error"])

@@ -268,7 +268,7 @@ async def test_who_may_sample_may_not_sync(worlds, servers, tmp_path) -> None:
         item = {"item": str(world.folder / "policy" / "5" / "params"), "version": "r1:6"}
         for headers, words in (
             ({"X_Astra_Sync_Key": KEY}, "another key than that of this server's ASTRA_SYNC_KEY_FILE"),
-            ({"WeightsSource": "http://evil.example"}, "pages of other sites"),
+            ({"Origin": "http://evil.example"}, "pages of other sites"),
         ):
             status, answer = post(server, "/v1/policy/sync", item, **headers)
             assert status == 403 and words in answer["error"], answer

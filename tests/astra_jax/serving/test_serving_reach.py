@@ -27,7 +27,7 @@ def test_pages_of_other_sites_draw_nothing(tokenizer) -> None:
         for headers, status in (
             ({}, 200),
             ({"Host": "evil.example"}, 403),
-            ({"WeightsSource": "http://evil.example"}, 403),
+            ({"Origin": "http://evil.example"}, 403),
             ({"Content-Type": "text/plain"}, 415),
         ):
             sent = {"Content-Type": "application/json"} | headers
