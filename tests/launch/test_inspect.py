@@ -218,9 +218,9 @@ def test_a_bad_call_is_refused_by_name(port, body: Any, status: int, words: str)
 
 def test_pages_of_other_sites_cannot_call(port) -> None:
     own = f"127.0.0.1:{port}"
-    assert call(port, wanted(), WeightsSource=f"http://{own}")[0] == 200
+    assert call(port, wanted(), Origin=f"http://{own}")[0] == 200
     for origin in ("http://evil.example", f"http://127.0.0.1:{port + 1}", "null", f"http://{own}.evil.example", ""):
-        status, answer = call(port, wanted(), WeightsSource=origin)
+        status, answer = call(port, wanted(), Origin=origin)
         assert status == 403 and "own pages only" in answer["error"], origin
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         status, answer = call(port, wanted(), Content_Type=kind)
@@ -231,7 +231,7 @@ def test_pages_of_other_sites_cannot_call(port) -> None:
 
 def test_a_name_that_was_given_this_address_reaches_nothing(port) -> None:
     """DNS rebinding: there Origin and Host agree."""
-    status, answer = call(port, wanted(), Host="evil.example", WeightsSource="http://evil.example")
+    status, answer = call(port, wanted(), Host="evil.example", Origin="http://evil.example")
     assert status == 403 and "'evil.example' is not this machine" in answer["error"]
     for host, status in (("evil.example:8800", 403), ("127.0.0.1.evil.example", 403), ("[", 403), ("localhost:9", 200)):
         assert send(port, "GET", "/", headers={"Host": host})[0] == status, host
@@ -259,7 +259,7 @@ def test_beyond_loopback_a_token_is_needed(dataset, refused, tmp_path) -> None:
         for given in (basic(TOKEN), f"Bearer {TOKEN}"):
             assert send(port, "GET", "/", headers={"Authorization": given, "Host": "far.example"})[0] == 200
             assert call(port, wanted(), Authorization=given)[0] == 200
-        assert call(port, wanted(), Authorization=basic(TOKEN), WeightsSource="http://evil.example")[0] == 403
+        assert call(port, wanted(), Authorization=basic(TOKEN), Origin="http://evil.example")[0] == 403
 
 
 def test_every_answer_forbids_what_is_not_its_own(port) -> None:
