@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from synthesis.core.records import Language
+from synthesis.core.typed import decode_json
 from synthesis.environments.dependency_graph import signature_of
 from synthesis.environments.teacher_answers import ToolDocumentAnswer, WorldAnswer, WorldRow, WorldStep, WorldTable
 from synthesis.pipeline.partition import Partition, Split
@@ -72,7 +73,7 @@ def packaged_tasks() -> tuple[PackagedTask, ...]:
     _, *lines = gzip.decompress(WORLDS.read_bytes()).splitlines()
     return tuple(
         PackagedTask(kind, world, task, signature_of(task.sub_questions), task.sub_questions[0].subjects)
-        for kind in (msgspec.json.decode(line, type=_Kind) for line in lines)
+        for kind in (decode_json(line, _Kind) for line in lines)
         for world in kind.worlds
         for task in world.tasks
     )
