@@ -20,6 +20,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from astra_jax.models.model import Model
+from astra_jax.models.qwen3.presets import Qwen3Config
 from configs.quickstart import PROFILES
 from configs.training import PRESETS
 from launch.flags.cli import setting_names
@@ -129,6 +131,8 @@ def example(annotation: Any, limits: tuple[Any, ...] = ()) -> Any:
 
 def made(kind: type) -> Any:
     """A configuration of this class, or one that derives from it: its defaults, and examples of what has none."""
+    if kind is Model:
+        kind = Qwen3Config
     kind = kind if not inspect.isabstract(kind) else next(one for one in configurations() if issubclass(one, kind))
     fields = [one for one in dataclasses.fields(kind) if one.init]
     wanted = {

@@ -256,7 +256,7 @@ class InBucket:
 
 @dataclass
 class _Renewals:
-    """Renewals of a bucket's lock, timed by this machine's clock, as in `leases.py`.
+    """Renewals of a bucket's lock, timed by this machine's clock, as in `synthesis/core/leases.py`.
 
     Attributes:
         holder: what it says of the process that holds it, or held it last.

@@ -65,6 +65,15 @@ def loop_seconds(act: Callable[[], object]) -> float:
     return min(_spent(act) / max(slowness(), slowness()) for _ in range(5))
 
 
+def grows_as_the_text(read: Callable[[str], object], text: str) -> bool:
+    """Return whether reading a text takes at most three times as long as reading its first half.
+
+    A pause of the machine may fall into one measurement, so up to five pairs are measured.
+    """
+    half = text[: len(text) // 2]
+    return any(loop_seconds(lambda: read(text)) < 3 * loop_seconds(lambda: read(half)) + 0.01 for _ in range(5))
+
+
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """What runs within takes no more processor time of the process.

@@ -189,7 +189,7 @@ async def test_a_wrong_address_is_reported_to_all_requests_at_once(
     script: Script | None, form: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It took as many times as long as there were requests, since each found out for itself."""
-    monkeypatch.setattr(Endpoint, "STARTUP_SECONDS", 0.5)
+    monkeypatch.setattr(Endpoint, "STARTUP_SECONDS", 2.0)
     monkeypatch.setattr(Endpoint, "TELL_SECONDS", (0.1, 30.0))
     async with served(script or _page, answer_form=form) as (teacher, _):
         if script is None:
