@@ -166,11 +166,8 @@ def start(folder: str, since: str) -> dict[str, float]:
 
     class Clock(Hook):
         def after_update(self, run: Any, state: Any, batch: Any, row: Any) -> None:
-            on_step(state.step)
-
-    def on_step(number: int) -> None:
-        first.setdefault("seconds", time.time() - float(since))
-        os.kill(os.getpid(), signal.SIGTERM)
+            first.setdefault("seconds", time.time() - float(since))
+            os.kill(os.getpid(), signal.SIGTERM)
 
     train(config, model, lambda: model.init(jax.random.key(0)), workdir / "data", tokenizer, workdir / "run",
           progress=False, hooks=[Clock()])  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 
 from astra_jax.grpo.config import GRPOConfig
@@ -10,7 +11,7 @@ from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, longest_task
 from astra_jax.rollout.sessions import reset_env, with_timeout
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Sandbox, SandboxError
-from synthesis.core.environment import AnyEnvironment, ToolsUnavailable, solve_rate_of
+from synthesis.core.environment import AnyEnvironment, ToolsUnavailable, fingerprint, solve_rate_of
 from synthesis.core.own_objects import OwnEnvironment
 from synthesis.core.own_workers import OwnCodeError
 from synthesis.core.plays import paid_guesses
@@ -174,6 +175,11 @@ class _Plays:
             f"environment {environment.id}: its tool {guess.tool}, called with the guess {dict(guess.arguments)}, "
             f"gives the answer to its sub-question {guess.step.id}, so that guesses would be rewarded"
         )
+
+
+def digest_of_environments(environments: Sequence[AnyEnvironment]) -> str:
+    """Return a digest of environments in their order, as hexadecimal SHA-256."""
+    return hashlib.sha256(b"".join(map(fingerprint, environments))).hexdigest()
 
 
 def check_rewards(environments: Sequence[AnyEnvironment], config: EpisodeConfig) -> None:

@@ -10,7 +10,6 @@ and the embedded engine's caches are emptied afterwards.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections import Counter
@@ -22,13 +21,14 @@ from etils import epath
 
 from astra_jax.evaluation.episodes import INFRASTRUCTURE, EvalConfig, run_episodes, summarise_by_kind
 from astra_jax.grpo.config import GRPOConfig
+from astra_jax.grpo.environments import digest_of_environments
 from astra_jax.grpo.journal import BatchJournal, Journals
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.sampler import Sampler
 from astra_jax.run.digests import digest_of_json
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from synthesis.core.environment import AnyEnvironment, fingerprint, kind_of, prompt_of
+from synthesis.core.environment import AnyEnvironment, kind_of, prompt_of
 from synthesis.core.files import write_text
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.refusals import InputError
@@ -82,7 +82,7 @@ class HeldOutEvaluation:
         self._is_known = False
         self.summary = ""
         settings = [{**asdict(one), "concurrency": None} for one in self._modes.values()]  # independent of concurrency
-        shown = hashlib.sha256(b"".join(map(fingerprint, environments))).hexdigest()
+        shown = digest_of_environments(environments)
         self._identity = digest_of_json({"environments": shown, "settings": settings, "tokenizer": tokenizer.digest})
         self._journals = Journals(folder, run, self._identity)
 

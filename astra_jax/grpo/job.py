@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from astra_jax.grpo.config import ROOM, GRPOConfig
-from astra_jax.grpo.environments import check_environments, select_environments
+from astra_jax.grpo.environments import check_environments, digest_of_environments, select_environments
 from astra_jax.grpo.held_out import check_apart
 from astra_jax.grpo.losses import objective_function
 from astra_jax.grpo.packing import bucket_for
@@ -34,12 +33,12 @@ from astra_jax.run.compiler import check_options
 from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import model_settings, run_identity, settings_of
 from astra_jax.run.matmuls import check_matmul
-from astra_jax.run.state import TrainState
+from astra_jax.run.state import TrainState, digest_of_weights
 from astra_jax.run.summary import RunSummary
 from astra_jax.run.trainer import RunContext, StopReason
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from synthesis.core.environment import AnyEnvironment, fingerprint
+from synthesis.core.environment import AnyEnvironment
 from synthesis.core.refusals import InputError
 
 
@@ -142,7 +141,7 @@ async def prepare(
     identity = run_identity(
         grpo=settings,
         model=model_settings(model),
-        environments=_digest(environments) if replay is None else replay.environments,
+        environments=digest_of_environments(environments) if replay is None else replay.environments,
         tokenizer=tokenizer.digest,
     )
     if replay is None:
@@ -166,10 +165,6 @@ def _check_model(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mes
     return longest
 
 
-def _digest(environments: Sequence[AnyEnvironment]) -> str:
-    return hashlib.sha256(b"".join(map(fingerprint, environments))).hexdigest()
-
-
 def reference_params(run: RunContext, start: Callable[[], Params], state: TrainState) -> Params | None:
     """Return the weights that the run started from, for the KL term, beside the optimizer's statistics in memory.
 
@@ -187,7 +182,7 @@ def reference_params(run: RunContext, start: Callable[[], Params], state: TrainS
     if run.saved is None:
         return moments.away(state.params) if is_on_host else jax.tree.map(jnp.copy, state.params)
     found = start()
-    if TrainState(0, found, None, None, config.lora).digest() != started_from:
+    if digest_of_weights(found, {}) != started_from:
         why = "were other ones" if started_from else "are not recorded: an earlier version of the program saved it"
         raise WeightsError(
             f"objective.kl_coef is set, and the weights that {run.folder} started from {why}; give "

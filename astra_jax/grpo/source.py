@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -71,7 +71,7 @@ class RolloutSource:
         Raises:
             Exception: sampling failed, on any host; the state is saved.
         """
-        if not await self._run.wait(_on_first(self._batches.fill(state.step, self._show_missing)), state):
+        if not await self._run.wait(_on_first(self._batches.fill, state.step, self._show_missing), state):
             return None
         batch = await asyncio.to_thread(on_every_host, self._batches.take() if is_first() else None)
         if batch is None:
@@ -95,7 +95,7 @@ class RolloutSource:
             Exception: a server could not load them; the state is saved.
         """
         digest = state.digest()  # every host takes part
-        await self._run.collective(_on_first(self._batches.follow(state.step, digest)), save=state)
+        await self._run.collective(_on_first(self._batches.follow, state.step, digest), save=state)
         # A copy if sampling continues during the next update, which donates these arrays.
         is_copied = bool(self._config.async_steps) and self._policy.aliases_params
         weights = state.inference_params(copied=is_copied)
@@ -104,7 +104,7 @@ class RolloutSource:
     async def evaluate_if_due(self, state: TrainState) -> None:
         """Log the rewards of the current weights on held-out environments. Raises as `next_batch`."""
         if self._is_evaluated and self._run.stopped is None:
-            await self._run.wait(_on_first(self._evaluate(state)), state)
+            await self._run.wait(_on_first(self._evaluate, state), state)
 
     async def _evaluate(self, state: TrainState) -> None:
         assert self._evaluation is not None, "it is there on the first host"
@@ -279,10 +279,7 @@ class JournalCleanup(Hook):
             self._journals.forget()
 
 
-def _on_first(work: Awaitable[None]) -> Awaitable[None]:
-    """Return the work on the first host, and no work on the others."""
+async def _on_first(work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    """Await `work(*arguments)` on the first host; nothing on the others."""
     if is_first():
-        return work
-    if asyncio.iscoroutine(work):
-        work.close()
-    return asyncio.sleep(0)
+        await work(*arguments)

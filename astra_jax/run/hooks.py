@@ -119,9 +119,15 @@ class Hooks:
         """Return whether a hook with an interval is due after this step."""
         return any(step % every == 0 or step == last for every in self._intervals)
 
-    def call(self, point: str, run: Run, state: TrainState, *arguments: Any) -> list[Any]:
-        """Call one method of all hooks; return their results."""
-        return [self._call(hook, point, run, state, *arguments) for hook in self._hooks]
+    def call(self, point: str, run: Run, state: TrainState, *arguments: Any) -> None:
+        """Call one method of all hooks."""
+        for hook in self._hooks:
+            self._call(hook, point, run, state, *arguments)
+
+    def report_failures(self) -> None:
+        """Print how often each hook failed whose failures do not end a run."""
+        for name, count in self.failures.items():
+            say_beside_bars(f"warning: hook {name} failed {count} times in this process")
 
     def call_due(self, point: str, last: int, run: Run, state: TrainState, batch: Any, row: dict[str, float]) -> None:
         """Call `measure` or `after_update` of the hooks that are due; what they return is added to `row`."""

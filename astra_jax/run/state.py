@@ -50,6 +50,16 @@ class TrainState:
         """Return a digest of all weights, bit for bit. On several hosts each must call it at the same step."""
         step, digest = self._digest
         if step != self.step:
-            digest = digest_of_json(digests_of(named(self.params)) | {"frozen": dict(self.base_digests)})
+            digest = digest_of_weights(self.params, self.base_digests)
             self._digest = self.step, digest
         return digest
+
+
+def digest_of_weights(params: Params, base_digests: Mapping[str, str]) -> str:
+    """Return a digest of weights, bit for bit. On several hosts each must call it.
+
+    Args:
+        params: all weights, or adapters.
+        base_digests: digest of each array under adapters; empty without them.
+    """
+    return digest_of_json(digests_of(named(params)) | {"frozen": dict(base_digests)})

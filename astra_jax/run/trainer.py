@@ -468,6 +468,7 @@ class RunContext:
         if self._saves and self.stopped is not None:
             self.save(state)
         self._hooks.call("on_stop", self, state)
+        self._hooks.report_failures()
 
     def _now(self) -> float:
         """Seconds since the epoch by a clock that does not jump when the machine's is set."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # --help does not wait for it
     from synthesis.pipeline.embedding import Embedder
     from synthesis.pipeline.executors import Executor
     from synthesis.pipeline.ray_cluster import RayCluster
+    from synthesis.pipeline.teacher import Teacher
 
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(teachers)
@@ -54,11 +55,14 @@ async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
     Raises:
         cli.UsageError: flags contradict each other or have bad values.
     """
-    from synthesis.offline.teacher import OfflineTeacher
     from synthesis.pipeline.executors import Executor
 
     sandbox = _cluster() if _EXECUTOR.value == "ray" else _here()
-    teacher = teachers.endpoint_from_flags(workdir) or OfflineTeacher()
+    teacher: Teacher | None = teachers.endpoint_from_flags(workdir)
+    if teacher is None:
+        from synthesis.offline.teacher import OfflineTeacher  # the demo: only where it is asked for
+
+        teacher = OfflineTeacher()
     with _kept(teachers.embedder_from_flags(), workdir) as embedder:
         async with sandbox as opened:
             yield Executor(teacher, opened, embedder)

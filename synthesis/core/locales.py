@@ -1,8 +1,9 @@
 """Numbers, dates and times of other languages, rewritten in the notation that `quantities` and `dates` read.
 
 Number signs, multipliers, units, currencies and months are those of the Unicode CLDR (through Babel); all else is in
-`locale_words`. A language is loaded when it is first asked for, Babel with the first: a process that reads only English
-and Chinese loads neither. Every rewriting is one pass over the text.
+`locale_words`. A language is loaded when it is first asked for, Babel with the first. English needs neither; Chinese
+needs Babel's names of places, when a Chinese name is first found within a text. Every rewriting is one pass over the
+text.
 """
 
 from __future__ import annotations

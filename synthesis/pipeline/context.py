@@ -1,4 +1,4 @@
-"""What the stages of a run are given, and the one way in which they ask the teacher."""
+"""Context of the stages of a run: its teacher and sandbox, and the one way to ask the teacher."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 
 Key = str | tuple[object, ...]
-"""What a request is about: a text, or parts that have one."""
+"""Subject of a request: a text, or parts that have one."""
 
 
 class TrackSettings(Protocol):
-    """What every track's configuration has.
+    """Settings of every track.
 
     Attributes:
         attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
@@ -46,7 +46,7 @@ S = TypeVar("S", bound=TrackSettings)
 
 @dataclass(frozen=True)
 class Context(Generic[S]):
-    """What every stage of one run is given; each track adds its own."""
+    """Context of every stage of one run; each track adds its own fields."""
 
     config: S
     teacher: Teacher
@@ -59,7 +59,7 @@ class Context(Generic[S]):
         return replace(self, teacher=cast(self.teacher, record))
 
     def provenance(self, licence: str, record: str, roles: Sequence[Role]) -> Provenance:
-        """Of a record that this stage makes.
+        """Return the provenance of a record that this stage makes.
 
         Args:
             licence: of its source.
@@ -181,7 +181,7 @@ def _check_markup(given: msgspec.Struct) -> None:
 
 
 async def together(*given: Awaitable[Any]) -> list[Any]:
-    """What all give, in their order.
+    """Return the results of all awaitables, in their order.
 
     One that rejects ends the others: what they would ask for is of a record that is dropped. Whatever else one raises,
     they are waited for: what they have begun is paid for, and asked for again.

@@ -1,4 +1,4 @@
-"""Who answers, embeds and runs tool code for the stages of a run.
+"""The teacher, the embedder and the sandbox of a run's stages.
 
 A stage is a coroutine function `(record, context) -> records`. It runs in this process, which asks the endpoints.
 Sandbox work goes through `pipeline.context.in_sandbox`, so that it can run on the cores of a cluster (`ray_cluster`).
@@ -44,7 +44,7 @@ class Executor:
 
     @property
     def costs(self) -> Mapping[str, Spent]:
-        """What the teacher's endpoint was asked, by stage, in this run and those before it; empty without one."""
+        """Use of the teacher's endpoint by stage, in this run and earlier ones; empty without an endpoint."""
         return self.teacher.spent_by_stage if isinstance(self.teacher, OpenAITeacher) else {}
 
     def records_at_once(self, wanted: int) -> int:

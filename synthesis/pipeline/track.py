@@ -31,7 +31,7 @@ Out = TypeVar("Out", bound=msgspec.Struct)
 
 @dataclass
 class Summary:
-    """What a run made.
+    """Result of a run.
 
     Attributes:
         counts: records by dataset.
@@ -70,7 +70,7 @@ class Track(Generic[C]):
     ) -> None:  # fmt: skip
         self.summary = Summary()
         self.licences: set[str] = set()
-        """Of the sources; whoever reads them adds to it. An empty text: one does not say."""
+        """Licences of the sources, added by their readers. An empty text: a source names none."""
         self._executor, self._context, self._teacher = executor, context, description(executor.teacher)
         self._journal, self._out_dir, self._prefix = journal, out_dir, prefix
         self._preview = preview
@@ -190,7 +190,7 @@ class Track(Generic[C]):
         return result.outputs
 
     def tell(self, lines: Iterable[str]) -> None:
-        """What a preview says of the sources; a run keeps it in its datasets."""
+        """Add lines on the sources to a preview; a run keeps them in its datasets."""
         if self._preview is not None:
             self._preview.told += lines
 
@@ -231,7 +231,7 @@ class Track(Generic[C]):
 
 
 def of_records(teacher: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a teacher's description decides what it answers: all but the addresses where its models are served."""
+    """Return the parts of a teacher's description that decide its answers: all but its models' addresses."""
     found = {key: value for key, value in teacher.items() if key != "endpoint"}
     if "roles" in found:
         found["roles"] = {role: [of_records(one) for one in models] for role, models in found["roles"].items()}
@@ -239,7 +239,7 @@ def of_records(teacher: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
-    """Who made the records: role → model → how many; and of how many a model judged what it wrote itself."""
+    """Count records by role and model, and those whose model judged its own text."""
     counted: dict[str, Counter[str]] = defaultdict(Counter)
     own: Counter[str] = Counter()
     for record in records:
@@ -275,7 +275,7 @@ def digests_of_files(names: Iterable[str]) -> dict[str, str]:
 
 
 def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
-    """What the endpoint was asked for a dataset, as its card says it: all of its run so far, in all and by stage.
+    """Return the use of the endpoint for a dataset's card: of its whole run so far, in all and by stage.
 
     Args:
         stages: what was spent, by stage.

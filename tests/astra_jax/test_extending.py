@@ -175,6 +175,7 @@ def test_a_hook_that_fails_ends_the_run_or_is_a_warning(run_sft, capsys) -> None
     assert run_sft(hooks=[broken]).steps == 3
     said = capsys.readouterr()
     assert (said.out + said.err).count("warning: hook Broken.after_update: SystemExit: 0; training continues") == 1
+    assert "warning: hook Broken.after_update failed 3 times in this process" in said.out + said.err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -180,3 +182,25 @@ def test_a_preview_shows_every_stage_and_keeps_nothing(tmp_path: Path) -> None:
     assert "lies in --workdir, where a preview keeps nothing" in refused.line
     refused = run(tmp_path / "run", "--preview=2", *ENDPOINT, f"--teacher_recording={tmp_path}/kept.sqlite")
     assert "--teacher_recording is not for --preview" in refused.line
+
+
+OWN_TEACHER = """
+import asyncio, sys
+from pathlib import Path
+from absl import flags
+from launch.flags import executors
+
+flags.FLAGS(["program", "--teacher_url=http://127.0.0.1:1/v1", "--teacher_model=m", "--judge_own_text"])
+
+async def opened() -> None:
+    async with executors.executor_from_flags(Path(sys.argv[1])):
+        print(*(name for name in sys.modules if name.startswith("synthesis.offline")))
+
+asyncio.run(opened())
+"""
+
+
+def test_a_teacher_of_ones_own_loads_no_demo(tmp_path) -> None:
+    command = [sys.executable, "-c", OWN_TEACHER, str(tmp_path)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.split()) == (0, []), ended.stderr

@@ -92,12 +92,12 @@ async def all_of(engine: Engine, texts: Sequence[Sequence[int]], **changes) -> l
 
 
 async def streamed(
-    engine: Engine, text: Sequence[int], how: Sampling, session: str, reset_env: asyncio.Event
+    engine: Engine, text: Sequence[int], how: Sampling, session: str, begun: asyncio.Event
 ) -> Completion:
-    """What `generate` would give; `reset_env` is set with the first tokens."""
+    """Return what `generate` would give; `begun` is set with the first tokens."""
     tokens, logprobs, versions = [], [], []
     async for part in engine.stream(text, how, session=session):
-        reset_env.set()
+        begun.set()
         tokens, logprobs = tokens + part.token_ids, logprobs + part.logprobs
         versions += part.versions
     return Completion(tokens, logprobs, versions, part.finish)
@@ -245,12 +245,12 @@ def test_groups_that_begin_alike_prefill_each_prompt_once(params):
     other = jax.tree.map(lambda x: x * 0.9, params)
 
     async def groups(engine):
-        reset_env = [asyncio.Event() for _ in texts]
+        begun = [asyncio.Event() for _ in texts]
         running = [
-            asyncio.ensure_future(streamed(engine, text, sampling(i, max_tokens=60), str(i), reset_env[i]))
+            asyncio.ensure_future(streamed(engine, text, sampling(i, max_tokens=60), str(i), begun[i]))
             for i, text in enumerate(texts)
         ]
-        for event in reset_env:
+        for event in begun:
             await event.wait()
         first = engine.stats.snapshot()
         await engine.update(other, 7)
