@@ -215,7 +215,7 @@ def slow(pattern: re.Pattern[str]) -> str:
     before = signal.signal(signal.SIGVTALRM, stop)
     try:
         for text in texts(pattern):
-            for use in (pattern.search, pattern.fullmatch, pattern.sub):
+            for use in (pattern.fullmatch, pattern.sub):  # `sub` searches
                 # Once more where it was too long, for the machine is shared, and may be slow.
                 if spent(use, text) > MOST_SECONDS and spent(use, text, most := MOST_SECONDS * slowness()) > most:
                     return f"{use.__name__} of {text[:30]!r}…{text[-5:]!r}"
@@ -244,7 +244,7 @@ def test_no_pattern_backtracks() -> None:
     assert not found and len(distinct) > 90
 
 
-@pytest.mark.parametrize("language", by_day(READ, "en", "zh", "de", "ko", "ar"))
+@pytest.mark.parametrize("language", by_day(READ, "en", "zh", "ar"))
 def test_no_pattern_of_a_language_backtracks(language: str) -> None:
     locale = locale_of(language)
     held: list[Any] = [*vars(words_of(language)).values()]

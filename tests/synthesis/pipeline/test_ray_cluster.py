@@ -70,6 +70,7 @@ async def test_a_cluster_that_is_not_there_is_said_so() -> None:
             pass
 
 
+@pytest.mark.nightly
 async def test_work_ends_as_it_does_here_whoever_dies(
     address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,6 +91,7 @@ async def test_work_ends_as_it_does_here_whoever_dies(
     assert len([one for one in caplog.messages if "runs again" in one]) == TRIES
 
 
+@pytest.mark.nightly
 async def test_a_sandbox_that_opens_nowhere_ends_the_run(address: str) -> None:
     async with RayCluster(sandbox=unopened) as cluster:
         with pytest.raises(RayUnavailable, match="no machine .* can run tool code; .*PermissionError: not here"):
@@ -112,6 +114,7 @@ class Deadly(Journal):
                 self.killed += 1
 
 
+@pytest.mark.nightly
 async def test_environments_have_the_same_bytes_when_their_workers_are_killed(address: str, tmp_path: Path) -> None:
     config = EnvironmentsConfig(count=8, fact_distractors=False, concurrency=6)
     made = []
@@ -134,6 +137,7 @@ async def test_environments_have_the_same_bytes_when_their_workers_are_killed(ad
     assert rows(tmp_path / "there" / "journal.sqlite") == rows(tmp_path / "here" / "journal.sqlite")
 
 
+@pytest.mark.nightly
 async def test_a_sandbox_services_key_is_in_no_log_nor_state_of_ray(address: str) -> None:
     async with RayCluster(sandbox=partial(keyed, f"{MARK}-sandbox")) as cluster:
         with pytest.raises(RuntimeError, match="refused, with a key"):
