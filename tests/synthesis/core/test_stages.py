@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from peak_memory import peak_memory
 
-from synthesis.core.progress import TRAFFIC, Progress, progress_bar
+from astra_jax.base.errors import InputError
+from astra_jax.base.progress import TRAFFIC, Progress, progress_bar
 from synthesis.core.records import Answer
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, NothingAccepted, Rejected, Stopped, Transient, rng_for, run_stage
 
 
@@ -257,7 +257,7 @@ async def test_progress_shows_rejections_and_traffic(tmp_path, capsys, monkeypat
 def test_a_bar_is_drawn_over_itself_on_a_terminal_and_lines_in_a_log(terminal, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     clock = iter(range(0, 10_000, 10))  # seconds
-    monkeypatch.setattr("synthesis.core.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("astra_jax.base.progress.time.monotonic", lambda: next(clock))
     bar = progress_bar(total=10, desc="stage", mininterval=0)
     for number in range(10):
         bar.set_postfix_str(f"now={number}")
