@@ -1,7 +1,7 @@
 """Sandbox for tool code written by a language model: isolated in layers, deterministic, a few milliseconds per call.
 
 Start at `sandbox.pool`. The threat model, the layers and the outcomes are described in `docs/sandbox.md`. This package
-imports `astra_jax.base` and the standard library. Only `service` (the pool behind HTTP) and `remote` (its client) import
+imports `astra_jax.base` and the standard library. Only `service` (the pool over HTTP) and `remote` (its client) import
 other packages.
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 QUICK: dict[str, tuple[str, ...]] = {
     # What catches most: the layers, the records, and each contract once.
-    "test_layers.py": (),
+    "test_architecture.py": (),
     "test_names.py": (),
     "test_paths.py": (),
     "test_selection.py": (),

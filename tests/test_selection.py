@@ -91,6 +91,10 @@ def test_quick_leaves_out_what_is_slow_unless_it_is_named() -> None:
 
 
 def test_the_option_collects_only_what_is_chosen() -> None:
-    files = ("tests/test_layers.py", "tests/sandbox/test_sandbox_seccomp.py", "tests/sandbox/test_sandbox_layers.py")
+    files = (
+        "tests/test_architecture.py",
+        "tests/sandbox/test_sandbox_seccomp.py",
+        "tests/sandbox/test_sandbox_layers.py",
+    )
     chosen = collected("--quick", *files)
     assert "test_sandbox_seccomp.py::" in chosen and "test_sandbox_layers" not in chosen

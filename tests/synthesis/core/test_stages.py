@@ -313,11 +313,11 @@ def peaks(folder: Path, given: str) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("given", ["sequence", "generator", "stored"])
 def test_memory_stays_flat_over_many_records(tmp_path, given):
-    """20,000 records of 5 kB are 100 MB; memory holds their keys (at most 300 bytes each). In a process of its own: the
-    heap of one that has run many tests grows by its holes."""
+    """20,000 records of 5 kB are 100 MB; each stage holds their keys (at most 300 bytes each). In a process of its own:
+    the heap of one that has run many tests grows by its holes."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         small, large = fresh.submit(peaks, tmp_path, given).result()
-    assert large - small < 300 * 19_500
+    assert large - small < 300 * 19_500 * (2 if given == "stored" else 1)  # stages
 
 
 # ---------------------------------------------------------------------------------------------------------------------
