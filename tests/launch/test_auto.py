@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -268,10 +269,13 @@ def test_a_grpo_run_takes_its_lengths_from_the_environments(tmp_path, start) -> 
     flags = [f"--weights={tmp_path / 'serve'}", f"--environments={tmp_path / 'environments'}"]
     flags += [f"--workdir={tmp_path / 'run'}", "--config=grpo:auto", "--config.grpo.steps=1"]
     short = ["--config.grpo.episode.max_response_tokens=60", "--config.grpo.batch_size=1", "--config.grpo.group_size=4"]
-    ended = start.begin(*flags, *short, module="launch.grpo").wait()
-    assert ended.code in (0, 1), ended.errors[-3000:]  # whether a batch has valid groups is not tested here
-    assert re.search(r"episode.max_prompt_tokens \d+: the longest prompt has \d+ tokens", ended.out)
-    assert "max_response_tokens 60: given" in ended.out and "micro_batch_size" in ended.out
+    run = start.begin(*flags, *short, module="launch.grpo")
+    while not (tmp_path / "run" / "run.json").exists():  # all is printed, and the run is set up
+        assert run.poll() is None, run.errors()[-3000:]
+        time.sleep(0.05)
+    run.kill()
+    assert re.search(r"episode.max_prompt_tokens \d+: the longest prompt has \d+ tokens", run.said())
+    assert "max_response_tokens 60: given" in run.said() and "micro_batch_size" in run.said()
 
 
 @needs_libtpu

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from export_world import FAMILIES, LLAMA, base_folder, ending
+from programs_world import ended
 from selection import by_day
 from template_world import template
 
@@ -18,7 +17,6 @@ from astra_jax.run import model_card, weights
 from astra_jax.tokenizer import ChatTokenizer
 from launch.flags.exports import to_hf
 
-ROOT = Path(__file__).parent.parent.parent
 TALK = [{"role": "user", "content": "Hello?"}]
 
 
@@ -186,12 +184,9 @@ def test_a_base_models_run_exported_by_the_programs_stops(tmp_path: Path) -> Non
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def run(program: str, **named: Path) -> str:
-        flags = [f"--{name}={value}" for name, value in named.items()]
-        done = subprocess.run(
-            [sys.executable, "-m", program, *flags], cwd=ROOT, capture_output=True, text=True, timeout=500
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
+        done = ended(program, *(f"--{name}={value}" for name, value in named.items()))
+        assert done.code == 0, done.errors[-3000:]
+        return done.out
 
     data, workdir = tmp_path / "data.jsonl", tmp_path / "run"
     said = run("launch.sft", config=tmp_path / "config.py", weights=base, data=data, workdir=workdir)

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from bucket_world import Storage, storage
 from programs_world import Ended, Programs, Started, programs
+from selection import by_day
 from sft_world import make_dataset, make_tokenizer, trajectories
 from tensorboardX.proto.event_pb2 import Event
 from vllm_world import Server, World, post, require_vllm, serving
@@ -205,7 +206,7 @@ def test_the_same_command_again_has_nothing_to_do(world, finished, forked) -> No
     assert len(read_metrics(finished / "metrics")) == STEPS
 
 
-def when(workdir: Path, steps: int, process: subprocess.Popen[str] | Started) -> None:
+def when(workdir: Path, steps: int, process: Started) -> None:
     """Wait until a run has logged so many steps."""
     until = time.monotonic() + 200
     while len(read_metrics(workdir / "metrics")) < steps:
@@ -213,19 +214,20 @@ def when(workdir: Path, steps: int, process: subprocess.Popen[str] | Started) ->
         time.sleep(0.01)
 
 
-def test_notice_and_kills_lose_nothing_that_was_saved(world, finished, begun, tmp_path) -> None:
+@pytest.mark.parametrize("kills", by_day([0, KILLS], 0))
+def test_notice_and_kills_lose_nothing_that_was_saved(finished, begun, tmp_path, kills: int) -> None:
     """SIGTERM saves and ends well. Then it is killed at random moments of its life, saves among them; each new start
     goes on where the last save was."""
     workdir = tmp_path / "run"
-    process = subprocess.Popen(command(world, workdir, UNSAMPLED), cwd=ROOT, text=True, stdout=subprocess.PIPE)
-    when(workdir, 1, process)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=200)
-    assert process.returncode == 0
-    (saved,) = map(int, re.findall(r"(\d+) steps, preempted", out))
+    run = begun(workdir, UNSAMPLED)
+    when(workdir, 1, run)
+    run.send(signal.SIGTERM)
+    ended = run.wait(200)
+    assert ended.code == 0
+    (saved,) = map(int, re.findall(r"(\d+) steps, preempted", ended.out))
     assert 1 <= saved < STEPS and (workdir / "checkpoints" / "states" / str(saved)).is_dir()
     rng = random.Random(0)
-    for _ in range(KILLS):
+    for _ in range(kills):
         run = begun(workdir, UNSAMPLED)
         done = len(read_metrics(workdir / "metrics"))
         when(workdir, min(done + 1, STEPS), run)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import time
+from functools import cache
 from typing import Any
 
 import jax
@@ -120,38 +121,55 @@ def stepped(objective: ObjectiveConfig, *, rows: int, mini_batches: int, mesh=No
 WIDER = dataclasses.replace(MODEL, n_layers=1, n_heads=8, n_kv_heads=4, d_model=64)
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "rows": {"rows": 1, "buckets": (128, 256)},
+    "devices": {"rows": 2, "buckets": (256,), "mesh": {"data": 2, "context": 2, "tensor": 2}},
+}
+DIVIDED = [
+    (name, way)
+    for name in ALTERNATIVES
+    for way in WAYS
+    # Of Dr. GRPO it is the advantages and the divisor that differ, before and behind the paper's program.
+    if (name, way) != ("dr_grpo", "devices")
+]
+
+
+@cache
+def undivided(name: str):
+    return stepped(ALTERNATIVES[name], rows=16, mini_batches=2, share=False)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", by_day(ALTERNATIVES, "paper", "gspo", "kl, entropy"))
-def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: str) -> None:
-    objective = ALTERNATIVES[name]
-    want, want_metrics = stepped(objective, rows=16, mini_batches=2, share=False)
+@pytest.mark.parametrize(
+    ("name", "way"), by_day(DIVIDED, ("paper", "rows"), ("gspo", "devices"), ("kl, entropy", "devices"))
+)
+def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: str, way: str) -> None:
+    objective, changes = ALTERNATIVES[name], dict(WAYS[way])
+    want, want_metrics = undivided(name)
     if name in ("paper", "gspo"):
         shares = want_metrics["clipped_low_share"], want_metrics["clipped_high_share"]
         assert max(shares) > 0, "the second mini-batch's ratios are not 1"
     start = WIDER.init(jax.random.key(0))
     assert max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (start, want)), strict=True)) > 1e-2
     assert want_metrics["shared_share"] == 0
-    several = {"rows": 2, "buckets": (256,), "mesh": make_mesh(data=2, context=2, tensor=2)}
-    # Of Dr. GRPO it is the advantages and what is divided by that differ, before and behind the paper's program.
-    for changes in ({"rows": 1, "buckets": (128, 256)}, several)[: 1 if name == "dr_grpo" else 2]:
-        got, metrics = stepped(objective, mini_batches=2, **changes)
-        assert metrics["shared_share"] > 0.1, "prompts lie in a row once"
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-5)
-        for figure in (
-            "loss",
-            "gradient_norm",
-            "mismatch_kl",
-            "tis_clipped_share",
-            "clipped_low_share",
-            "clipped_high_share",
-            "entropy",
-            "kl_reference",
-        ):
-            if figure == "kl_reference" and not objective.kl_coef:
-                assert figure not in metrics
-                continue
-            assert metrics[figure] == pytest.approx(want_metrics[figure], rel=2e-3, abs=1e-5), figure
+    if axes := changes.pop("mesh", None):
+        changes["mesh"] = make_mesh(**axes)
+    got, metrics = stepped(objective, mini_batches=2, **changes)
+    assert metrics["shared_share"] > 0.1, "prompts lie in a row once"
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    assert ("kl_reference" in metrics) == bool(objective.kl_coef)
+    for metric in (
+        "loss",
+        "gradient_norm",
+        "mismatch_kl",
+        "tis_clipped_share",
+        "clipped_low_share",
+        "clipped_high_share",
+        "entropy",
+        *(["kl_reference"] if objective.kl_coef else []),
+    ):
+        assert metrics[metric] == pytest.approx(want_metrics[metric], rel=2e-3, abs=1e-5), metric
 
 
 def test_kl_and_entropy_have_the_gradient_of_the_plain_formula() -> None:
@@ -524,27 +542,39 @@ async def test_a_run_resumes_with_another_rate_group_size_and_objective(pool, ch
         await run(steps=2, batch_size=1, **changes)
 
 
-async def test_a_resumed_run_has_the_same_reference(pool, chat_tokenizer, tmp_path) -> None:
+@pytest.fixture
+def run_with_reference(pool, chat_tokenizer, tmp_path):
+    """Train with a term of the reference: the weights at the start, or those of another key."""
     model = model_for(chat_tokenizer)
-    params, objective = model.init(jax.random.key(1)), ObjectiveConfig(kl_coef=0.1, entropy_coef=0.01)
 
-    async def run(name: str, steps: int, start=params, **changes):
+    async def run(name: str, steps: int, key: int = 1, **changes):
         policy = ScriptedSampler(chat_tokenizer, by_seed)
+        objective = ObjectiveConfig(kl_coef=0.1)
         config = dataclasses.replace(CONFIG, steps=steps, **{"objective": objective} | changes)
-        arguments = (config, model, starting(start), [make_environment()], chat_tokenizer, pool, tmp_path / name)
+        start = starting(model.init(jax.random.key(key)))
+        arguments = (config, model, start, [make_environment()], chat_tokenizer, pool, tmp_path / name)
         return await train(*arguments, policy=policy, progress=False)
 
+    return run
+
+
+async def test_a_resumed_run_has_the_same_reference(run_with_reference) -> None:
+    run = run_with_reference
     straight = await run("straight", 2)
     assert [row["train/kl_reference"] > 1e-6 for row in straight.history] == [False, True], "at first they are equal"
     await run("resumed", 1)
     with pytest.raises(WeightsError, match="started from were other ones; give those as --weights"):
-        await run("resumed", 2, model.init(jax.random.key(2)))
+        await run("resumed", 2, key=2)
     resumed = await run("resumed", 2)
     assert_same(resumed.params, straight.params)
     assert resumed.history[0]["train/kl_reference"] == straight.history[1]["train/kl_reference"]
-    # The term can come when a run resumes: its start is known. In the host's memory the reference is the same.
-    await run("later", 1, objective=ObjectiveConfig())
-    later = await run("later", 2, optimizer_memory="host")
+
+
+@pytest.mark.parametrize("memory", by_day(["device", "host"], "device"))
+async def test_the_reference_can_come_when_a_run_resumes(run_with_reference, memory: str) -> None:
+    """Its start is known. In the host's memory the reference is the same."""
+    await run_with_reference("later", 1, objective=ObjectiveConfig())
+    later = await run_with_reference("later", 2, optimizer_memory=memory)
     assert later.history[0]["train/kl_reference"] > 1e-6
 
 
@@ -583,6 +613,7 @@ async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path, caps
         await train(config, model, starting(params), [], chat_tokenizer, pool, tmp_path, policy=policy)
 
 
+@pytest.mark.nightly
 async def test_train_with_the_embedded_engine(pool, chat_tokenizer, tmp_path):
     """Random weights score nothing, but everything is real: engine, sandbox, filling; it ends exhausted."""
     model = model_for(chat_tokenizer)

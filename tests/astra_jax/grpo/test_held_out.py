@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from astra_jax.grpo import held_out
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.dump import DumpedBatches
 from astra_jax.grpo.held_out import check_apart
+from astra_jax.grpo.job import GRPOResult
 from astra_jax.grpo.train import train
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.episode import EpisodeConfig
@@ -63,17 +66,37 @@ class Calculator(ScriptedSampler):
         return await super().generate(token_ids, sampling, session=session)
 
 
-@pytest.fixture
-def run(chat_tokenizer, tmp_path):
+def training(chat_tokenizer, folder: Path) -> Callable[..., Coroutine[Any, Any, GRPOResult]]:
+    """Trainings with a policy, each in a folder of its own."""
     model = tiny_model(chat_tokenizer.vocab_size, 2_048)
     start = starting(model.init(jax.random.key(0)))
 
-    async def whole(folder: str, policy: Any, config: GRPOConfig = CONFIG, **options):
+    async def train_in(name: str, policy: Any, config: GRPOConfig = CONFIG, **options):
         options.setdefault("held_out", HELD_OUT)
-        arguments = config, model, start, TRAINED, chat_tokenizer, None, tmp_path / folder
+        arguments = config, model, start, TRAINED, chat_tokenizer, None, folder / name
         return await train(*arguments, policy=policy, progress=False, **options)
 
-    return whole
+    return train_in
+
+
+@pytest.fixture
+def run(chat_tokenizer, tmp_path):
+    return training(chat_tokenizer, tmp_path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A finished run that nothing interrupted."""
+
+    workdir: Path
+    policy: Calculator
+    result: GRPOResult
+
+
+@pytest.fixture(scope="module")
+def whole(chat_tokenizer, tmp_path_factory) -> Whole:
+    folder, policy = tmp_path_factory.mktemp("whole"), Calculator(chat_tokenizer)
+    return Whole(folder / "run", policy, asyncio.run(training(chat_tokenizer, folder)("run", policy)))
 
 
 def evaluated(workdir: Path) -> dict[int, dict[str, float]]:
@@ -101,10 +124,9 @@ def trained(workdir: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith(left)} for row in rows]
 
 
-async def test_before_and_after_greedy_and_sampled_by_kind(run, chat_tokenizer, tmp_path) -> None:
-    policy = Calculator(chat_tokenizer)
-    result = await run("run", policy)
-    found = evaluated(tmp_path / "run")
+def test_before_and_after_greedy_and_sampled_by_kind(whole) -> None:
+    result, workdir = whole.result, whole.workdir
+    found = evaluated(workdir)
     assert list(found) == [0, 2] and found[0] == found[2], "the same seeds each time"
     greedy, second = (is_even("11+20", number) for number in range(2))
     values = found[0]
@@ -117,15 +139,15 @@ async def test_before_and_after_greedy_and_sampled_by_kind(run, chat_tokenizer, 
     assert values["eval/sampled/solved"] == pytest.approx((2 + greedy + second) / 6)
     assert values["eval/sampled/pass_at_2"] == pytest.approx((1 + (greedy or second)) / 3)
     assert values["eval/environments"] == 3 and values["eval/greedy/masked_episodes"] == 0
-    assert sorted(policy.played) == sorted(
+    assert sorted(whole.policy.played) == sorted(
         f"evaluate.{a}+20.{number} {temperature}"
         for a in (10, 11, 12) for number, temperature in ((0, 0), (0, 1), (1, 1)) for _ in range(2)
     )  # fmt: skip
-    report = json.loads((tmp_path / "run" / "held_out" / "update_00000002.json").read_text())
+    report = json.loads((workdir / "held_out" / "update_00000002.json").read_text())
     assert report["environments"][0] == {"id": "10+20", "kind": "facile", "greedy": [1.0], "sampled": [1.0, 1.0]}
     assert result.history[-1]["eval/greedy/solved"] == values["eval/greedy/solved"]
-    assert "Held-out reward" in Watcher(tmp_path / "run").look().trainings[0].curves
-    last = held_out.summary_line(report, json.loads((tmp_path / "run/held_out/update_00000000.json").read_text()))
+    assert "Held-out reward" in Watcher(workdir).look().trainings[0].curves
+    last = held_out.summary_line(report, json.loads((workdir / "held_out" / "update_00000000.json").read_text()))
     reward = f"{values['eval/greedy/reward']:.2f}"
     assert last == result.held_out and last.startswith(f"held-out reward {reward} → {reward} (greedy), ")
     assert last.endswith("; 3 environments, update 0 → 2")
@@ -152,13 +174,12 @@ async def test_every_so_many_updates(run, chat_tokenizer, tmp_path) -> None:
     assert "eval/sampled/pass_at_3" in found[3] and "eval/sampled/pass_at_3" not in found[2]
 
 
-async def test_training_is_the_same_to_the_bit_without_it(run, chat_tokenizer, tmp_path) -> None:
-    both = ("a", HELD_OUT), ("b", ())
-    results = [await run(name, Calculator(chat_tokenizer), held_out=those) for name, those in both]
+async def test_training_is_the_same_to_the_bit_without_it(run, whole, chat_tokenizer, tmp_path) -> None:
+    results = [whole.result, await run("run", Calculator(chat_tokenizer), held_out=())]
     with_it, without = (jax.tree.leaves(one.params) for one in results)
     assert all((one == other).all() for one, other in zip(with_it, without, strict=True))
-    assert trained(tmp_path / "a") == trained(tmp_path / "b") and len(trained(tmp_path / "a")) == 2
-    assert not evaluated(tmp_path / "b") and not (tmp_path / "b" / "held_out").exists()
+    assert trained(whole.workdir) == trained(tmp_path / "run") and len(trained(whole.workdir)) == 2
+    assert not evaluated(tmp_path / "run") and not (tmp_path / "run" / "held_out").exists()
 
 
 class NotedEngine(Engine):
@@ -221,9 +242,8 @@ def caller_module(tmp_path, monkeypatch):
 
 
 async def test_an_interrupted_evaluation_is_finished_and_a_finished_one_not_repeated(
-    run, chat_tokenizer, tmp_path
+    run, whole, chat_tokenizer, tmp_path
 ) -> None:
-    whole = await run("whole", Calculator(chat_tokenizer))
     first, second, third = (Calculator(chat_tokenizer) for _ in range(3))
     first.dies_after, second.dies_after = 5, 11  # whatever of the first five was finished, in the last evaluation
     with pytest.raises(ConnectionError):
@@ -237,27 +257,26 @@ async def test_an_interrupted_evaluation_is_finished_and_a_finished_one_not_repe
     result = await run("run", third)
     assert result.stopped == "finished"
     assert len(third.played) == 9 - watched.episodes, "finished episodes are not played again"
-    assert evaluated(tmp_path / "run") == evaluated(tmp_path / "whole")
-    assert trained(tmp_path / "run") == trained(tmp_path / "whole")
-    for one, other in zip(jax.tree.leaves(result.params), jax.tree.leaves(whole.params), strict=True):
+    assert evaluated(tmp_path / "run") == evaluated(whole.workdir)
+    assert trained(tmp_path / "run") == trained(whole.workdir)
+    for one, other in zip(jax.tree.leaves(result.params), jax.tree.leaves(whole.result.params), strict=True):
         assert (one == other).all()
     again = Calculator(chat_tokenizer)
     await run("run", again)
-    assert not again.played and evaluated(tmp_path / "run") == evaluated(tmp_path / "whole")
+    assert not again.played and evaluated(tmp_path / "run") == evaluated(whole.workdir)
     assert sorted(one.name for one in (tmp_path / "run" / "held_out").iterdir()) == [
         "update_00000000.json", "update_00000002.json"
     ]  # fmt: skip
 
 
-async def test_what_cannot_be_judged_is_masked_and_counted(run, chat_tokenizer, tmp_path) -> None:
+async def test_what_cannot_be_judged_is_masked_and_counted(run, whole, chat_tokenizer, tmp_path) -> None:
     broken = Calculatrice(9, 9)
     broken.question = "Il refuse."
     await run("run", Calculator(chat_tokenizer), held_out=[*HELD_OUT, OwnEnvironment(broken)])
     values = evaluated(tmp_path / "run")[2]
     assert values["eval/greedy/masked_episodes"] == values["eval/greedy/unscored_episodes"] == 1
     assert values["eval/sampled/masked_episodes"] == 2
-    whole = await run("whole", Calculator(chat_tokenizer))
-    assert values["eval/greedy/reward"] == whole.history[-1]["eval/greedy/reward"], "they are in no mean"
+    assert values["eval/greedy/reward"] == whole.result.history[-1]["eval/greedy/reward"], "they are in no mean"
     report = json.loads((tmp_path / "run" / "held_out" / "update_00000002.json").read_text())
     assert report["masked"] == {"reward score raised ArithmeticError: nobody knows": 3}
     assert report["environments"][-1]["greedy"] == [None]

@@ -39,7 +39,7 @@ from synthesis.core.stages import Rejected
 from synthesis.offline.facts.servers import fact_servers
 from synthesis.trajectories.judge import AXES
 
-COUNTRIES = fact_servers("en")[0]
+COUNTRIES = fact_servers("en", ("countries",))[0]
 MESSAGES = [
     Message("system", "Plan first."),
     Message("user", "What are the capitals of Japan and of Chad? \u201cQUERY\u201d"),

@@ -32,7 +32,7 @@ from synthesis.trajectories.teacher_answers import ConductRating, DialoguePlan, 
 from synthesis.trajectories.tool_graph import chains_of
 
 CONDUCTS: tuple[Conduct, ...] = get_args(Conduct)
-COUNTRIES = fact_servers("en")[0]
+COUNTRIES = fact_servers("en", ("countries",))[0]
 ELEMENTS = fact_servers("en", ("elements",))[0]
 SERVERS = {one.id: one for one in (COUNTRIES, ELEMENTS)}
 CAPITAL = "capital_of_country"

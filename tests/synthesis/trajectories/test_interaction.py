@@ -38,7 +38,7 @@ from synthesis.trajectories.judge import judge
 from synthesis.trajectories.runs import AgentRun, CallStatus
 from synthesis.trajectories.teacher_answers import EmulatedResult
 
-COUNTRIES = fact_servers("en")[0]
+COUNTRIES = fact_servers("en", ("countries",))[0]
 EMULATED = msgspec.structs.replace(COUNTRIES, execution=EmulatedExecution())
 
 

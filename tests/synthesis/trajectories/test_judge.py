@@ -25,7 +25,7 @@ from synthesis.trajectories.teacher_answers import (
     QueryUnderstandingScore,
 )
 
-COUNTRIES, COUNTRIES_ZH = fact_servers("en")[0], fact_servers("zh")[0]
+COUNTRIES, COUNTRIES_ZH = fact_servers("en", ("countries",))[0], fact_servers("zh", ("countries",))[0]
 SERVERS = {COUNTRIES.id: COUNTRIES}
 QUESTION = "What is the capital of the largest neighbour of Nepal?"
 FIRST, SECOND = "largest_neighbor_of_country", "capital_of_country"

@@ -34,7 +34,7 @@ from synthesis.trajectories.teacher_answers import (
     TaskVariation,
 )
 
-SERVERS = {language: fact_servers(language)[0] for language in ("en", "zh")}
+SERVERS = {language: fact_servers(language, ("countries",))[0] for language in ("en", "zh")}
 COUNTRIES = SERVERS["en"]
 BY_ID = {server.id: server for server in SERVERS.values()}
 CHAIN = ["largest_neighbor_of_country", "capital_of_country"]

@@ -30,7 +30,7 @@ from synthesis.trajectories.tool_graph import (
     write_graphml,
 )
 
-COUNTRIES = fact_servers("en")[0]
+COUNTRIES = fact_servers("en", ("countries",))[0]
 SERVERS = {COUNTRIES.id: COUNTRIES}
 
 

@@ -57,7 +57,7 @@ CONFIG = TrajectoriesConfig(
     partition=Partition("astra", 0.3, 0.2),
     conducts={},
 )
-COUNTRIES = fact_servers("en")[0]
+COUNTRIES = fact_servers("en", ("countries",))[0]
 
 
 async def run(folder, *, teacher=None, config=CONFIG, seed=3):

@@ -35,7 +35,7 @@ from synthesis.trajectories.users import heard, judge_user, speak
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-COUNTRIES = fact_servers("en")[0]
+COUNTRIES = fact_servers("en", ("countries",))[0]
 SERVERS = {COUNTRIES.id: COUNTRIES}
 CAPITAL, AREA = "capital_of_country", "area_of_country"
 GOALS = [
