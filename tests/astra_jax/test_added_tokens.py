@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from plain_world import ADDED, CHATML, SYSTEM, make_folder
 from rollout_world import ScriptedSampler, call, make_environment, tiny_model
+from selection import by_day
 from sft_world import TOOL, trajectory
 from template_world import PLAIN_CHATML, template
 from tokenizers import Tokenizer
@@ -171,7 +172,9 @@ def model(rows: int, *, tied: bool) -> Qwen3Config:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("axes", [None, {"tensor": 2}, {"tensor": 2, "fsdp": 2}])
+@pytest.mark.parametrize(
+    "axes", by_day([None, {"tensor": 2}, {"tensor": 2, "fsdp": 2}], None, {"tensor": 2, "fsdp": 2})
+)
 def test_new_rows_are_the_mean_of_the_rows_that_spell_them(tmp_path: Path, tied: bool, axes: dict | None) -> None:
     """Of 381 rows, which no axis divides, on one device and over a mesh. The rest are the mean of all; of two that are
     spelled by the same tokens the second is shorter."""
@@ -213,7 +216,7 @@ def test_new_rows_are_the_mean_of_the_rows_that_spell_them(tmp_path: Path, tied:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("axes", [None, {"tensor": 2, "fsdp": 2}])
+@pytest.mark.parametrize("axes", by_day([None, {"tensor": 2, "fsdp": 2}], {"tensor": 2, "fsdp": 2}))
 def test_spare_rows_of_added_tokens_are_made_of_the_rows_that_spell_them(plain, tmp_path, tied, axes) -> None:
     """384 tokens in 400 rows, of which the last sixteen were never trained."""
     tokenizer, big = ChatTokenizer.load(plain), model(400, tied=tied)
@@ -241,7 +244,7 @@ def test_tokens_that_a_vocabulary_has_keep_their_rows(tmp_path: Path) -> None:
     assert tokenizer.spelled(400, own=True) == {}
 
 
-@pytest.mark.parametrize("axes", [{"fsdp": 2}, {"tensor": 2}])
+@pytest.mark.parametrize("axes", by_day([{"fsdp": 2}, {"tensor": 2}], {"tensor": 2}))
 @pytest.mark.parametrize("spare", [False, True])
 def test_weights_with_made_rows_are_the_same_on_a_mesh_and_on_one_device(tmp_path: Path, axes, spare) -> None:
     """Means of thousands of rows are not, in their last bits: what is under adapters is told by what was read."""

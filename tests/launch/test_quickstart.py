@@ -231,7 +231,7 @@ def kill_in(start: Programs, stage: str, workdir: Path, seconds: float, after: s
 KILLS = {
     "trajectories": (0.5, "journals/trajectories.sqlite"),
     "environments": (0.5, "journals/environments.sqlite"),
-    "tokenizer": (0.0, "stages/environments.json"),
+    "evaluate_untrained": (0.0, "stages/tokenizer.json"),
     "sft_tools": (0.0, "sft/tools/checkpoints/states/5"),
     "grpo": (0.0, "grpo/checkpoints/config.json"),
 }
@@ -255,7 +255,7 @@ def kill_in_each(start: Programs, stages: Iterable[str], workdir: Path, *more: s
 def test_a_killed_synthesis_resumes_elsewhere_and_writes_the_same_datasets(start, finished, service, tmp_path) -> None:
     """The run it is compared with had the sandbox in its own process; this one has it behind HTTP."""
     workdir = tmp_path / "run"
-    kill_in_each(start, ("trajectories", "environments", "tokenizer"), workdir, *service)
+    kill_in_each(start, ("trajectories", "environments", "evaluate_untrained"), workdir, *service)
     for stage in ("trajectories", "environments"):
         ours, theirs = (read_json(run / "stages" / f"{stage}.json") for run in (workdir, finished))
         assert ours["digests"] == theirs["digests"] and len(ours["digests"]) > 1

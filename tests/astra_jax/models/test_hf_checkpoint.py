@@ -13,6 +13,7 @@ import pytest
 from programs_world import programs
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from selection import by_day
 
 from astra_jax import chat_files
 from astra_jax.mesh import make_mesh
@@ -77,9 +78,10 @@ def hf(request, tmp_path_factory):
     return directory, hf_checkpoint.read_config(directory, param_dtype="bfloat16")
 
 
-@pytest.mark.parametrize(
-    "axes", [{"fsdp": 8}, {"tensor": 4, "context": 2}, {"data": 2, "fsdp": 2, "tensor": 2}, {"expert": 2, "fsdp": 4}]
-)
+MESHES = [{"fsdp": 8}, {"tensor": 4, "context": 2}, {"data": 2, "fsdp": 2, "tensor": 2}, {"expert": 2, "fsdp": 4}]
+
+
+@pytest.mark.parametrize("axes", by_day(MESHES, *MESHES[-2:]))
 def test_sharded_loading_equals_loading_whole(hf, axes) -> None:
     directory, config = hf
     shardings = config.param_shardings(make_mesh(**axes))

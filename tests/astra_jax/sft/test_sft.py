@@ -190,12 +190,10 @@ def test_the_callers_weights_stay_valid(uninterrupted, params):
         (lambda c, m: (c, replace(m, d_ff=128)), "model.d_ff is 64 there, 128 here. .* use another --workdir"),
     ],
 )
-def test_a_workdir_of_another_run_is_refused(uninterrupted, dataset, tokenizer, model, change, message):
+def test_a_workdir_of_another_run_is_refused(uninterrupted, dataset, tokenizer, model, params, change, message):
     config, other = change(CONFIG, model)
     with pytest.raises(WorkdirError, match=message):
-        train(
-            config, other, starting(other.init(jax.random.key(0))), dataset, tokenizer, uninterrupted[0], progress=False
-        )
+        train(config, other, starting(params), dataset, tokenizer, uninterrupted[0], progress=False)
 
 
 def test_a_run_resumes_with_another_learning_rate_and_length(
