@@ -14,6 +14,7 @@ import jax
 import pytest
 from own_objects_world import Guessed
 from rollout_world import ScriptedSampler, call, make_environment, tiny_model
+from selection import by_day
 from sft_world import starting
 
 from astra_jax.base.errors import InputError
@@ -367,7 +368,7 @@ async def batch_of(rollouts: Rollouts):
         await rollouts.close()
 
 
-@pytest.mark.parametrize("async_steps", [0, 1])
+@pytest.mark.parametrize("async_steps", by_day([0, 1], 0))
 async def test_a_run_whose_episodes_are_masked_by_what_they_did_is_stopped(chat_tokenizer, async_steps: int) -> None:
     """Left are the episodes that did not look: no fair sample of the policy's."""
     environment = OwnEnvironment(Guessed("unscored"))
@@ -386,7 +387,7 @@ async def test_a_run_whose_episodes_are_masked_by_what_they_did_is_stopped(chat_
     assert counts["masked_reward_failed"] == counts["masked_episodes"] > 4 and counts["masked_share"] > 0.2
 
 
-@pytest.mark.parametrize("async_steps", [0, 1])
+@pytest.mark.parametrize("async_steps", by_day([0, 1], 1))
 async def test_a_few_masked_episodes_are_counted_and_stop_nothing(
     chat_tokenizer, tmp_path, capsys, async_steps: int
 ) -> None:

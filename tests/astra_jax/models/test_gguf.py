@@ -93,16 +93,20 @@ def test_what_was_quantised_is_near_what_it_was(kind: str) -> None:
     assert (abs(values - stored) <= step * 1.01).all()
 
 
+PLAIN: list[tuple[str, bool, dict[str, Any]]] = [
+    ("llama", True, {}), ("qwen2", True, {}), ("qwen3", True, {}), ("qwen3", False, {}),
+    ("llama", False, {"attention_bias": True}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("family", "tied", "more"),
     [
-        *by_day([("llama", True, {}), ("qwen2", True, {}), ("qwen3", True, {})]),
-        ("llama", False, {"attention_bias": True}),
+        *by_day(PLAIN),
         ("llama", True, {"rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
                                           "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}),
         ("qwen2", False, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0,
                                            "original_max_position_embeddings": 32}}),
-        ("qwen3", False, {}),
     ],
 )  # fmt: skip
 def test_a_model_of_transformers_comes_back(tmp_path: Path, family: str, tied: bool, more: dict) -> None:
