@@ -52,7 +52,7 @@ from synthesis.core.records import Message, ToolEnvironment, Trajectory
 from synthesis.core.stages import Journal, Stopped
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.partition import Split
-from synthesis.pipeline.track import Summary
+from synthesis.pipeline.pipeline_run import Summary
 
 Result = dict[str, Any]
 SAMPLES = 3

@@ -23,7 +23,7 @@ import msgspec
 from synthesis.core.journal import Journal, Row
 from synthesis.core.progress import Progress
 from synthesis.core.refusals import Refusal
-from synthesis.core.stored import Keys, Stored, outputs_of
+from synthesis.core.stored import JournalView, Keys, outputs_of
 from synthesis.core.typed import json_decoder
 
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
@@ -138,7 +138,7 @@ class StageResult(Generic[Out]):
     """Result of a stage.
 
     Attributes:
-        outputs: in the order of the inputs; a `Stored` if that was requested; empty if a sink took them.
+        outputs: in the order of the inputs; a `JournalView` if that was requested; empty if a sink took them.
         rejected: how many inputs were dropped, by reason.
         details: one example detail for each reason.
         resumed: how many inputs were taken from the journal.
@@ -179,8 +179,8 @@ async def run_stage(
 ) -> StageResult[Out]:
     """Run one stage over all its inputs.
 
-    Encoded outputs are kept in the journal only. Inputs may be a generator, or a `Stored` that is read on demand. With
-    these, and `sink` or `stored`, memory holds only the keys and the inputs in work.
+    Encoded outputs are kept in the journal only. Inputs may be a generator, or a `JournalView` that is read on demand.
+    With these, and `sink` or `stored`, memory holds only the keys and the inputs in work.
 
     Args:
         name: the stage's name in the journal; unique in a run.
@@ -223,7 +223,7 @@ async def run_stage(
     work.keys.close()
     result: StageResult[Any] = StageResult(outputs=[], resumed=work.resumed)
     if stored:
-        result.outputs = Stored(journal, name, work.keys, out, result.reject)
+        result.outputs = JournalView(journal, name, work.keys, out, result.reject)
         return result
     made: list[Any] = []
     decoder = json_decoder(list[out])  # type: ignore[valid-type]

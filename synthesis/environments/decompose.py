@@ -15,7 +15,7 @@ import msgspec
 from synthesis.core.matching import fold
 from synthesis.core.records import Answer, Decomposition, Language, Mode, Structure, SubQuestion, ToolEnvironment
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.core.stored import Chosen, Records
+from synthesis.core.stored import Records, Select
 from synthesis.environments import dependency_graph
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
@@ -242,7 +242,7 @@ def distinct(drafts: Sequence[Draft]) -> tuple[Records[Draft], Counter[str]]:
         seen |= {meaning, question}
         kept.append(place)
     dropped = len(drafts) - len(kept)
-    return Chosen(drafts, kept), Counter({"duplicate": dropped} if dropped else {})
+    return Select(drafts, kept), Counter({"duplicate": dropped} if dropped else {})
 
 
 def _digest(*texts: str) -> bytes:
@@ -261,8 +261,8 @@ def best(drafts: Sequence[Draft], percentile: float) -> tuple[Records[Draft], Co
     means = array("d", (one.mean if (one := draft.decomposition.quality) else nan for draft in drafts))
     scores = sorted(mean for mean in means if not isnan(mean))
     if not scores or percentile <= 0:
-        return Chosen(drafts, range(len(drafts))), Counter()
+        return Select(drafts, range(len(drafts))), Counter()
     cut = scores[min(len(scores) - 1, ceil(percentile * len(scores)))]
     kept = [place for place, mean in enumerate(means) if mean >= cut]
     dropped = len(drafts) - len(kept)
-    return Chosen(drafts, kept), Counter({"below_percentile": dropped} if dropped else {})
+    return Select(drafts, kept), Counter({"below_percentile": dropped} if dropped else {})

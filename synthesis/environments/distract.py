@@ -266,7 +266,7 @@ async def build_indices(
     indices: dict[tuple[Language, Split], Index] = {}
     for language, split in dict.fromkeys((one.draft.decomposition.language, one.draft.split) for one in built):
         among = (language, split if config.partition.by == "source" else None)
-        own = built.where(partial(_is_among, *among))
+        own = built.filter(partial(_is_among, *among))
         candidates: dict[str, Candidate] = {}
         # A world's tools are nothing without it.
         for tool in (tool for one in own for tool in one.tools if tool.tool.code):

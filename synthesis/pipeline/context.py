@@ -30,8 +30,8 @@ Key = str | tuple[object, ...]
 """Subject of a request: a text, or parts that have one."""
 
 
-class TrackSettings(Protocol):
-    """Settings of every track.
+class PipelineSettings(Protocol):
+    """Settings of every pipeline.
 
     Attributes:
         attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
@@ -41,12 +41,12 @@ class TrackSettings(Protocol):
     def attempts(self) -> int: ...
 
 
-S = TypeVar("S", bound=TrackSettings)
+S = TypeVar("S", bound=PipelineSettings)
 
 
 @dataclass(frozen=True)
 class Context(Generic[S]):
-    """Context of every stage of one run; each track adds its own fields."""
+    """Context of every stage of one run; each pipeline adds its own fields."""
 
     config: S
     teacher: Teacher

@@ -12,7 +12,7 @@ import msgspec
 
 from synthesis.core.records import Conduct, Language, Task, TaskScores, ToolServer
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.core.stored import Chosen
+from synthesis.core.stored import Select
 from synthesis.pipeline.context import accept
 from synthesis.pipeline.languages import NAMES, check_language, strays
 from synthesis.trajectories.context import Servers, TrajectoryContext
@@ -161,13 +161,13 @@ def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
         groups["" if task.servers else task.server_id].append(place)
     found: list[tuple[int, int]] = []
     for places in groups.values():  # one group's texts at a time
-        texts = ((0, task.question) for task in Chosen(tasks, places))
+        texts = ((0, task.question) for task in Select(tasks, places))
         for place, earlier in zip(places, near_duplicates(texts, threshold), strict=True):
             if earlier is not None:
                 found.append((place, places[earlier]))
     found.sort()
-    repeating = Chosen(tasks, (place for place, _ in found))
-    repeated = Chosen(tasks, (place for _, place in found))
+    repeating = Select(tasks, (place for place, _ in found))
+    repeated = Select(tasks, (place for _, place in found))
     return {
         one.id: f"{one.id}: {one.question!r} is nearly {other.question!r}"
         for one, other in zip(repeating, repeated, strict=True)

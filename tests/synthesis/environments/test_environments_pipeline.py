@@ -57,7 +57,7 @@ from synthesis.offline.environment_author import HANDLERS
 from synthesis.offline.facts.relations import all_relations
 from synthesis.offline.facts.tools import fact_tool
 from synthesis.pipeline.executors import Executor
-from synthesis.pipeline.track import Summary
+from synthesis.pipeline.pipeline_run import Summary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -33,8 +33,8 @@ from synthesis.offline import grammar, plans
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
+from synthesis.pipeline.pipeline_run import Summary
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
-from synthesis.pipeline.track import Summary
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "knowledge"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="real inputs are not beside this checkout")

@@ -19,9 +19,9 @@ from synthesis.core.records import Message, Provenance, Task, TaskScores
 from synthesis.core.refusals import InputError
 from synthesis.environments import teacher_answers as of_environments
 from synthesis.pipeline.casting import Casting, judged_by, role_of
+from synthesis.pipeline.pipeline_run import models_on_card, of_records
 from synthesis.pipeline.prompts import Prompts
 from synthesis.pipeline.teacher import OpenAITeacher, cast, models_of
-from synthesis.pipeline.track import models_on_card, of_records
 from synthesis.trajectories import teacher_answers as of_trajectories
 from synthesis.trajectories.teacher_answers import BackTranslatedQuery, FinalAnswerScore, TaskRating
 

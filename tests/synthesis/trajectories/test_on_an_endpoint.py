@@ -20,9 +20,9 @@ from synthesis.core.stages import Journal, NothingAccepted
 from synthesis.core.versions import code_version
 from synthesis.offline.facts.catalog import LICENCE
 from synthesis.pipeline.executors import Executor
+from synthesis.pipeline.pipeline_run import Summary
 from synthesis.pipeline.prompts import prompts_digest
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
-from synthesis.pipeline.track import Summary
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import Failures
 from synthesis.trajectories.pipeline import synthesize
