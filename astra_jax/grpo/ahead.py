@@ -17,7 +17,7 @@ from astra_jax.grpo.journal import BatchJournal
 from astra_jax.grpo.rollouts import FillReport, GroupBatch, Rollouts
 from astra_jax.rollout.filling import Group, GroupBuffer
 from astra_jax.rollout.stream import GroupStream, StaleGroup
-from synthesis.core.progress import say_beside_bars
+from synthesis.core.progress import log_above_progress
 from synthesis.core.typed import convert_to
 
 
@@ -80,7 +80,7 @@ class AsyncRollouts(Rollouts):
             return
         self._check_masked(self._buffer.counts, is_whole=True)
         if self._buffer.counts.masked:
-            say_beside_bars(self._masked_line(self._buffer.counts))
+            log_above_progress(self._masked_line(self._buffer.counts))
         now = time.perf_counter()
         filling = self._report(True, now - self._since, self._journal)
         groups = self._buffer.take()

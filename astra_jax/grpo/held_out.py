@@ -30,7 +30,7 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment, kind_of, prompt_of
 from synthesis.core.files import write_text
-from synthesis.core.progress import say_beside_bars
+from synthesis.core.progress import log_above_progress
 from synthesis.core.refusals import InputError
 
 FOLDER = "held_out"
@@ -113,9 +113,9 @@ class HeldOutEvaluation:
         earlier = [one for one in reports.values() if one["step"] < step]
         self.summary = summary_line(report, earlier[0] if earlier else None)
         if self._progress and not known:
-            say_beside_bars(self.summary)
+            log_above_progress(self.summary)
             for reason, count in report["masked"].items():
-                say_beside_bars(f"held-out evaluation: {count} episodes are masked and in no mean: {reason}")
+                log_above_progress(f"held-out evaluation: {count} episodes are masked and in no mean: {reason}")
         return dict(report["metrics"])
 
     async def _report(self, step: int, weights: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def summary_line(report: Mapping[str, Any], before: Mapping[str, Any] | None) ->
 def check_apart(
     held_out: Sequence[AnyEnvironment],
     environments: Sequence[AnyEnvironment],
-    warn: Callable[[str], None] = say_beside_bars,
+    warn: Callable[[str], None] = log_above_progress,
 ) -> None:
     """Check that no held-out environment has the id and the prompt of one that is trained on.
 

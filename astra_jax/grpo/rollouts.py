@@ -24,7 +24,7 @@ from astra_jax.run.hosts import broadcast_from_host0
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment
-from synthesis.core.progress import say_beside_bars
+from synthesis.core.progress import log_above_progress
 from synthesis.core.refusals import Refusal
 from synthesis.core.typed import convert_to, decode_msgpack
 
@@ -223,7 +223,7 @@ class Rollouts:
         doubled, left = divmod(counts.sampled, self.config.batch_size)
         if not counts.valid and not left and doubled.bit_count() == 1:
             what = f"update {self._update}: {self._buffer.summary}"
-            say_beside_bars(f"{what}; at most {self.config.most_groups} are sampled")
+            log_above_progress(f"{what}; at most {self.config.most_groups} are sampled")
 
     def _report(self, filled: bool, seconds: float, journal: BatchJournal | None) -> FillReport:
         sampler = self._sampler
@@ -245,7 +245,7 @@ class Rollouts:
         if not filling.filled:
             return None
         if self._buffer.counts.masked:
-            say_beside_bars(self._masked_line(self._buffer.counts))
+            log_above_progress(self._masked_line(self._buffer.counts))
         groups = self._buffer.take()
         filling.counts |= self._buffer.metrics(groups, self._update)
         return GroupBatch(groups, filling)

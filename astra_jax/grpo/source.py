@@ -35,7 +35,7 @@ from sandbox import Sandbox
 from synthesis.core.datasets import Folder
 from synthesis.core.environment import AnyEnvironment
 from synthesis.core.files import location
-from synthesis.core.progress import say_beside_bars
+from synthesis.core.progress import log_above_progress
 
 
 class RolloutSource:
@@ -148,7 +148,7 @@ class RolloutSource:
             page = self._run.folder / "episodes" / f"exhausted_{state.step:05}.html"
             write_exhausted(page, exhausted, row)
             for line in (*exhausted.lines(), f"  episodes: {page}"):
-                say_beside_bars(line)
+                log_above_progress(line)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from astra_jax.run.hosts import is_first
 from synthesis.core.files import first_line
-from synthesis.core.progress import say_beside_bars
+from synthesis.core.progress import log_above_progress
 from synthesis.core.references import referred
 from synthesis.core.refusals import InputError, Refusal
 
@@ -127,7 +127,7 @@ class Hooks:
     def report_failures(self) -> None:
         """Print how often each hook failed whose failures do not end a run."""
         for name, count in self.failures.items():
-            say_beside_bars(f"warning: hook {name} failed {count} times in this process")
+            log_above_progress(f"warning: hook {name} failed {count} times in this process")
 
     def call_due(self, point: str, last: int, run: Run, state: TrainState, batch: Any, row: dict[str, float]) -> None:
         """Call `measure` or `after_update` of the hooks that are due; what they return is added to `row`."""
@@ -148,7 +148,7 @@ class Hooks:
                 raise HookError(f"hook {name} raised {type(error).__name__}: {first_line(error)}") from error
             self.failures[name] += 1
             if self.failures[name] == 1:
-                say_beside_bars(
+                log_above_progress(
                     f"warning: hook {name}: {type(error).__name__}: {first_line(error)}; training continues"
                 )
             return None

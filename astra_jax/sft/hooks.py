@@ -23,7 +23,7 @@ from astra_jax.sft.step import loss_sums
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record
 from synthesis.core.files import write_text
-from synthesis.core.progress import say_beside_bars
+from synthesis.core.progress import log_above_progress
 from synthesis.core.records import Trajectory
 
 
@@ -71,7 +71,7 @@ class Samples(Hook):
         limits = {"count": config.samples, "max_tokens": config.sample_tokens}
         self._sampler = TurnSampler(each_record(path, Trajectory), tokenizer, model, config.data, mesh=mesh, **limits)
         if self._sampler.is_empty and is_first():
-            say_beside_bars(
+            log_above_progress(
                 f"no samples: no opening has room for sample_tokens ({config.sample_tokens}) more in data.seq_len "
                 f"({config.data.seq_len}); lower --config.sft.sample_tokens"
             )

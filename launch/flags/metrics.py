@@ -17,7 +17,7 @@ from absl import flags
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox.settings import Port
-from synthesis.core.figures import FIGURES, Figures
+from synthesis.core.metrics import METRICS, MetricRegistry
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
@@ -46,7 +46,7 @@ def shown(*, first: Callable[[], bool] = lambda: True) -> Iterator[None]:
     if PORT.value is None or not first():
         yield
         return
-    service = _service(FIGURES, _HOST.value or "", PORT.value, cli.token_of(_TOKEN_FILE))
+    service = _service(METRICS, _HOST.value or "", PORT.value, cli.token_of(_TOKEN_FILE))
     ready: Future[str] = Future()
     stop = threading.Event()
     thread = threading.Thread(target=asyncio.run, args=(_serve(service, ready, stop),), name="metrics", daemon=True)
@@ -59,7 +59,7 @@ def shown(*, first: Callable[[], bool] = lambda: True) -> Iterator[None]:
         thread.join(timeout=10)
 
 
-def _service(figures: Figures, host: str, port: int, token: str | None) -> HttpService:
+def _service(figures: MetricRegistry, host: str, port: int, token: str | None) -> HttpService:
     """The service, not yet started. Raises `SettingError`."""
     # Here, so that --help does not wait for them.
     from aiohttp import web

@@ -33,7 +33,7 @@ _NAMES: Mapping[str, str] = {"url": "base_url", "key_file": "api_key"}
 """What a file says, by the setting's name."""
 _OF_A_ROLE = (
     "url", "model", "key_file", "weight", "temperature", "max_tokens", "timeout_seconds", "tries", "extra_body",
-    "answer_form", "concurrency", "requests_per_minute", "tokens_per_minute", "prices", "api",
+    "structured_output", "concurrency", "requests_per_minute", "tokens_per_minute", "prices", "api",
 )  # fmt: skip
 _OF_THE_EMBEDDER = ("url", "model", "key_file", "batch", "timeout_seconds", "tries")
 

@@ -47,7 +47,7 @@ from launch.quickstart.ledger import Ledger
 from sandbox import Sandbox
 from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
-from synthesis.core.progress import say_beside_bars
+from synthesis.core.progress import log_above_progress
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
 from synthesis.core.stages import Journal, Stopped
 from synthesis.pipeline.executors import Executor
@@ -96,9 +96,9 @@ class Quickstart:
             for number, (name, stage) in enumerate(self.stages.items(), start=1):
                 title = f"[{number}/{len(self.stages)}] {name}"
                 if (done := self.ledger.result(name)) is not None:
-                    say_beside_bars(f"{title}: finished earlier, in {done['seconds']:.0f} s")
+                    log_above_progress(f"{title}: finished earlier, in {done['seconds']:.0f} s")
                     continue
-                say_beside_bars(title)
+                log_above_progress(title)
                 result = await self._timed(name, stage)
                 isolation = {"tier": opened.tier, "layers": opened.layers}
                 self.ledger.finish(name, result | {"sandbox": isolation})
@@ -133,7 +133,7 @@ class Quickstart:
                 seed=self.config.seed,
             )
         for reason, count in sorted(summary.rejected["normalize"].items()):
-            say_beside_bars(f"left out {count} tools ({reason}), such as {summary.details['normalize'][reason]}")
+            log_above_progress(f"left out {count} tools ({reason}), such as {summary.details['normalize'][reason]}")
         return _result(summary, summary.statistics["trajectories"])
 
     async def environments(self) -> Result:

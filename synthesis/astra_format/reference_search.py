@@ -16,7 +16,7 @@ from synthesis.core.matching import contains
 from synthesis.core.plays import play
 from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import Rejected
-from synthesis.environments.proof import Case, nonsense, prove_case, shown, without_default
+from synthesis.environments.proof import Case, invalid_value, prove_case, shown, without_default
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -203,7 +203,7 @@ def _other(one: _Tried, arguments: Mapping[str, Any], place: int) -> dict[str, A
     if without:
         return next((call for call in without if call.ok), without[0]).arguments
     if not others:
-        return {name: nonsense(value) for name, value in arguments.items()}
+        return {name: invalid_value(value) for name, value in arguments.items()}
     raise Rejected(
         "ignores_arguments",
         f"all {len(others)} other calls of {one.tool.spec.name} that were tried give "

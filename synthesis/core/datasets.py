@@ -23,6 +23,7 @@ import msgspec
 from array_record.python import array_record_module
 from etils import epath
 
+from synthesis.core.compat import todays_card
 from synthesis.core.files import Folder as Folder
 from synthesis.core.files import check_held
 from synthesis.core.records import SCHEMA_VERSION, Record, ToolEnvironment, ToolServer, ToolSpec, decode, encode
@@ -199,7 +200,7 @@ def read_card(path: Folder) -> dict[str, Any]:
             raise DatasetError(f"{folder / CARD_FILE} has no {name}; {_AGAIN.format(path)}")
     if not isinstance(shards := card.get("shards", 1), int) or not 0 < shards <= _MOST_SHARDS:
         raise DatasetError(f"{folder / CARD_FILE}: shards is {shards!r:.40}, no number of files; {_AGAIN.format(path)}")
-    return card
+    return todays_card(card)
 
 
 def check_dataset(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from synthesis.core.endpoint_replies import (
 )
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import own_fields, without_fields
-from synthesis.core.progress import TRAFFIC, say_beside_bars
+from synthesis.core.progress import TRAFFIC, log_above_progress
 from synthesis.core.proxies import via
 from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff
 from synthesis.core.recording import Recording
@@ -45,7 +45,7 @@ _WORD = re.compile(r"\w+")
 
 
 class EndpointDown(Stopped):
-    """The endpoint answered nothing for `outage_seconds`, or asks for a longer pause."""
+    """The endpoint answered nothing for `max_unavailable_seconds`, or asks for a longer pause."""
 
 
 class EndpointUnusable(Stopped):
@@ -203,7 +203,7 @@ class Endpoint:
                 raise RequestRefused(f"{config.place} failed {failures} times and answers other requests: {failure}")
             if self._answered > last_failure > 0:
                 passed_over += now - last_failure
-                if passed_over > config.outage_seconds:
+                if passed_over > config.max_unavailable_seconds:
                     raise RequestRefused(
                         f"{config.place} answered other requests for {passed_over:,.0f} s, and put this one off "
                         f"{failures} times: {failure}"
@@ -229,10 +229,10 @@ class Endpoint:
     def _patience(self, failure: TryFailed) -> float:
         """Return for how many seconds without any answer requests wait after such a failure."""
         if failure.wrong_address and not self._answered:
-            return min(self.config.outage_seconds, self.STARTUP_SECONDS)
+            return min(self.config.max_unavailable_seconds, self.STARTUP_SECONDS)
         if failure.lasting is not None:
-            return min(self.config.outage_seconds, self.EMPTY_SECONDS)
-        return self.config.outage_seconds
+            return min(self.config.max_unavailable_seconds, self.EMPTY_SECONDS)
+        return self.config.max_unavailable_seconds
 
     def _check_silence(self, failure: TryFailed, silent: float) -> None:
         """Stop the run if the endpoint has answered nothing for too long.
@@ -251,7 +251,7 @@ class Endpoint:
                 raise self._stop(EndpointUnusable(what, f"{remedy}, and run the same command again to resume"))
             if failure.lasting is not None:
                 raise self._refuses(failure.lasting)
-        if max(silent, failure.wait or 0.0) > config.outage_seconds:
+        if max(silent, failure.wait or 0.0) > config.max_unavailable_seconds:
             raise self._stop(
                 EndpointDown(
                     f"{config.place} has answered nothing for {silent:,.0f} s ({failure})"
@@ -267,7 +267,7 @@ class Endpoint:
             return
         self._told = now
         asked = f", which asks to wait for {failure.wait:,.0f} s" if failure.wait else ""
-        say_beside_bars(
+        log_above_progress(
             f"Waiting for {self.config.place}{asked}: {failure!s:.200}. No answer for {silent:,.0f} s; the run "
             f"stops after {self._patience(failure):,.0f} s."
         )
@@ -297,7 +297,9 @@ class Endpoint:
                 continue
             if new := sorted(refused - self._unread):
                 self._unread |= refused
-                say_beside_bars(f"{self.config.base_url} refuses {', '.join(new)} in messages of its model: left out")
+                log_above_progress(
+                    f"{self.config.base_url} refuses {', '.join(new)} in messages of its model: left out"
+                )
             return reply
 
     def read_turn(self, message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:

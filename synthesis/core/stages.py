@@ -24,7 +24,6 @@ from synthesis.core.journal import Journal, Row
 from synthesis.core.progress import Progress
 from synthesis.core.refusals import Refusal
 from synthesis.core.stored import JournalView, Keys, outputs_of
-from synthesis.core.typed import json_decoder
 
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
 
@@ -226,9 +225,8 @@ async def run_stage(
         result.outputs = JournalView(journal, name, work.keys, out, result.reject)
         return result
     made: list[Any] = []
-    decoder = json_decoder(list[out])  # type: ignore[valid-type]
     take = made.append if sink is None else sink
-    for _, outputs in outputs_of(journal, name, work.keys, decoder, result.reject):
+    for _, outputs in outputs_of(journal, name, work.keys, out, result.reject):
         for output in outputs:
             take(output)
     result.outputs = made

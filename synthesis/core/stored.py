@@ -15,9 +15,9 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from synthesis.core.compat import decode_stored, todays_reason
 from synthesis.core.journal import Journal
 from synthesis.core.refusals import InputError
-from synthesis.core.typed import json_decoder
 
 T = TypeVar("T")
 _AT_ONCE = 64
@@ -58,13 +58,13 @@ def outputs_of(
     journal: Journal,
     stage: str,
     keys: Iterable[str],
-    decoder: msgspec.json.Decoder[list[T]],
+    out: type[T],
     rejected: Callable[[str, str], object] | None = None,
 ) -> Iterator[tuple[int, list[T]]]:
     """Yield the outputs of finished inputs, with each input's number; rejected inputs have none.
 
     Args:
-        decoder: of one input's outputs.
+        out: type of the outputs.
         rejected: called with reason and detail of each rejected input.
 
     Raises:
@@ -74,14 +74,14 @@ def outputs_of(
     for number, (data, reason, detail) in enumerate(journal.rows(stage, keys)):
         if data is not None:
             try:
-                yield number, decoder.decode(data)
+                yield number, decode_stored(data, list[out])  # type: ignore[valid-type]
             except msgspec.MsgspecError as error:
                 raise InputError(
                     f"{journal.path}: what stage {stage} has finished is of another version ({error}); delete the file "
                     "to begin anew"
                 ) from None
         elif rejected is not None:
-            rejected(reason, detail)
+            rejected(todays_reason(reason), detail)
 
 
 class JournalView(Records[T]):
@@ -99,10 +99,9 @@ class JournalView(Records[T]):
     def __init__(
         self, journal: Journal, stage: str, keys: Sequence[str], out: type[T], rejected: Callable[[str, str], object]
     ) -> None:
-        self._journal, self._stage, self._keys = journal, stage, keys
-        self._decoder: msgspec.json.Decoder[list[T]] = json_decoder(list[out])  # type: ignore[valid-type]
+        self._journal, self._stage, self._keys, self._type = journal, stage, keys, out
         self._inputs, self._parts = array("Q"), array("I")
-        for number, outputs in outputs_of(journal, stage, keys, self._decoder, rejected):
+        for number, outputs in outputs_of(journal, stage, keys, self._type, rejected):
             self._inputs.extend([number] * len(outputs))
             self._parts.extend(range(len(outputs)))
 
@@ -116,7 +115,7 @@ class JournalView(Records[T]):
             inputs = [self._inputs[position] for position in some]
             needed = list(dict.fromkeys(inputs))
             keys = [self._keys[one] for one in needed]
-            made = [outputs for _, outputs in outputs_of(self._journal, self._stage, keys, self._decoder)]
+            made = [outputs for _, outputs in outputs_of(self._journal, self._stage, keys, self._type)]
             of_inputs = dict(zip(needed, made, strict=True))
             for one, position in zip(inputs, some, strict=True):
                 yield of_inputs[one][self._parts[position]]

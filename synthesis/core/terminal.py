@@ -19,7 +19,7 @@ import sys
 import unicodedata
 from typing import Any, TextIO
 
-from synthesis.core.figures import FIGURES
+from synthesis.core.metrics import METRICS
 from synthesis.core.refusals import Refusal
 
 _UNSAFE = re.compile(
@@ -75,7 +75,7 @@ class _Stream(io.FileIO):
             return written
         except OSError as error:
             self._failures += 1
-            FIGURES.put("output_failures", self._failures, stream=self._title)
+            METRICS.put("output_failures", self._failures, stream=self._title)
             if self._failures == 1:
                 self._report(error)
             return size

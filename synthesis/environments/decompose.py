@@ -121,22 +121,22 @@ async def decompose(seed: QuestionSeed, context: EnvironmentContext) -> list[Dra
     """One decomposition, well formed as a graph.
 
     Raises:
-        Rejected: see `dependency_graph.check`; or `other_question` where a given question came back as another,
-            `no_subject`, `answer_in_question`, `wrong_language`, `straddles_split`, `teacher_failed`.
+        Rejected: see `dependency_graph.check`; or `question_rewritten` where a given question came back as another,
+            `no_subject`, `answer_in_question`, `wrong_language`, `mixed_split`, `teacher_failed`.
     """
-    config, context = context.config, context.cast(seed.id)
+    config, context = context.config, context.route(seed.id)
 
     async def check(given: DecompositionAnswer) -> Draft:
         if seed.question and fold(given.question) != fold(seed.question):
-            raise Rejected("other_question", f"the question is {seed.question!r}; give it back as it is")
+            raise Rejected("question_rewritten", f"the question is {seed.question!r}; give it back as it is")
         return drafted(given.question, given.answer, given.domain, given.sub_questions, seed, config)
 
-    variables = {**wishes(seed, config), "question": seed.question, "knowledge": seed.knowledge}
+    variables = {**prompt_vars(seed, config), "question": seed.question, "knowledge": seed.knowledge}
     draft = await context.ask(DecompositionAnswer, variables, language=seed.language, key=seed.id, check=check)
-    return [on_a_side(draft, config)]
+    return [assign_split(draft, config)]
 
 
-def wishes(seed: QuestionSeed, config: EnvironmentsConfig) -> dict[str, Any]:
+def prompt_vars(seed: QuestionSeed, config: EnvironmentsConfig) -> dict[str, Any]:
     """Return the wishes that every request for a question contains."""
     return {
         "structure": seed.structure,
@@ -211,18 +211,18 @@ def drafted(
     return Draft(decomposition, [step.domain for step in steps], seed.split, seed.mode)
 
 
-def on_a_side(draft: Draft, config: EnvironmentsConfig) -> Draft:
+def assign_split(draft: Draft, config: EnvironmentsConfig) -> Draft:
     """Return the draft with the split in which all of it lies.
 
     Raises:
-        Rejected: `straddles_split`; asking again would give no better chance than another question.
+        Rejected: `mixed_split`; asking again would give no better chance than another question.
     """
     one = draft.decomposition
     if config.partition.by == "source":
         return draft
     split = config.partition.split(one.entities, one.signature)
     if split is None:
-        raise Rejected("straddles_split", f"{one.signature} of {one.entities}")
+        raise Rejected("mixed_split", f"{one.signature} of {one.entities}")
     return msgspec.structs.replace(draft, split=split)
 
 

@@ -27,7 +27,7 @@ from synthesis.core.stored import Records
 from synthesis.core.typed import json_decoder
 from synthesis.environments.config import BANDS, Band, EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.drafts import Built, NeededTool
+from synthesis.environments.drafts import NeededTool, ToolsetDraft
 from synthesis.environments.leaks import answers_of, leaked
 from synthesis.environments.proof import translations
 from synthesis.pipeline.demo import fact_tools
@@ -255,7 +255,7 @@ def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
 
 
 async def build_indices(
-    built: Records[Built], config: EnvironmentsConfig, embedder: Embedder, seed: int
+    built: Records[ToolsetDraft], config: EnvironmentsConfig, embedder: Embedder, seed: int
 ) -> dict[tuple[Language, Split], Index]:
     """Build an index for each language and split that occurs.
 
@@ -286,13 +286,13 @@ async def build_indices(
     return indices
 
 
-def _is_among(language: Language, split: Split | None, one: Built) -> bool:
+def _is_among(language: Language, split: Split | None, one: ToolsetDraft) -> bool:
     return one.draft.decomposition.language == language and split in (None, one.draft.split)
 
 
 async def distract(
-    built: Built, context: EnvironmentContext, indices: Mapping[tuple[Language, Split], Index]
-) -> list[Built]:
+    built: ToolsetDraft, context: EnvironmentContext, indices: Mapping[tuple[Language, Split], Index]
+) -> list[ToolsetDraft]:
     """Add up to the configured number of irrelevant tools of each band to the environment.
 
     No added tool is a functional twin of a needed one: a candidate that, executed, answers a reference call or states
@@ -322,7 +322,7 @@ async def distract(
     return [msgspec.structs.replace(built, distractors=distractors, closeness=closeness)]
 
 
-async def twins_of(built: Built, candidates: Sequence[CodeTool], context: EnvironmentContext) -> set[str]:
+async def twins_of(built: ToolsetDraft, candidates: Sequence[CodeTool], context: EnvironmentContext) -> set[str]:
     """Return the names of tools that answer a reference call of the environment.
 
     A tool is called with the reference arguments in any order, or with none if it takes none.

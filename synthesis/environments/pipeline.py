@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
+from synthesis.core.compat import encode_for_fingerprint, former_setting
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Language, Provenance, ToolEnvironment
 from synthesis.core.refusals import InputError
@@ -31,7 +32,7 @@ from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext, open_context
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.distract import build_indices, distract
-from synthesis.environments.drafts import Built, Draft
+from synthesis.environments.drafts import Draft, ToolsetDraft
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.sources import SourceError
@@ -48,7 +49,7 @@ In = TypeVar("In", bound=msgspec.Struct)
 Out = TypeVar("Out", bound=msgspec.Struct)
 
 
-_LEFT_OUT_IF_EMPTY = ("licence", "stateful_share", "informative_joins")
+_LEFT_OUT_IF_EMPTY = ("license", "stateful_share", "informative_joins")
 """Settings that came later: where they are empty, a run's name is what it was before."""
 
 
@@ -106,12 +107,12 @@ async def _synthesize(
     # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
     named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
     settings = {
-        key: value
+        former_setting(key): value
         for key, value in resolved(config).items()
         if (key not in _LEFT_OUT_IF_EMPTY or value) and key != "stop_after"
     }
     what = [{**settings, **named}, seed, executor.embedder.name, seeds, sorted(given.items())]
-    identity = msgspec.json.encode(what, order="deterministic")
+    identity = encode_for_fingerprint(what)
     run = hashlib.sha256(identity).hexdigest()[:8]
 
     pipeline = PipelineRun(
@@ -131,7 +132,7 @@ async def _synthesize(
     ) -> Records[Out]:
         return await pipeline.stage(name, function, inputs, key=key, out=out, label=f"environments: {name}")
 
-    def id_of(record: Draft | Built) -> str:
+    def id_of(record: Draft | ToolsetDraft) -> str:
         return (record if isinstance(record, Draft) else record.draft).decomposition.id
 
     def seed_id(one: QuestionSeed) -> str:
@@ -146,7 +147,7 @@ async def _synthesize(
 
     if given:
         asked = partial(augment, environments=given)
-        built = await stage("augment", asked, seeds, seed_id, Built)
+        built = await stage("augment", asked, seeds, seed_id, ToolsetDraft)
         drafts = await judged(MapView(_draft_of, built))
         places = {id_of(draft): place for place, draft in enumerate(drafts)}
         built = built.filter(lambda one: id_of(one) in places)
@@ -154,11 +155,11 @@ async def _synthesize(
     else:
         asked_for = [one for one in seeds if one.mode != "world"]
         drafted = await stage("decompose", decompose, asked_for, seed_id, Draft)
-        built = await stage("implement", implement, await judged(drafted), id_of, Built)
-        built = await stage("merge", merge, built, id_of, Built)
+        built = await stage("implement", implement, await judged(drafted), id_of, ToolsetDraft)
+        built = await stage("merge", merge, built, id_of, ToolsetDraft)
         if len(asked_for) < len(seeds):
             worlds = [one for one in seeds if one.mode == "world"]
-            made = await stage("worlds", make_world, worlds, seed_id, Built)
+            made = await stage("worlds", make_world, worlds, seed_id, ToolsetDraft)
             kept, repeated = distinct(MapView(_draft_of, made))
             pipeline.reject("distinct", repeated)
             ids = {id_of(one) for one in kept}
@@ -166,11 +167,11 @@ async def _synthesize(
             order = [id_of(one) for one in every]
             built = every.select(sorted(range(len(every)), key=order.__getitem__))
     indices = await build_indices(built, config, executor.embedder, seed)
-    built = await stage("distract", partial(distract, indices=indices), built, id_of, Built)
+    built = await stage("distract", partial(distract, indices=indices), built, id_of, ToolsetDraft)
     environments = await stage("verify", finish, built, id_of, ToolEnvironment)
 
     made_of = (one.provenance for one in environments)
-    pipeline.licences |= {one.licence for one in made_of if isinstance(one, Provenance)}
+    pipeline.licenses |= {one.license for one in made_of if isinstance(one, Provenance)}
     splits: tuple[Split, ...] = ("train", "held_out")
     for split in splits:
         of_split = environments.filter(partial(_is_of, split))
@@ -179,7 +180,7 @@ async def _synthesize(
     return pipeline.summary
 
 
-def _draft_of(one: Built) -> Draft:
+def _draft_of(one: ToolsetDraft) -> Draft:
     return one.draft
 
 

@@ -21,17 +21,17 @@ from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_too
 from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.drafts import Built
+from synthesis.environments.drafts import ToolsetDraft
 from synthesis.environments.proof import Case, check_arguments, perturbed, short, shown, translated
 from synthesis.environments.world_proof import verify_world
-from synthesis.pipeline.demo import licence_of_facts
+from synthesis.pipeline.demo import license_of_facts
 from synthesis.pipeline.teacher import description
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
 
 
-async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironment]:
+async def finish(built: ToolsetDraft, context: EnvironmentContext) -> list[ToolEnvironment]:
     """Return the environment as it is stored, verified.
 
     Raises:
@@ -40,21 +40,23 @@ async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironm
     """
     environment = assembled(built)
     others = {
-        call.sub_question: wrong for one in built.tools for call, wrong in zip(one.calls, one.others, strict=True)
+        call.sub_question: wrong
+        for one in built.tools
+        for call, wrong in zip(one.calls, one.negative_arguments, strict=True)
     }
     async with context.proofs:
         proof = verify if environment.world is msgspec.UNSET else verify_world
         await context.in_sandbox(proof, environment, others)
     # Without a model every answer is computed from the tables.
-    licence = context.config.licence or ("" if "model" in description(context.teacher) else licence_of_facts())
+    license = context.config.license or ("" if "model" in description(context.teacher) else license_of_facts())
     return [
         msgspec.structs.replace(
-            environment, provenance=context.provenance(licence, environment.id, ("author", "judge"))
+            environment, provenance=context.provenance(license, environment.id, ("author", "judge"))
         )
     ]
 
 
-def assembled(built: Built) -> ToolEnvironment:
+def assembled(built: ToolsetDraft) -> ToolEnvironment:
     """Return the record of an environment.
 
     Raises:

@@ -56,10 +56,10 @@ async def prove_world(
         others: by sub-question, arguments of its tool that look up, or change, something else.
 
     Raises:
-        Rejected: `world_failed`, `broken_invariant`, `tool_failed`, `wrong_answer`, `shared_call`, `reading_writes`,
-            `bad_check`, `check_holds_before`, `not_reached`, `hidden_state`, `ignores_arguments`, `reached_without`,
-            `needless_order`, `harm_unseen`, `no_wrong_write`, `wrong_policy_scores`, or a `sandbox.Reason`; the detail
-            is for the teacher.
+        Rejected: `world_failed`, `broken_invariant`, `tool_failed`, `wrong_answer`, `shared_call`, `read_tool_mutates`,
+            `bad_check`, `already_satisfied`, `not_reached`, `hidden_state`, `ignores_arguments`, `reached_without`,
+            `unneeded_dependency`, `side_effect_undetected`, `no_wrong_write`, `wrong_policy_scores`, or a
+            `sandbox.Reason`; the detail is for the teacher.
         Transient: the sandbox itself failed.
     """
     proof = _Proof(environment, sandbox)
@@ -119,9 +119,9 @@ class _Proof:
                 raise Rejected("wrong_answer", f"{what} returned {short(output.value)}, not {step.answer.value!r}")
             new = set(grade.met) - met
             if not step.asks_state and (grade.changes != changed or new):
-                raise Rejected("reading_writes", f"{what} looks something up, and changes {_shown(grade.changes)}")
+                raise Rejected("read_tool_mutates", f"{what} looks something up, and changes {_shown(grade.changes)}")
             if step.asks_state and step.id in met:
-                raise Rejected("check_holds_before", f"the check of sub-question {step.id} holds before {what}")
+                raise Rejected("already_satisfied", f"the check of sub-question {step.id} holds before {what}")
             if step.asks_state and (new != {step.id} or not met <= set(grade.met)):
                 raise Rejected(
                     "not_reached",
@@ -179,7 +179,7 @@ class _Proof:
             if kind == "extra" and not play.outputs[-1].error:
                 harmful += 1
                 if not grade.harm:
-                    raise Rejected("harm_unseen", f"{text}: the last call changes nothing that is not open")
+                    raise Rejected("side_effect_undetected", f"{text}: the last call changes nothing that is not open")
             if kind == "other" and not step.asks_state:
                 found = play.outputs[place]
                 if not found.error and contains(found.value, step.answer, environment.language):
@@ -197,7 +197,9 @@ class _Proof:
                 reason = "reached_without" if kind == "without" else "ignores_arguments"
                 raise Rejected(reason, f"the check of sub-question {step.id} holds after {text}")
             if kind == "swapped" and reward == 1.0:
-                raise Rejected("needless_order", f"sub-question {step.id} waits for one that it does not need: {text}")
+                raise Rejected(
+                    "unneeded_dependency", f"sub-question {step.id} waits for one that it does not need: {text}"
+                )
             if reward >= 1.0 or (kind == "empty" and (reward or grade.met)):
                 raise Rejected("wrong_policy_scores", f"{text} is worth {reward}; the checks of {set(grade.met)} hold")
         if not harmful:
@@ -362,7 +364,8 @@ def _fitting(environment: ToolEnvironment, tool: CodeTool) -> dict[str, Any]:
 def _check_dependencies(
     environment: ToolEnvironment, step: SubQuestion, reference: ReferenceCall, found: Mapping[int, Any]
 ) -> None:
-    """Check that a step uses what it waits for, except states, which may have to be there first (`needless_order`)."""
+    """Check that a step uses the steps that it waits for, except states, which may have to be there first
+    (`unneeded_dependency`)."""
     states = {one.id for one in environment.sub_questions if one.asks_state}
     given = set(map(str, reference.arguments.values()))
     for one in step.depends_on:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from synthesis.core.compat import encode_for_fingerprint, former_setting
 from synthesis.core.datasets import CARD_FILE, read_card, write_dataset
 from synthesis.core.mirror import fetched
 from synthesis.core.rate_limits import STAGE, Spent, summed
@@ -69,7 +70,7 @@ class PipelineRun(Generic[C]):
         seed: int, prefix: str = "", files: Mapping[str, str] = {}, preview: Preview | None = None,
     ) -> None:  # fmt: skip
         self.summary = Summary()
-        self.licences: set[str] = set()
+        self.licenses: set[str] = set()
         """Licences of the sources, added by their readers. An empty text: a source names none."""
         self._executor, self._context, self._teacher = executor, context, description(executor.teacher)
         self._journal, self._out_dir, self._prefix = journal, out_dir, prefix
@@ -162,8 +163,12 @@ class PipelineRun(Generic[C]):
         stage = self._prefix + name
         teacher = of_records(self._teacher)
         if fingerprint_of is not None:
-            settings = {one: self._config[one] for one in fingerprint_of}
-            settings |= {one: self._config[one] for one, then in legacy_defaults.items() if self._config[one] != then}
+            settings = {former_setting(one): self._config[one] for one in fingerprint_of}
+            settings |= {
+                former_setting(one): self._config[one]
+                for one, then in legacy_defaults.items()
+                if self._config[one] != then
+            }
             stage += f"/{digest_of([settings, self._seed, teacher])}"
             plain = key
 
@@ -218,7 +223,7 @@ class PipelineRun(Generic[C]):
             "provenance": {
                 "teacher": dict(self._teacher),
                 "code": code_version(),
-                "licences": sorted(self.licences),
+                "licenses": sorted(self.licenses),
             },
             "files": self._files,
             "statistics": statistics,
@@ -261,8 +266,8 @@ def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
 
 
 def digest_of(value: Any) -> str:
-    """A short digest of what JSON can hold, the same whatever the order of its keys."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+    """Return a short digest of a struct, a list of structs or plain JSON, for fingerprints."""
+    return hashlib.sha256(encode_for_fingerprint(value)).hexdigest()[:16]
 
 
 def digests_of_files(names: Iterable[str]) -> dict[str, str]:

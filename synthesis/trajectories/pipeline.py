@@ -33,17 +33,17 @@ from synthesis.servers.normalize import raw_name, served
 from synthesis.servers.registry import read_registries
 from synthesis.servers.tool_sources import read_tools
 from synthesis.trajectories import statistics, tool_graph
-from synthesis.trajectories.conducts import score_any, write_any
+from synthesis.trajectories.behaviours import score_any, write_any
 from synthesis.trajectories.config import PACKAGED_MCP_SHARE, TrajectoriesConfig
 from synthesis.trajectories.context import TrajectoryContext, open_context
-from synthesis.trajectories.desk import desk_documents, is_desk
-from synthesis.trajectories.draws import Draws, draw_tasks, wanted_tasks
 from synthesis.trajectories.groups import crosses, grouped
 from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.personas import PERSONAS, Persona, read_personas
 from synthesis.trajectories.runs import AgentRun
+from synthesis.trajectories.task_sampler import TaskSampler, sample_tasks, wanted_tasks
 from synthesis.trajectories.tasks import TaskSeed, augment_task, repeated_tasks
+from synthesis.trajectories.todo_fixture import is_todo_server, todo_documents
 from synthesis.trajectories.users import judge_user
 
 _log = logging.getLogger(__name__)
@@ -53,10 +53,10 @@ _TEACHER_SETTINGS = ("attempts", "partition")
 _LEGACY_JOINS: Mapping[str, Any] = {"informative_joins": False}
 """Passed to the teacher with requests about chains and tasks. Early versions did not record it, nor the other values of
 `legacy_defaults`, in their stages. A run that has such a value cannot resume from a stage that may lack it."""
-_MAY_GROW = ("trajectories", "surplus")
+_MAY_GROW = ("trajectories", "oversample_ratio")
 _CHANGEABLE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds", "stop_after")
 """Settings that change no record."""
-_LEGACY_DEFAULTS: Mapping[str, Any] = {"conducts": {}, "informative_joins": False, "policies": 0.0}
+_LEGACY_DEFAULTS: Mapping[str, Any] = {"behaviours": {}, "informative_joins": False, "policies": 0.0}
 """Values that runs used before a setting existed, where they differ from today's default."""
 
 
@@ -211,8 +211,8 @@ class _Run:
             details.setdefault(record.reason, f"{record.place}: {record.detail}")
         self.pipeline.reject("tools", registries.reasons(), details)
         # What runs comes first: of servers that are there twice, the first is kept.
-        desks = desk_documents(languages) if config.conducts.get("confirmation") else []
-        return [*collected, *facts, *registries.documents, *desks]
+        todo_servers = todo_documents(languages) if config.behaviours.get("confirmation") else []
+        return [*collected, *facts, *registries.documents, *todo_servers]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
         check_allowed(documents, self.config.allowed_tools)
@@ -243,9 +243,9 @@ class _Run:
             )
         self.pipeline.reject("normalize", reasons, details)
         self.pipeline.tell(offer for server in self.servers.values() if (offer := served(server)))
-        self.pipeline.licences |= {server.licence or self.config.licence for server in self.servers.values()}
+        self.pipeline.licenses |= {server.license or self.config.license for server in self.servers.values()}
         if config.several_servers:
-            alone = [server for server in self.servers.values() if not is_desk(server.id)]
+            alone = [server for server in self.servers.values() if not is_todo_server(server.id)]
             groups = grouped(alone, config, self.seed)
             if not groups:
                 raise InputError(
@@ -258,7 +258,7 @@ class _Run:
         """Return all chains that can be sampled; none of them is verified."""
         config = self.config
         # Of a desk no chains are made: tasks about one are written for it alone.
-        servers = [server for server in self.servers.values() if not is_desk(server.id)]
+        servers = [server for server in self.servers.values() if not is_todo_server(server.id)]
         asked = [(server, repeat) for server in servers for repeat in range(config.proposals)]
         answered = await self.pipeline.stage(
             "propose", tool_graph.propose, asked, key=lambda item: f"{item[0].id} {item[1]}", out=tool_graph.Proposals,
@@ -297,9 +297,9 @@ class _Run:
                 extra_key=lambda chain: self.digest(chain.server_id),
             )  # fmt: skip
 
-        draws = Draws(config, list(self.servers.values()), candidates, self.seed)
+        sampler = TaskSampler(config, list(self.servers.values()), candidates, self.seed)
         wanted = wanted_tasks(config)
-        seeds, chains = await draw_tasks(draws, wanted, {chain.id: chain for chain in candidates}, verify)
+        seeds, chains = await sample_tasks(sampler, wanted, {chain.id: chain for chain in candidates}, verify)
         if len(seeds) < wanted:
             self.pipeline.reject("draw", Counter(no_chain=wanted - len(seeds)), {"no_chain": "every chain failed"})
         return seeds, chains
@@ -307,14 +307,14 @@ class _Run:
     async def tasks(self, seeds: Sequence[TaskSeed]) -> Records[Task]:
         config = self.config
         write = partial(write_any, servers=self.servers, personas=self.personas)
-        plain = [one for one in seeds if not one.conduct]
+        plain = [one for one in seeds if not one.behaviour]
         alone = await self.pipeline.stage(
             "tasks", write, plain, key=lambda one: one.id, out=Task, label="write tasks",
             fingerprint_of=_TEACHER_SETTINGS, legacy_defaults=_LEGACY_JOINS,
             extra_key=lambda one: self.digest(one.server_id),
         )  # fmt: skip
         talks = await self.pipeline.stage(
-            "tasks", write, [one for one in seeds if one.conduct], key=lambda one: one.id, out=Task,
+            "tasks", write, [one for one in seeds if one.behaviour], key=lambda one: one.id, out=Task,
             label="write conversations", fingerprint_of=("user_turns", *_TEACHER_SETTINGS),
             legacy_defaults={**_LEGACY_JOINS, "policies": 0.0},
             extra_key=lambda one: self.digest(one.server_id) + self.personas_digest,
@@ -343,7 +343,7 @@ class _Run:
             "score", rate, unique, key=_id_of, out=Task, label="score tasks", fingerprint_of=("thresholds", "attempts"),
             extra_key=lambda task: self.digest(task.server_id),
         )  # fmt: skip
-        return scored[: math.ceil(config.trajectories * (1 + config.surplus / 2))]
+        return scored[: math.ceil(config.trajectories * (1 + config.oversample_ratio / 2))]
 
     def digest(self, server_id: str) -> str:
         """Return the digest of a server's record and of a group's members; it is part of the key of their stages."""
@@ -376,7 +376,7 @@ class _Run:
         rate = partial(judge, servers=self.servers)
         return await self.pipeline.stage(
             "judge", rate, runs, key=lambda run: run.task.id, out=Trajectory, label="judge trajectories",
-            fingerprint_of=("reward_threshold", "final_answer_threshold", "attempts"), legacy_defaults={"licence": ""},
+            fingerprint_of=("reward_threshold", "final_answer_threshold", "attempts"), legacy_defaults={"license": ""},
             extra_key=lambda run: self.digest(run.task.server_id),
         )  # fmt: skip
 

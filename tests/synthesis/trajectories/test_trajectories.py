@@ -55,7 +55,7 @@ CONFIG = TrajectoriesConfig(
     proposals=4,
     walks=30,
     partition=Partition("astra", 0.3, 0.2),
-    conducts={},
+    behaviours={},
 )
 COUNTRIES = fact_servers("en")[0]
 
@@ -116,7 +116,7 @@ async def test_a_stage_names_every_setting_that_it_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(PipelineRun, "stage", stage)
     config = dataclasses.replace(
         CONFIG, trajectories=30, sources=(), mcp_share=0.0, fact_servers=("countries", "colors"), policies=1.0,
-        conducts={"dialogue": 0.4, "missing_parameter": 0.1, "done": 0.1},
+        behaviours={"dialogue": 0.4, "missing_parameter": 0.1, "done": 0.1},
     )  # fmt: skip
     await run(tmp_path, config=config)
     assert {label: names - named[label] for label, names in read.items() if names - named[label]} == {}
