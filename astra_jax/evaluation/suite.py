@@ -103,7 +103,7 @@ class SuiteInfo:
         name: as in `--suites`.
         title: as the table shows it.
         harness: whose code scores, and its pinned version, such as `bfcl-eval 2026.3.23`.
-        licence: SPDX identifier of the harness and its data.
+        license: SPDX identifier of the harness and its data.
         data_sha256: of the data that is asked, by file or part; checked before anything runs.
         categories: in the table's order.
         headline: the paper's figure over categories, each weighing the same: title -> names of categories.
@@ -116,7 +116,7 @@ class SuiteInfo:
     name: str
     title: str
     harness: str
-    licence: str
+    license: str
     data_sha256: Mapping[str, str]
     categories: tuple[Category, ...]
     headline: Mapping[str, tuple[str, ...]]

@@ -30,10 +30,11 @@ FORMER_KEYS: _Names = {
     "ToolServer": {"licence": "license"},
     "ServerDocument": {"licence": "license"},
     "ServerSource": {"licence": "license"},
+    "SuiteInfo": {"licence": "license"},
     "Goal": {"says": "utterance"},
     "Dialogue": {"conduct": "behaviour", "withheld": "hidden_tools", "returned": "restored_at_turn"},
 }
-"""Name of a struct → former key → today's."""
+"""Name of a struct or dataclass → former key → today's."""
 FORMER_REASONS: Mapping[str, str] = {
     "gives_away": "opening_leaks_answer",
     "never_asked": "no_clarification",
@@ -92,7 +93,12 @@ def decode_stored(data: bytes, kind: type[T]) -> T:
     """
     if not any(mark in data for mark in _MARKS):
         return json_decoder(kind).decode(data)
-    return convert_to(_renamed(msgspec.json.decode(data), _type_of(kind), FORMER_KEYS), kind)
+    return convert_stored(msgspec.json.decode(data), kind)
+
+
+def convert_stored(value: Any, kind: type[T]) -> T:
+    """Convert plain JSON that this or an earlier version has written. Raises `msgspec.ValidationError`."""
+    return convert_to(_renamed(value, _type_of(kind), FORMER_KEYS), kind)
 
 
 def encode_for_fingerprint(value: Any) -> bytes:
@@ -116,7 +122,7 @@ def _renamed(value: Any, info: inspect.Type | None, names: _Names) -> Any:
             return _renamed(value, info.type, names)
         case inspect.UnionType():
             return _renamed(value, _member(value, info), names)
-        case inspect.StructType() if isinstance(value, dict):
+        case inspect.StructType() | inspect.DataclassType() if isinstance(value, dict):
             types = {field.encode_name: field.type for field in info.fields}
             own = names.get(info.cls.__name__, {})
             found = {}

@@ -264,7 +264,7 @@ async def test_a_code_block_around_an_answer_is_no_weaker_form() -> None:
     async with Fencing(Deaf()) as url:
         teacher = OpenAITeacher(OpenAITeacherConfig(url, "m"))
         assert await ask(teacher) == Note("Oslo")
-        assert await teacher._form_of_answers(*teacher._model("author")) == "json_schema"
+        assert await teacher._structured_output(*teacher._model("author")) == "json_schema"
 
 
 async def test_a_form_that_is_given_is_not_asked_for() -> None:
@@ -291,7 +291,7 @@ async def test_a_spoilt_answer_is_not_taken_for_a_form_that_is_unknown() -> None
     async with endpoint as url:
         teacher = OpenAITeacher(OpenAITeacherConfig(url, "m"))
         assert await ask(teacher) == Note("Oslo")
-        assert await teacher._form_of_answers(*teacher._model("author")) == "json_schema"
+        assert await teacher._structured_output(*teacher._model("author")) == "json_schema"
 
 
 async def test_every_answer_of_the_rules_passes_strict_endpoints() -> None:
