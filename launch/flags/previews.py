@@ -80,7 +80,7 @@ async def preview(
 def _print(seen: Preview, forecast: Forecast) -> None:
     from launch.viewer.preview_page import rows
 
-    for line in seen.told:
+    for line in seen.source_notes:
         say(f"server {printable(line, lines=False)}")
     for name, stage in seen.stages.items():
         tokens = sum(one.spent.tokens for one in stage.seen)

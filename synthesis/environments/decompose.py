@@ -233,14 +233,14 @@ def distinct(drafts: Sequence[Draft]) -> tuple[Records[Draft], Counter[str]]:
     """
     seen: set[bytes] = set()
     kept = array("Q")
-    for place, draft in enumerate(drafts):
+    for position, draft in enumerate(drafts):
         one = draft.decomposition
         meaning = _digest(one.language, one.signature, *sorted(set(map(fold, one.entities))))
         question = _digest(fold(one.question))
         if meaning in seen or question in seen:
             continue
         seen |= {meaning, question}
-        kept.append(place)
+        kept.append(position)
     dropped = len(drafts) - len(kept)
     return Select(drafts, kept), Counter({"duplicate": dropped} if dropped else {})
 
@@ -263,6 +263,6 @@ def best(drafts: Sequence[Draft], percentile: float) -> tuple[Records[Draft], Co
     if not scores or percentile <= 0:
         return Select(drafts, range(len(drafts))), Counter()
     cut = scores[min(len(scores) - 1, ceil(percentile * len(scores)))]
-    kept = [place for place, mean in enumerate(means) if mean >= cut]
+    kept = [position for position, mean in enumerate(means) if mean >= cut]
     dropped = len(drafts) - len(kept)
     return Select(drafts, kept), Counter({"below_percentile": dropped} if dropped else {})

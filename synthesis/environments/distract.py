@@ -238,8 +238,8 @@ def _sorted(digests: np.ndarray) -> np.ndarray:
 
 def _found(wanted: np.ndarray, digests: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return the position of each wanted digest, the last of equal ones. Raises `KeyError`: a digest is missing."""
-    places = np.searchsorted(digests, wanted, side="right", sorter=order) - 1
-    found = order[np.maximum(places, 0)] if len(order) else np.zeros(0, np.int32)
+    positions = np.searchsorted(digests, wanted, side="right", sorter=order) - 1
+    found = order[np.maximum(positions, 0)] if len(order) else np.zeros(0, np.int32)
     if len(found) != len(wanted) or (digests[found] != wanted).any():
         raise KeyError("a tool that the index was not built with")
     return found

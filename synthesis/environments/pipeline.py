@@ -149,9 +149,9 @@ async def _synthesize(
         asked = partial(augment, environments=given)
         built = await stage("augment", asked, seeds, seed_id, ToolsetDraft)
         drafts = await judged(MapView(_draft_of, built))
-        places = {id_of(draft): place for place, draft in enumerate(drafts)}
-        built = built.filter(lambda one: id_of(one) in places)
-        built = MapView(validated, built, drafts.select(places[id_of(one)] for one in built))
+        positions = {id_of(draft): position for position, draft in enumerate(drafts)}
+        built = built.filter(lambda one: id_of(one) in positions)
+        built = MapView(validated, built, drafts.select(positions[id_of(one)] for one in built))
     else:
         asked_for = [one for one in seeds if one.mode != "world"]
         drafted = await stage("decompose", decompose, asked_for, seed_id, Draft)

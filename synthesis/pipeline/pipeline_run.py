@@ -197,10 +197,10 @@ class PipelineRun(Generic[C]):
         assert isinstance(result.outputs, Records), "as asked for"
         return result.outputs
 
-    def tell(self, lines: Iterable[str]) -> None:
+    def note_sources(self, lines: Iterable[str]) -> None:
         """Add lines on the sources to a preview; a run keeps them in its datasets."""
         if self._preview is not None:
-            self._preview.told += lines
+            self._preview.source_notes += lines
 
     def reject(self, stage: str, reasons: Counter[str], details: Mapping[str, str] | None = None) -> None:
         """Note what a step dropped: reason → how many, and one example of each; a step that comes again adds to it."""
@@ -290,12 +290,12 @@ def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
         records: of the dataset.
     """
 
-    def figures(spent: Spent) -> dict[str, Any]:
+    def numbers_of(spent: Spent) -> dict[str, Any]:
         each = {"tokens_per_record": round(spent.tokens / records, 1)} if records else {}
         return {**dataclasses.asdict(spent), **each}
 
     every = summed(stages.values())
-    return {**figures(every), "stages": {name: figures(stages[name]) for name in sorted(stages)}}
+    return {**numbers_of(every), "stages": {name: numbers_of(stages[name]) for name in sorted(stages)}}
 
 
 def resolved(config: Any) -> dict[str, Any]:

@@ -153,11 +153,11 @@ class _Run:
         documents = await self.collect()
         self.normalize(documents)
         servers = list(self.servers.values())
-        figures = {
+        numbers = {
             **statistics.server_statistics(servers), "tools_read": self.tools_read,
             "tools_changed": dict(sorted(self.tools_changed.items())),
         }  # fmt: skip
-        write("servers", ToolServer, servers, figures)
+        write("servers", ToolServer, servers, numbers)
         candidates = await self.chains()
         seeds, chains = await self.draw(candidates)
         write("chains", ToolChain, chains, statistics.chain_statistics(chains, len(candidates), seeds))
@@ -165,11 +165,11 @@ class _Run:
         write("tasks", Task, tasks, statistics.task_statistics(tasks, self.servers))
         runs = await self.judge_users(await self.interact(tasks))
         trajectories = (await self.judge(runs))[: config.trajectories]
-        figures = statistics.trajectory_statistics(trajectories, self.servers)
+        numbers = statistics.trajectory_statistics(trajectories, self.servers)
         failed = self.pipeline.summary.rejected["judge"].get("judge_failed", 0)
-        figures["all_runs"] = statistics.run_statistics(runs, failed)
-        figures["rejected_for"] = statistics.whose_faults(self.pipeline.summary.rejected)
-        write("trajectories", Trajectory, trajectories, figures)
+        numbers["all_runs"] = statistics.run_statistics(runs, failed)
+        numbers["rejected_for"] = statistics.whose_faults(self.pipeline.summary.rejected)
+        write("trajectories", Trajectory, trajectories, numbers)
         return self.pipeline.summary
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class _Run:
                 f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"
             )
         self.pipeline.reject("normalize", reasons, details)
-        self.pipeline.tell(offer for server in self.servers.values() if (offer := served(server)))
+        self.pipeline.note_sources(offer for server in self.servers.values() if (offer := served(server)))
         self.pipeline.licenses |= {server.license or self.config.license for server in self.servers.values()}
         if config.several_servers:
             alone = [server for server in self.servers.values() if not is_todo_server(server.id)]

@@ -159,17 +159,17 @@ def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
         threshold: see `near_duplicates.near_duplicates`.
     """
     groups: dict[str, array[int]] = defaultdict(lambda: array("Q"))
-    for place, task in enumerate(tasks):
-        groups["" if task.servers else task.server_id].append(place)
+    for position, task in enumerate(tasks):
+        groups["" if task.servers else task.server_id].append(position)
     found: list[tuple[int, int]] = []
-    for places in groups.values():  # one group's texts at a time
-        texts = ((0, task.question) for task in Select(tasks, places))
-        for place, earlier in zip(places, near_duplicates(texts, threshold), strict=True):
+    for positions in groups.values():  # one group's texts at a time
+        texts = ((0, task.question) for task in Select(tasks, positions))
+        for position, earlier in zip(positions, near_duplicates(texts, threshold), strict=True):
             if earlier is not None:
-                found.append((place, places[earlier]))
+                found.append((position, positions[earlier]))
     found.sort()
-    repeating = Select(tasks, (place for place, _ in found))
-    repeated = Select(tasks, (place for _, place in found))
+    repeating = Select(tasks, (position for position, _ in found))
+    repeated = Select(tasks, (position for _, position in found))
     return {
         one.id: f"{one.id}: {one.question!r} is nearly {other.question!r}"
         for one, other in zip(repeating, repeated, strict=True)
