@@ -18,13 +18,13 @@ from etils import epath
 from synthesis.core.chat_template import OTHER_TEMPLATES, TEMPLATE, named_templates
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, write_bytes, write_text
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 
 GENERATION, TOKENIZER, TOKENS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-class TokenizerError(Refusal):
+class TokenizerError(UserError):
     """Error: a folder has no usable tokenizer. The message says what is missing."""
 
 

@@ -191,7 +191,7 @@ async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
     from astra_jax.sft import train as sft
     from launch.quickstart import pretrained
     from sandbox import SandboxPool
-    from synthesis.core.stages import Journal, Stopped
+    from synthesis.core.stages import AbortRun, Journal
     from synthesis.offline.teacher import OfflineTeacher
     from synthesis.pipeline.executors import Executor
     from synthesis.trajectories.config import TrajectoriesConfig
@@ -211,7 +211,7 @@ async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
     start = partial(pretrained.load, model, plan.weights)
     done = sft.train(settings, model, start, folder / "trajectories", tokenizer, folder / "sft")
     if done.stopped == "preempted":
-        raise Stopped("asked to stop", "the arm is saved; run the same command again to go on")
+        raise AbortRun("asked to stop", "the arm is saved; run the same command again to go on")
     steps = [row for row in read_metrics(folder / "sft" / "metrics") if "trained_tokens" in row]
     return {
         "trajectories": made.counts["trajectories"],

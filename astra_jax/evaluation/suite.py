@@ -11,7 +11,7 @@ from astra_jax.evaluation.results import ItemResult
 from sandbox import Sandbox
 from sandbox.settings import Bound, Count, Length, SettingError, Settings, Temperature, TopP
 from synthesis.core.endpoint import Endpoint
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 
 Role = Literal["user", "judge"]
 """A model that a benchmark asks besides the one that it scores: who plays the user, who judges answers."""
@@ -21,7 +21,7 @@ Limit = Literal["max_tokens", "max_completion_tokens"]
 _RESERVED = {"max_tokens", "messages", "model", "n", "seed", "stream", "temperature", "tools", "top_k", "top_p"}
 
 
-class EvaluationError(Refusal):
+class EvaluationError(UserError):
     """Something that an evaluation needs is not there or not as declared; the message says what and how to mend it."""
 
 

@@ -25,14 +25,14 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment
 from synthesis.core.progress import log_above_progress
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 from synthesis.core.typed import convert_to, decode_msgpack
 
 _FEWEST_MASKED = 4
 """Fewest masked episodes that stop a run; in a batch of four episodes a single one would be a quarter."""
 
 
-class MaskedShareError(Refusal):
+class MaskedShareError(UserError):
     """More than `max_masked_share` of a batch's sampled episodes have no score. The message counts the reasons."""
 
 

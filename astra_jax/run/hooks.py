@@ -20,7 +20,7 @@ from astra_jax.run.hosts import is_first
 from synthesis.core.files import first_line
 from synthesis.core.progress import log_above_progress
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.refusals import InputError, UserError
 
 if TYPE_CHECKING:
     from etils import epath
@@ -98,7 +98,7 @@ class Hook:
         """Called once when the loop is over without an error; `run.stopped` is the reason."""
 
 
-class HookError(Refusal):
+class HookError(UserError):
     """A hook raised an exception that would have ended the program."""
 
 
@@ -166,7 +166,7 @@ def load_hooks(names: Iterable[str]) -> list[Hook]:
         if isinstance(found, type) and issubclass(found, Hook):
             try:
                 found = found()
-            except Refusal:
+            except UserError:
                 raise
             except Exception as error:
                 raise InputError(f"--hooks={name}: {type(error).__name__}: {first_line(error)}") from error

@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 
 from astra_jax.run.crash_loop import is_fault
 from synthesis.core.files import first_line
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 from synthesis.core.terminal import say
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def _put_where_all_meet(key: str) -> str | None:
         raise
 
 
-class HostError(Refusal):
+class HostError(UserError):
     """Another host failed. The message says which one and why. Restarting would not help."""
 
 

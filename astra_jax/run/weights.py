@@ -34,7 +34,7 @@ from astra_jax.run import frozen
 from astra_jax.run.checkpoints import Checkpointer, named
 from synthesis.core.datasets import Folder
 from synthesis.core.files import in_bucket, location
-from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.refusals import InputError, UserError
 
 Spelled = Mapping[int, tuple[int, ...]]
 """Token ids that spell a token, by its id."""
@@ -273,7 +273,7 @@ def _under(
     try:
         how: dict[str, Any] = {"step": origin.step, "rows": origin.rows, "spelled": origin.spelled}
         found = load(origin.folder, model, shardings=shardings, **how)
-    except Refusal as error:
+    except UserError as error:
         raise WeightsError(
             f"{directory} has adapters to the weights of {origin.folder}, which cannot be read: {error}. If they are "
             "elsewhere now, say where with --base"

@@ -28,7 +28,7 @@ from astra_jax.cpu.environment import cpu_environment
 from astra_jax.run.config import todays_name
 from launch.flags import endings, settings_list, shared
 from sandbox.settings import SettingError, declared, wording
-from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.refusals import InputError, UserError
 from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _OLD_PRESET = re.compile(r"(sft|grpo)_qwen3_(\w+)\.py")
 _overrides: list[tuple[str, str]] = []
 
 
-class UsageError(Refusal):
+class UsageError(UserError):
     """The command line, the configuration or an input is wrong; the message says what, and how to mend it."""
 
 

@@ -31,7 +31,7 @@ from typing import TextIO
 from absl import logging
 
 from synthesis.core.proxies import exempt_this_machine
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 from synthesis.core.terminal import printable, protect_streams, say
 
 REFUSED, AWAY, TOLD, FELL_SHORT, INTERRUPTED, UNREAD, BROKEN = 2, 69, 75, 4, 130, 141, 1
@@ -244,7 +244,7 @@ def refusal(error: BaseException) -> str | None:
         return None if None in lines else lines[0]
     if isinstance(error, RemovedError):
         return _with_flag(str(error), error.folder)
-    if isinstance(error, (Refusal, SandboxError, SettingError)):
+    if isinstance(error, (UserError, SandboxError, SettingError)):
         return str(error)
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # of `tempfile`, without a path
         return f"{error.strerror}; set TMPDIR to a folder that can be written"

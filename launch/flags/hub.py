@@ -23,7 +23,7 @@ from absl import flags
 
 from launch.flags import cli
 from synthesis.core.proxies import via
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 
 if TYPE_CHECKING:
     from etils import epath
@@ -35,7 +35,7 @@ _FILE = re.compile(
 )
 
 
-class HubError(Refusal):
+class HubError(UserError):
     """The Hub has not what was asked for, does not give it, or cannot be reached; the message says what to do."""
 
 

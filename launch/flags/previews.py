@@ -49,7 +49,7 @@ async def preview(
         cli.UsageError: the page would lie among the run's data, or flags contradict each other.
     """
     from launch.viewer.preview_page import rendered
-    from synthesis.core.refusals import Refusal
+    from synthesis.core.refusals import UserError
     from synthesis.core.stages import Journal
     from synthesis.pipeline.preview import Preview
 
@@ -66,7 +66,7 @@ async def preview(
             with Journal(folder / "journal.sqlite") as journal:
                 try:
                     await run(executor, journal, folder, seen)
-                except Refusal as problem:
+                except UserError as problem:
                     if not seen.stages:
                         raise
                     seen.ended = str(problem)

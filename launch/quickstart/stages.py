@@ -49,7 +49,7 @@ from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
 from synthesis.core.progress import log_above_progress
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
-from synthesis.core.stages import Journal, Stopped
+from synthesis.core.stages import AbortRun, Journal
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.partition import Split
 from synthesis.pipeline.pipeline_run import Summary
@@ -308,7 +308,7 @@ class Quickstart:
 def _unless_preempted(stopped: str) -> None:
     """SIGTERM in a training stage: it has saved, and is not finished."""
     if stopped == "preempted":
-        raise Stopped("asked to stop", "the stage is saved; run the same command again to go on")
+        raise AbortRun("asked to stop", "the stage is saved; run the same command again to go on")
 
 
 def _result(summary: Summary, statistics: Result) -> Result:

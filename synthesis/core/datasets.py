@@ -27,7 +27,7 @@ from synthesis.core.compat import todays_card
 from synthesis.core.files import Folder as Folder
 from synthesis.core.files import check_held
 from synthesis.core.records import SCHEMA_VERSION, Record, ToolEnvironment, ToolServer, ToolSpec, decode, encode
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema
 from synthesis.core.typed import decode_msgpack
 
@@ -41,7 +41,7 @@ _AT_ONCE = 1024
 """Records in memory as bytes while a dataset is read."""
 
 
-class DatasetError(Refusal):
+class DatasetError(UserError):
     """A dataset is missing, corrupt or of another kind or schema; the message says which and how to fix it."""
 
 

@@ -38,17 +38,17 @@ from synthesis.core.proxies import via
 from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff
 from synthesis.core.recording import Recording
 from synthesis.core.refusals import InputError
-from synthesis.core.stages import Stopped
+from synthesis.core.stages import AbortRun
 from synthesis.core.typed import decode_json, json_decoder
 
 _WORD = re.compile(r"\w+")
 
 
-class EndpointDown(Stopped):
+class EndpointDown(AbortRun):
     """The endpoint answered nothing for `max_unavailable_seconds`, or asks for a longer pause."""
 
 
-class EndpointUnusable(Stopped):
+class EndpointUnusable(AbortRun):
     """The endpoint refuses every request: a wrong key, a wrong model, an account without money."""
 
 
@@ -137,7 +137,7 @@ class Endpoint:
         self._pending = 0  # requests that wait for an answer, or for another try
         self._silent_since = 0.0  # start of the first try that failed since the last answer; 0.0: none did
         self._told = -math.inf
-        self._verdict: Stopped | None = None
+        self._verdict: AbortRun | None = None
         self._names_ends = False  # whether its answers have a finish reason
         self._unread: set[str] = set()  # fields that it sends, and refuses to be sent
 
@@ -217,7 +217,7 @@ class Endpoint:
             await self._sleep(pause)
 
     async def _sleep(self, seconds: float) -> None:
-        """Wait for so long. Raises `Stopped`: a verdict ended the run meanwhile."""
+        """Wait for so long. Raises `AbortRun`: a verdict ended the run meanwhile."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._line().stopped.wait(), seconds)
         self._check_verdict()
@@ -241,7 +241,7 @@ class Endpoint:
             silent: seconds without an answer to any request.
 
         Raises:
-            Stopped: for all requests that wait, and for those to come.
+            AbortRun: for all requests that wait, and for those to come.
         """
         config = self.config
         if silent > self._patience(failure):
@@ -426,13 +426,13 @@ class Endpoint:
             return failure
         return None
 
-    def _stop(self, verdict: Stopped) -> Stopped:
+    def _stop(self, verdict: AbortRun) -> AbortRun:
         """Return the end of the run; requests that wait, and those still to be sent, get the same."""
         self._verdict = verdict
         self._line().stopped.set()
         return verdict
 
-    def _refuses(self, refusal: StatusRefused) -> Stopped:
+    def _refuses(self, refusal: StatusRefused) -> AbortRun:
         """Return the end of the run for a refusal that holds for every request."""
         config, status = self.config, refusal.status
         model = config.written("model")

@@ -24,7 +24,7 @@ from etils import epath
 
 from synthesis.core.buckets import Guarded, guarded
 from synthesis.core.files import StorageError, first_line, guarding
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 from synthesis.core.terminal import say
 
 LEASE_SECONDS = 60.0
@@ -35,7 +35,7 @@ NOBODY = "nobody"
 """In the place of a holder's name."""
 
 
-class LeaseError(Refusal):
+class LeaseError(UserError):
     """Somebody else holds it, or has taken it over; the message says who."""
 
 
@@ -100,7 +100,7 @@ class _Lease:
                 if self._refused(over=stamp) is None:
                     self._took_over = True
                     return
-        except Refusal:
+        except UserError:
             raise
         except Exception as error:  # of the libraries below, without a common base
             raise StorageError(

@@ -20,7 +20,7 @@ import unicodedata
 from typing import Any, TextIO
 
 from synthesis.core.metrics import METRICS
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 
 _UNSAFE = re.compile(
     "["
@@ -47,7 +47,7 @@ def say(text: object = "", *, file: TextIO | None = None) -> None:
     print(printable(text), file=file or sys.stdout, flush=True)
 
 
-class OutputError(Refusal):
+class OutputError(UserError):
     """Standard output cannot be written, and printing is all that the program was asked for."""
 
 

@@ -16,7 +16,7 @@ from etils import epath
 from synthesis.core.datasets import Folder
 from synthesis.core.files import RemovedError, guarding, in_bucket, location
 from synthesis.core.leases import leased
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 from synthesis.core.terminal import make_output_optional
 
 LOCK = "lock"
@@ -26,7 +26,7 @@ _held: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("held", d
 """Locks held in this context: a training that a program calls need not acquire the program's locks."""
 
 
-class WorkdirError(Refusal):
+class WorkdirError(UserError):
     """The workdir is another run's, or another program's at the moment; the message says whose, and what to do."""
 
 

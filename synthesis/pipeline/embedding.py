@@ -27,13 +27,13 @@ from synthesis.core.endpoint_replies import UnreadableReply, too_many
 from synthesis.core.proxies import via
 from synthesis.core.rate_limits import backoff, retry_after
 from synthesis.core.records import ToolSpec
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 
 _LONGEST_PAUSE = 60.0
 """Seconds."""
 
 
-class EmbeddingError(Refusal):
+class EmbeddingError(UserError):
     """No embeddings, or none that can be used; the message names the endpoint and what was wrong."""
 
 

@@ -233,7 +233,7 @@ class OpenAITeacher:
 
         Raises:
             TeacherError: no valid answer, or the endpoint refused the request.
-            Stopped: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
+            AbortRun: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
         """
         return await self.answer(answer, self.prompts.render(answer, variables, language), language, seed)
 
@@ -299,7 +299,7 @@ class OpenAITeacher:
 
         Raises:
             TeacherError: no turn was whole, or the endpoint refused the request.
-            Stopped: as `ask`.
+            AbortRun: as `ask`.
         """
         config, state = self._model("agent")
         endpoint = state.endpoint

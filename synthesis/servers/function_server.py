@@ -33,7 +33,7 @@ from pydantic import TypeAdapter
 
 from synthesis.core.files import first_line
 from synthesis.core.references import OWN_FOLDER, referred
-from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.refusals import InputError, UserError
 from synthesis.core.terminal import protect_streams, say
 from synthesis.servers.collect import RejectedTool
 
@@ -229,7 +229,7 @@ def serve(make: Callable[[], OwnTools]) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # modules may print, and stdout has the protocol's messages
             served = make()
-    except Refusal as error:
+    except UserError as error:
         say(first_line(error), file=sys.stderr)
         return 1
     if "--describe" not in sys.argv:

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from synthesis.core.records import Language
-from synthesis.core.refusals import Refusal
+from synthesis.core.refusals import UserError
 from synthesis.offline.facts.catalog import KINDS
 
 _TABLES = ("geography", "travel", "money_and_language", "matter", "time", "computing")
 
 
-class FactsUnavailable(Refusal):
+class FactsUnavailable(UserError):
     """The packages that the tables are read from are not installed. No ValueError: no answer of a rule's is wrong."""
 
 

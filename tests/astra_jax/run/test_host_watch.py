@@ -26,7 +26,7 @@ from astra_jax.run.meeting import MeetingError, meet
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft import bench
 from astra_jax.sft.config import SFTConfig
-from synthesis.core.refusals import InputError, Refusal
+from synthesis.core.refusals import InputError, UserError
 
 # ---------------------------------------------------------------------------------------------------------------- watch
 
@@ -178,7 +178,7 @@ def test_what_one_host_fails_of_ends_the_others_in_the_same_way(monkeypatch, err
     monkeypatch.setattr(hosts, "allgather_bytes", allgather_bytes)
     assert allgather_exception(error) is error
     other = allgather_exception(None)
-    assert isinstance(other, Refusal) and other.away is away is is_fault(error)
+    assert isinstance(other, UserError) and other.away is away is is_fault(error)
     assert str(other) == f"host 0 of 2 failed: {type(error).__name__}: {error}"
 
 
@@ -187,7 +187,7 @@ def test_a_bench_on_several_hosts_waits_for_its_data(monkeypatch, tmp_path) -> N
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(hosts, "allgather_bytes", lambda value, most: [b"!OSError: the disk is full", value])
-    with pytest.raises(Refusal, match="host 0 of 2 failed: OSError: the disk is full"):
+    with pytest.raises(UserError, match="host 0 of 2 failed: OSError: the disk is full"):
         bench.run(SFTConfig(), MODEL, lambda: pytest.fail("it trains"), None, tmp_path, None, steps=1)
     assert not list(tmp_path.iterdir())
 
