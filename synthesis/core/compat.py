@@ -23,8 +23,10 @@ FORMER_SETTINGS: Mapping[str, str] = {
     "surplus": "oversample_ratio",
     "conducts": "behaviours",
     "licence": "license",
+    "answer_form": "structured_output",
+    "outage_seconds": "max_unavailable_seconds",
 }
-"""Former name of a setting of synthesis → today's."""
+"""Former name of a setting of synthesis, or of its endpoints → today's."""
 FORMER_KEYS: _Names = {
     "Provenance": {"licence": "license"},
     "ToolServer": {"licence": "license"},

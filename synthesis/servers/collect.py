@@ -39,7 +39,7 @@ CLOCK = "2026-01-15T12:00:00+00:00"
 """The time server's clock stands still here, so that a run gives the same bytes tomorrow."""
 
 
-class ServerSource(msgspec.Struct, frozen=True):
+class ServerSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A running MCP server to read tool documents from, over stdio or streamable HTTP."""
 
     id: str

@@ -104,6 +104,7 @@ def roles_flag() -> Iterator[Callable[[str], None]]:
         ('{"judge": 5}', "--roles: Expected `object | array`, got `int`"),
         ('{"jury": {}}', "--roles: there is no role 'jury'; there are author, agent, emulator, user, judge, embedder"),
         ('{"judge": {"heat": 0}}', "--roles: judge has no setting 'heat'; there are url, model"),
+        ('{"judge": {"answer_form": "text"}}', "judge.answer_form: this setting is called structured_output now"),
         ('{"judge": {"tries": 0}}', "--roles: judge.tries is 0; use a whole number"),
         ('{"judge": {"url": "h:1", "model": "j"}}', "--roles: judge.url is 'h:1': write http://HOST:PORT/v1"),
         ('{"judge": {"url": "http://h/v1"}}', "--roles: judge.url is http://h/v1: give model too"),

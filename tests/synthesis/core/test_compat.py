@@ -16,6 +16,7 @@ from synthesis.core.compat import (
     encode_for_fingerprint,
     todays_card,
 )
+from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.journal import Journal
 from synthesis.core.records import (
     CodeExecution,
@@ -89,7 +90,8 @@ def test_names_of_today_are_there() -> None:
     for name, kind in structs.items():
         fields = {field.encode_name for field in msgspec.structs.fields(kind)}
         assert fields >= set(FORMER_KEYS[name].values()) and not fields & FORMER_KEYS[name].keys()
-    settings = {*TrajectoriesConfig.__dataclass_fields__, *EnvironmentsConfig.__dataclass_fields__}
+    configs = (TrajectoriesConfig, EnvironmentsConfig, OpenAITeacherConfig)
+    settings = {name for config in configs for name in config.__dataclass_fields__}
     assert settings >= set(FORMER_SETTINGS.values()) and not settings & FORMER_SETTINGS.keys()
     code = "\n".join(
         path.read_text(encoding="utf-8")
