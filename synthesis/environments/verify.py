@@ -15,7 +15,7 @@ import msgspec
 
 from synthesis.core.matching import contains, match
 from synthesis.core.plays import call, play
-from synthesis.core.readings import Reading
+from synthesis.core.readings import NormalizedOutput
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
 from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_tool
 from synthesis.core.stages import Rejected
@@ -172,7 +172,7 @@ def _check_dependencies(
     given = [value for value in reference.arguments.values() if value is not None]
     for dependency in step.depends_on:
         known = found[dependency]
-        reading = Reading(known, environment.language)
+        reading = NormalizedOutput(known, environment.language)
         if not any(contains(reading, Answer(value)) or _among(known, value, environment.language) for value in given):
             raise Rejected(
                 "dependency_unused",
