@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from astra_jax.base.errors import UserError
 from astra_jax.run.chips import CHIPS, Chip
-from synthesis.core.refusals import UserError
 
 _HOPPER = """
 gpu_device_info {

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import jax
 
-from synthesis.core.refusals import UserError
-from synthesis.core.terminal import say
+from astra_jax.base.errors import UserError
+from astra_jax.base.terminal import say
 
 
 class BackendError(UserError):

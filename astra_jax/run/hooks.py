@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from astra_jax.base.errors import InputError, UserError
+from astra_jax.base.files import first_line
+from astra_jax.base.progress import log_above_progress
 from astra_jax.run.hosts import is_first
-from synthesis.core.files import first_line
-from synthesis.core.progress import log_above_progress
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError, UserError
 
 if TYPE_CHECKING:
     from etils import epath

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from synthesis.core.typed import convert_to, json_decoder
+from astra_jax.base.typed import convert_to, json_decoder
 
 T = TypeVar("T")
 _Names = Mapping[str, Mapping[str, str]]

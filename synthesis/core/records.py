@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from sandbox.settings import Bound
+from astra_jax.base.settings import Bound
 from synthesis.core.chat_messages import Message as Message
 from synthesis.core.chat_messages import ToolCall as ToolCall
 from synthesis.core.compat import decode_stored

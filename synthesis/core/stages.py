@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from astra_jax.base.errors import UserError
+from astra_jax.base.progress import Progress
 from synthesis.core.journal import Journal, Row
-from synthesis.core.progress import Progress
-from synthesis.core.refusals import UserError
 from synthesis.core.stored import JournalView, Keys, outputs_of
 
 __all__ = ["Journal", "Rejected", "StageResult", "AbortRun", "Transient", "rng_for", "run_stage"]

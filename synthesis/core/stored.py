@@ -15,9 +15,9 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.compat import decode_stored, todays_reason
 from synthesis.core.journal import Journal
-from synthesis.core.refusals import InputError
 
 T = TypeVar("T")
 _AT_ONCE = 64

@@ -21,10 +21,10 @@ from typing import TypeVar
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.compat import encode_for_fingerprint, former_setting
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Language, Provenance, ToolEnvironment
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
 from synthesis.core.stored import Concat, MapView, Records
 from synthesis.environments.augment import augment, validated

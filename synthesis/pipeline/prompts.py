@@ -16,9 +16,9 @@ import jinja2
 import jinja2.meta
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.compat import FORMER_KEYS
 from synthesis.core.records import Language
-from synthesis.core.refusals import InputError
 from synthesis.pipeline.languages import NAMES, named
 from synthesis.pipeline.structured_output import prompt_name
 

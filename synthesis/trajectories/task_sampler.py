@@ -16,9 +16,9 @@ from typing import get_args
 
 import msgspec
 
-from synthesis.core.progress import log_above_progress
+from astra_jax.base.errors import InputError
+from astra_jax.base.progress import log_above_progress
 from synthesis.core.records import Behaviour, Language, McpExecution, ToolChain, ToolServer
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.trajectories.config import TrajectoriesConfig

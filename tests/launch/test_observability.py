@@ -14,7 +14,7 @@ from observability_world import DASHBOARD, OBSERVABILITY, PANELS, metrics_of, na
 from recipes_world import RECIPES, as_flags, commands_of, documents
 from vllm_world import VLLM
 
-from synthesis.core.metrics import MetricRegistry
+from astra_jax.base.metrics import MetricRegistry
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -22,12 +22,12 @@ _SERVES = """
 import asyncio, sys, urllib.error, urllib.request
 from absl import flags
 from launch.flags import metrics
-from synthesis.core.metrics import FIGURES
-from synthesis.core.progress import Progress
+from astra_jax.base.metrics import METRICS
+from astra_jax.base.progress import Progress
 
 flags.FLAGS(["program", *sys.argv[1:]])
 servers = {"servers/h:1/waiting": 2.0, "servers/h:2/waiting": 3.0}
-FIGURES.row(3, {"rollout/reward": 0.5, "train/loss": float("nan"), **servers})
+METRICS.row(3, {"rollout/reward": 0.5, "train/loss": float("nan"), **servers})
 progress = Progress('draws "one"', 7, 2)
 progress.count(rejected=True)
 progress.close()

@@ -19,8 +19,8 @@ import sys
 import unicodedata
 from typing import Any, TextIO
 
-from synthesis.core.metrics import METRICS
-from synthesis.core.refusals import UserError
+from astra_jax.base.errors import UserError
+from astra_jax.base.metrics import METRICS
 
 _UNSAFE = re.compile(
     "["

@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from synthesis.core.metrics import METRICS
-from synthesis.core.terminal import printable
+from astra_jax.base.metrics import METRICS
+from astra_jax.base.terminal import printable
 
 
 def progress_bar(**options: Any) -> tqdm:
