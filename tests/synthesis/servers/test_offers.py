@@ -151,7 +151,7 @@ async def test_a_preview_shows_what_running_servers_offer(tmp_path):
                 config, executor=Executor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
                 workdir=tmp_path, seed=0, preview=seen,
             )  # fmt: skip
-    assert len(seen.source_notes) == 2 and seen.told[0].endswith("2 prompts (greet, x)")
-    assert seen.source_notes[1].startswith("mcp_git: ") and "resources" not in seen.told[1]
+    assert len(seen.source_notes) == 2 and seen.source_notes[0].endswith("2 prompts (greet, x)")
+    assert seen.source_notes[1].startswith("mcp_git: ") and "resources" not in seen.source_notes[1]
     page = rendered(seen, seen.forecast(lambda rates, inputs: expected(config, rates, inputs), concurrency=1))
     assert "Servers that run" in page and "3 resources (page 0, page 1, any)" in page
