@@ -55,7 +55,7 @@ _TODAYS_KEYS: _Names = {
     struct: {today: former for former, today in names.items()} for struct, names in FORMER_KEYS.items()
 }
 _MARKS = (b'"licence":', b'"conduct":')
-"""One of these is in each record with former keys: a former dialogue has a conduct, and a goal is part of a dialogue."""
+"""Each record with former keys has one of these: a goal is part of a dialogue, and a dialogue has a conduct."""
 _type_of: Callable[[Any], inspect.Type] = lru_cache(256)(inspect.type_info)
 
 
