@@ -10,7 +10,7 @@ from synthesis.core.records import Message, Task
 
 
 class Ending(Enum):
-    """How the simulated user ended a run; journals have the values."""
+    """End of a run by the simulated user; journals have the values."""
 
     USER_CLOSED = "said"
     """With a last message, which the agent answered."""
