@@ -35,6 +35,7 @@ from synthesis.pipeline.structured_output import (
     BadAnswer,
     Probe,
     StructuredOutput,
+    is_exact,
     open_format,
     prompt_name,
     read_answer,
@@ -358,9 +359,10 @@ class OpenAITeacher:
         return unreadable
 
     async def close(self) -> None:
-        """Hang up. The recording stays open."""
-        for endpoint in self.endpoints:
-            await endpoint.close()
+        """Close the connections, and print how many answers were repaired. The recording stays open."""
+        for state in self._states.values():
+            state.report_repairs()
+            await state.endpoint.close()
 
     async def _ask(
         self,
@@ -390,6 +392,8 @@ class OpenAITeacher:
                     problem = str(error)
                 else:
                     state.acceptance(answer.__name__).accept()
+                    if not is_exact(reply.text, answer):
+                        state.count_repair(reply.text)
                     return given
             state.acceptance(answer.__name__).reject(problem, reply.text)
         raise TeacherError(f"{answer.__name__}: no valid answer in {config.tries} tries; {problem}")
@@ -458,6 +462,8 @@ class _EndpointState:
     output: StructuredOutput | None = None
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)
     answers: dict[str, Acceptance] = field(default_factory=dict)
+    repaired: int = 0
+    repaired_example: str = ""
 
     def acceptance(self, kind: str) -> Acceptance:
         """Return the counts of a kind of answers."""
@@ -466,6 +472,21 @@ class _EndpointState:
             what = f"answers of {config.model} at {config.base_url} to requests for {kind}"
             self.answers[kind] = Acceptance(what, config.unusable_answers, config.written("unusable_answers"))
         return self.answers[kind]
+
+    def count_repair(self, text: str) -> None:
+        """Count an answer that was accepted only after its text or its values were repaired."""
+        self.repaired += 1
+        self.repaired_example = self.repaired_example or text
+
+    def report_repairs(self) -> None:
+        """Print how many answers were repaired, if any were, and start counting again."""
+        if self.repaired:
+            config, accepted = self.endpoint.config, sum(one.accepted for one in self.answers.values())
+            log_above_progress(
+                f"{config.base_url}, model {config.model}: {self.repaired} of {accepted} accepted answers were not "
+                f"exact JSON of their schema, and were repaired, such as: {self.repaired_example:.200}"
+            )
+            self.repaired = 0
 
 
 def _endpoint_key(config: OpenAITeacherConfig) -> str:
