@@ -121,10 +121,10 @@ def train(start: Programs, old: Path, config: str) -> Ended:
 @pytest.mark.slow
 def test_a_training_run_goes_on_from_its_checkpoint(start: Programs, old: Path) -> None:
     metrics = old / "sft/run/metrics"
-    before = {row["step"]: row["loss"] for row in read_metrics(metrics)}
+    before = {row["step"]: row["train/loss"] for row in read_metrics(metrics)}
     ended = train(start, old, SFT)
     assert ended.code == 0, ended.errors
-    after = {row["step"]: row["loss"] for row in read_metrics(metrics)}
+    after = {row["step"]: row["train/loss"] for row in read_metrics(metrics)}
     assert after == pytest.approx(before, rel=1e-5) and sorted(after) == [1, 2, 3, 4, 5, 6]
     assert (old / "sft/run/checkpoints/states/6").is_dir()
     starts = msgspec.json.decode((old / "sft/run/run.json").read_bytes())["starts"]

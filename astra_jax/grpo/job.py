@@ -33,6 +33,7 @@ from astra_jax.run.compiler import check_options
 from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import model_settings, run_identity, settings_of
 from astra_jax.run.matmuls import check_matmul
+from astra_jax.run.metrics import todays_metrics
 from astra_jax.run.state import TrainState, digest_of_weights
 from astra_jax.run.summary import RunSummary
 from astra_jax.run.trainer import RunContext, StopReason
@@ -221,28 +222,24 @@ def programs(job: GRPOJob, model: Model, mesh: Mesh | None) -> dict[str, Callabl
     }
 
 
-def update_metrics(
+def step_metrics(
     batch: GroupBatch, metrics: Mapping[str, float], speed: Mapping[str, float], seconds: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the metrics of an update by name.
+    """Return a step's row of metrics by name.
 
     Args:
         metrics: of the update.
         speed: of `Meter`.
-        seconds: of the parts of the update.
+        seconds: of the parts of the step.
     """
     rollout, counts = batch.filling.rollout, batch.filling.counts
     sampled = rollout.get("sampled_tokens", 0.0) * counts["episodes"]
     rewards = [reward for group in batch.groups for reward in group.rewards]
-    trained = {**metrics, "reward": sum(rewards) / len(rewards)}
     groups = {
-        "rollout": rollout,
-        "train": {**trained, **{name: value for name, value in speed.items() if name != "tokens_per_second"}},
+        "rollout": {**rollout, "tokens_per_second": sampled / batch.filling.seconds},
         "filling": counts,
         "seconds": {"rollout": batch.filling.seconds, **seconds},
-        "tokens_per_second": {
-            "rollout": sampled / batch.filling.seconds,
-            "update": metrics["trained_tokens"] / seconds["update"],
-        },
     }
-    return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+    row = {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+    # A replayed batch may have been counted by an earlier version.
+    return {**todays_metrics(row), **metrics, "train/reward": sum(rewards) / len(rewards), **speed}

@@ -76,22 +76,21 @@ class BatchKey(msgspec.Struct, frozen=True, kw_only=True):
 class ResumeStats(msgspec.Struct):
     """Counts of records reused from an earlier process.
 
-    `anew` counts unfinished episodes that restart from scratch, since calls gave other results.
-
     Attributes:
         groups: those with any finished episode or turn.
         episodes: finished episodes.
         turns: finished turns of unfinished episodes.
+        restarted: unfinished episodes that restart from scratch, since calls gave other results.
         dropped: files with another key, and records that are damaged or out of order.
-        unkept: records of this process that could not be written.
+        unwritten: records of this process that could not be written.
     """
 
     groups: int = 0
     episodes: int = 0
     turns: int = 0
-    anew: int = 0
+    restarted: int = 0
     dropped: int = 0
-    unkept: int = 0
+    unwritten: int = 0
 
 
 class BatchManifest(msgspec.Struct, frozen=True):
@@ -233,7 +232,7 @@ class BatchJournal:
 
     def begun_anew(self, turns: int) -> None:
         """Count an episode that restarts, and discount its turns."""
-        self.taken.anew += 1
+        self.taken.restarted += 1
         self.taken.turns -= turns
 
     def counts(self) -> dict[str, float]:
@@ -270,7 +269,7 @@ class BatchJournal:
 
     async def _keep(self, record: _Record) -> None:
         if self._failed or self._closed:
-            self.taken.unkept += 1
+            self.taken.unwritten += 1
             return
         self._pending.append(_framed(msgspec.msgpack.encode(record)))
         if self._kept is None:
@@ -300,7 +299,7 @@ class BatchJournal:
                         "process: make room there", self._folder, first_line(error),
                     )  # fmt: skip
                 finally:
-                    self.taken.unkept += len(records) * self._failed
+                    self.taken.unwritten += len(records) * self._failed
                     if not kept.done():
                         kept.set_result(None)
                 if self._pending and in_bucket(self._folder):

@@ -81,7 +81,7 @@ def update_step(
         on_result: called for each micro-batch of each pass after the devices computed it; None: do not wait.
 
     Returns:
-        (params, optimizer state, metrics: means over the batch's tokens or mini-batches). If `gradient_norm` is not
+        (params, optimizer state, metrics: means over the batch's tokens or mini-batches). If `train/grad_norm` is not
         finite, at least one optimizer step changed nothing.
     """
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
@@ -132,7 +132,7 @@ def update_step(
 
     results.wait()
     sums, loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
-    means = {"loss": float(loss) / config.mini_batches, "learning_rate": float(rate)}
+    means = {"train/loss": float(loss) / config.mini_batches, "train/learning_rate": float(rate)}
     return params, opt_state, means | _step_metrics(groups, mini_batches, sums, taken)
 
 
@@ -174,21 +174,25 @@ def _step_metrics(
     of_batch = jax.tree.map(float, replace(objective, by_age=None))
     every = [batch for batches, _ in mini_batches for batch in batches]
     in_rows = sum(int((b.segment_ids_bt > 0).sum()) for b in every)
+    computed = sum(b.tokens_bt.size for b in every)
+    in_episodes = sum(len(episode.token_ids) for group in groups for episode in group.episodes)
     metrics = {
-        "gradient_norm": sum(float(one["gradient_norm"]) for one in taken) / len(taken),
+        "train/grad_norm": sum(float(one["train/grad_norm"]) for one in taken) / len(taken),
         "weights_finite": all(one["weights_finite"] for one in taken),
-        "entropy": float(entropy) / of_batch.tokens,
-        "mismatch_kl": of_batch.mismatch_kl / of_batch.tokens,
-        "mismatch_abs": of_batch.mismatch_abs / of_batch.tokens,
-        "clipped_low_share": of_batch.clipped_low / of_batch.tokens,
-        "clipped_high_share": of_batch.clipped_high / of_batch.tokens,
-        "tis_clipped_share": of_batch.tis_clipped / of_batch.tokens,
-        "trained_tokens": of_batch.tokens,
-        "row_fill": in_rows / sum(b.tokens_bt.size for b in every),
-        "shared_share": 1 - in_rows / sum(len(episode.token_ids) for group in groups for episode in group.episodes),
+        "train/entropy": float(entropy) / of_batch.tokens,
+        "train/mismatch_kl": of_batch.mismatch_kl / of_batch.tokens,
+        "train/mismatch_abs": of_batch.mismatch_abs / of_batch.tokens,
+        "train/clipped_low_share": of_batch.clipped_low / of_batch.tokens,
+        "train/clipped_high_share": of_batch.clipped_high / of_batch.tokens,
+        "train/tis_clipped_share": of_batch.tis_clipped / of_batch.tokens,
+        "train/trained_tokens": of_batch.tokens,
+        "data/mask_share": of_batch.tokens / in_rows,
+        "data/padding_share": 1 - in_rows / computed,
+        "data/row_tokens": computed / sum(len(b.tokens_bt) for b in every),
+        "data/shared_share": 1 - in_rows / in_episodes,
     }
     if of_batch.kl_reference is not None:
-        metrics["kl_reference"] = of_batch.kl_reference / of_batch.tokens
+        metrics["train/kl_reference"] = of_batch.kl_reference / of_batch.tokens
     if objective.by_age is not None:
         metrics |= _by_age(objective.by_age)
     if router is not None:
@@ -201,10 +205,10 @@ def _by_age(sums: AgeSums) -> dict[str, float]:
     metrics, total = {}, float(sums.tokens.sum())
     for age, tokens in enumerate(map(float, sums.tokens)):
         if tokens:
-            metrics[f"age_{age}_share"] = tokens / total
-            metrics[f"age_{age}_tis_clipped_share"] = float(sums.tis_clipped[age]) / tokens
-            metrics[f"age_{age}_mismatch_kl"] = float(sums.mismatch_kl[age]) / tokens
-            metrics[f"age_{age}_mismatch_abs"] = float(sums.mismatch_abs[age]) / tokens
+            metrics[f"train/age_{age}_share"] = tokens / total
+            metrics[f"train/age_{age}_tis_clipped_share"] = float(sums.tis_clipped[age]) / tokens
+            metrics[f"train/age_{age}_mismatch_kl"] = float(sums.mismatch_kl[age]) / tokens
+            metrics[f"train/age_{age}_mismatch_abs"] = float(sums.mismatch_abs[age]) / tokens
     return metrics
 
 

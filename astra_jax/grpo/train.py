@@ -22,7 +22,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.grpo.job import GRPOResult, prepare, programs, reference_params, update_metrics
+from astra_jax.grpo.job import GRPOResult, prepare, programs, reference_params, step_metrics
 from astra_jax.grpo.replay import Replay
 from astra_jax.grpo.source import BatchRecorder, RolloutSource, embedded_engine, open_source, unsaved_bytes
 from astra_jax.grpo.step import grpo_optimizer, update_step
@@ -143,6 +143,7 @@ async def _loop(
                 update, state.params, state.opt_state, batch.groups, run.model, run.config, update=state.step
             )
         run.end_step(state, metrics)
+        speed = run.meter.read()
         await recorder.commit(state)
         try:
             if run.stopped is None:
@@ -151,7 +152,7 @@ async def _loop(
                 with timer("sync"):
                     await source.load_weights(state)
         finally:
-            row = update_metrics(batch, metrics, run.meter.read(), timer.seconds)
+            row = step_metrics(batch, metrics, speed, timer.seconds)
             run.log(state, batch, {**row, **source.metrics})
         run.save_if_due(state)
         await source.evaluate_if_due(state)

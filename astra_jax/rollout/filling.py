@@ -142,8 +142,8 @@ class FillCounts(msgspec.Struct):
         return {
             "groups_sampled": self.sampled,
             "groups_equal": self.equal,
-            "groups_within_delta": self.within_delta,
-            "groups_voided": self.voided,
+            "groups_below_min_std": self.within_delta,
+            "groups_unscored": self.voided,
             "groups_expired": self.expired,
             "groups_cancelled": self.cancelled,
             "valid_share": self.valid_share,

@@ -152,7 +152,7 @@ def apply_gradients(
         total: the divisor of the sums, applied only here.
 
     Returns:
-        (params, optimizer state, metrics): `gradient_norm` before clipping, not finite if nothing was changed, and
+        (params, optimizer state, metrics): `train/grad_norm` before clipping, not finite if nothing was changed, and
         `weights_finite`, true if all new weights are finite.
     """
 
@@ -177,7 +177,7 @@ def apply_gradients(
         return unless_broken(new_params, params), unless_scheduled(new_state, state)
 
     params, opt_state = moments.stepped(step, params, opt_state, gradients, _keys(params, steps))
-    return params, opt_state, {"gradient_norm": norm, "weights_finite": all_finite(params)}
+    return params, opt_state, {"train/grad_norm": norm, "weights_finite": all_finite(params)}
 
 
 def all_finite(tree: Any) -> jax.Array:

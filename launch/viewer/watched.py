@@ -34,12 +34,12 @@ T = TypeVar("T")
 Curves = Mapping[str, Sequence[tuple[float, float | None]]]
 
 CURVES: Mapping[str, tuple[str, ...]] = {
-    "Loss": ("loss", "held_out_loss"),
+    "Loss": ("train/loss", "eval/loss"),
     "Rollouts": ("rollout/reward", "train/reward", "rollout/recall", "rollout/precision"),
     "Held-out reward": ("eval/greedy/reward", "eval/sampled/reward"),
-    "Gradient norm": ("gradient_norm",),
-    "Sampler and trainer": ("mismatch_kl",),
-    "Tokens a second": ("tokens_per_second", "tokens_per_second/rollout", "tokens_per_second/update"),
+    "Gradient norm": ("train/grad_norm",),
+    "Sampler and trainer": ("train/mismatch_kl",),
+    "Tokens a second": ("perf/tokens_per_second", "rollout/tokens_per_second"),
     "Seconds": ("seconds/rollout", "seconds/update", "seconds/sync", "seconds/wait"),
 }
 """Charts of a training and the metrics on each, where a run has them."""

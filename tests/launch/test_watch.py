@@ -47,7 +47,7 @@ with locked(workdir):
     (workdir / "run.json").write_text(json.dumps({"config": {"grpo": {"steps": 5}}}))
     with MetricWriter(workdir / "metrics") as writer:
         for step in (1, 2):
-            writer.write(step, {"loss": 1 / step, "rollout/reward": 0.25 * step})
+            writer.write(step, {"train/loss": 1 / step, "rollout/reward": 0.25 * step})
         BATCH
         with Journal(workdir / "journal.sqlite") as journal:
             journal.add("verify", "a", b"[]")
@@ -92,7 +92,7 @@ def test_a_run_goes_on_and_is_killed(running) -> None:
     (training,) = seen.trainings
     assert (training.kind, training.step, training.total) == ("GRPO", 2, 5)
     assert training.curves == {
-        "Loss": {"loss": [(1.0, 1.0), (2.0, 0.5)]},
+        "Loss": {"train/loss": [(1.0, 1.0), (2.0, 0.5)]},
         "Rollouts": {"rollout/reward": [(1.0, 0.25), (2.0, 0.5)]},
     }
     assert training.batch and (training.batch.update, training.batch.episodes, training.batch.open_turns) == (3, 0, 4)
@@ -116,9 +116,9 @@ def test_an_exhausted_run_is_not_finished(tmp_path: Path, updates: int) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"config": {"grpo": {"steps": updates + 1}}}))
     with MetricWriter(tmp_path / "metrics") as writer:
         for step in range(1, updates + 1):
-            writer.write(step, {"loss": 1 / step, "rollout/reward": 0.25})
+            writer.write(step, {"train/loss": 1 / step, "rollout/reward": 0.25})
         rewards = {"exhausted/reward_mean": 0.125, "exhausted/reward_min": 0, "exhausted/reward_max": 0.5}
-        writer.write(updates, {"exhausted/groups_sampled": 32, **rewards, "skipped_steps": 0})
+        writer.write(updates, {"exhausted/groups_sampled": 32, **rewards, "train/skipped_steps": 0})
     pages = [f"exhausted_{updates:05}.html", *(f"update_{step:05}.html" for step in range(updates, 0, -1))]
     (tmp_path / "episodes").mkdir()
     for page in pages:

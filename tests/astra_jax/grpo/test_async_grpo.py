@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables
+from metrics_page import undocumented
 from rollout_world import tiny_model
 from sft_world import starting
 
@@ -168,12 +169,14 @@ def test_a_token_counts_as_it_would_online_and_is_measured_by_its_age(model, par
     old, metrics = updated(model, params, groups, dataclasses.replace(SHORT, async_steps=3))
     for a, b in zip(jax.tree.leaves(online), jax.tree.leaves(old), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    assert not any(name.startswith("age_") for name in plain)
-    shares = [metrics[f"age_{age}_share"] for age in range(3)]
+    assert not any(name.startswith("train/age_") for name in plain)
+    assert not undocumented([metrics]) - {"weights_finite"}
+    shares = [metrics[f"train/age_{age}_share"] for age in range(3)]
     assert min(shares) > 0.25 and sum(shares) == pytest.approx(1) and not any("age_3" in name for name in metrics)
     for figure in ("mismatch_kl", "mismatch_abs", "tis_clipped_share"):
-        total = sum(share * metrics[f"age_{age}_{figure}"] for age, share in enumerate(shares))
-        assert total == pytest.approx(metrics[figure], rel=1e-4) == pytest.approx(plain[figure], rel=1e-4)
+        total = sum(share * metrics[f"train/age_{age}_{figure}"] for age, share in enumerate(shares))
+        of_all = metrics[f"train/{figure}"], plain[f"train/{figure}"]
+        assert of_all == pytest.approx((total, total), rel=1e-4)
 
 
 def test_a_checkpoint_of_before_has_its_tokens_versions() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from checkpoint_world import cut_in_half
 from episodes_world import MODEL, make_episode, of_prompts
+from metrics_page import undocumented
 from rollout_world import ScriptedSampler, call, make_environment
 from selection import by_day
 from sft_world import starting
@@ -126,29 +127,29 @@ def test_every_objective_is_exact_over_packing_micro_batches_and_devices(name: s
     objective = ALTERNATIVES[name]
     want, want_metrics = stepped(objective, rows=16, mini_batches=2, share=False)
     if name in ("paper", "gspo"):
-        shares = want_metrics["clipped_low_share"], want_metrics["clipped_high_share"]
+        shares = want_metrics["train/clipped_low_share"], want_metrics["train/clipped_high_share"]
         assert max(shares) > 0, "the second mini-batch's ratios are not 1"
     start = WIDER.init(jax.random.key(0))
     assert max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (start, want)), strict=True)) > 1e-2
-    assert want_metrics["shared_share"] == 0
+    assert want_metrics["data/shared_share"] == 0
     several = {"rows": 2, "buckets": (256,), "mesh": make_mesh(data=2, context=2, tensor=2)}
     # Of Dr. GRPO it is the advantages and what is divided by that differ, before and behind the paper's program.
     for changes in ({"rows": 1, "buckets": (128, 256)}, several)[: 1 if name == "dr_grpo" else 2]:
         got, metrics = stepped(objective, mini_batches=2, **changes)
-        assert metrics["shared_share"] > 0.1, "prompts lie in a row once"
+        assert metrics["data/shared_share"] > 0.1, "prompts lie in a row once"
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-5)
         for figure in (
-            "loss",
-            "gradient_norm",
-            "mismatch_kl",
-            "tis_clipped_share",
-            "clipped_low_share",
-            "clipped_high_share",
-            "entropy",
-            "kl_reference",
+            "train/loss",
+            "train/grad_norm",
+            "train/mismatch_kl",
+            "train/tis_clipped_share",
+            "train/clipped_low_share",
+            "train/clipped_high_share",
+            "train/entropy",
+            "train/kl_reference",
         ):
-            if figure == "kl_reference" and not objective.kl_coef:
+            if figure == "train/kl_reference" and not objective.kl_coef:
                 assert figure not in metrics
                 continue
             assert metrics[figure] == pytest.approx(want_metrics[figure], rel=2e-3, abs=1e-5), figure
@@ -279,7 +280,7 @@ def test_a_bandit_is_learnt():
                 means.append(float(np.mean([e.reward for e in episodes])))
                 groups = [Group(i, "b", update, episodes[i * 8 : i * 8 + 8]) for i in range(4)]
                 params, opt_state, metrics = update_step(params, opt_state, groups, MODEL, WIDE)
-                worst = max(worst, metrics["mismatch_abs"])
+                worst = max(worst, metrics["train/mismatch_abs"])
                 await engine.update(params, update + 1)
         return means, worst
 
@@ -328,7 +329,7 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path):
     rows = [read_metrics(tmp_path / name / "metrics") for name in ("straight", "resumed")]
     assert [[r["step"] for r in run] for run in rows] == [[1, 2, 3, 4]] * 2
     for a, b in zip(*rows, strict=True):
-        measured = ("seconds/", "tokens_per_second/", "goodput/", "checkpoint_seconds", "train/peak_host_memory_gib")
+        measured = ("seconds/", "rollout/tokens_per_second", "goodput/", "perf/")
         same = [k for k in a if not k.startswith(measured)]
         assert {k: a[k] for k in same} == {k: b[k] for k in same}
     assert rows[0][0]["rollout/calls"] > 0 and 0 < rows[0][0]["rollout/reward"] < 1
@@ -362,7 +363,7 @@ def test_an_update_is_taken_at_its_learning_rate() -> None:
         state = initial_state(jax.tree.map(jnp.copy, start), grpo_optimizer(config))
         params, _, metrics = update_step(*state, random_groups(0, 2), MODEL, config, update=update)
         moved = max(jax.tree.leaves(jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), params, start)))
-        assert metrics["learning_rate"] == pytest.approx(moved, rel=1e-3)
+        assert metrics["train/learning_rate"] == pytest.approx(moved, rel=1e-3)
         return moved
 
     assert [longest(update) for update in (0, 7)] == pytest.approx([1e-2, 1e-2], rel=1e-3), "constant, as in the paper"
@@ -403,7 +404,7 @@ async def test_a_batch_is_drawn_by_one_version(pool, chat_tokenizer, tmp_path, m
     config = dataclasses.replace(CONFIG, surplus_max_age=0, episodes_every=2)
     result = await trained(config, pool, chat_tokenizer, tmp_path, Slow(chat_tokenizer, by_seed))
     assert seen == [{(version, version)} for version in range(4)]
-    assert [row["filling/mean_age"] for row in result.history] == [0] * 4
+    assert [row["filling/mean_age"] for row in result.history] == [0] * 4 and not undocumented(result.history)
     pages = sorted(path.name for path in (tmp_path / "episodes").iterdir())
     assert pages == ["update_00002.html", "update_00004.html"]
 
@@ -471,7 +472,7 @@ async def test_pages_show_episodes(pool, chat_tokenizer, tmp_path):
     page = (tmp_path / "episodes" / "update_00001.html").read_text(encoding="utf-8").replace("<wbr>", "")
     assert "How many people live in the capital of France?" in page and ">capital_of<" in page
     assert "&lt;b&gt;no&lt;/b&gt;" in page and "<b>no</b>" not in page and page.count("<script") == 1
-    assert "Reward 0.67" in page and "Reward 0.00" in page and "train/gradient_norm" in page
+    assert "Reward 0.67" in page and "Reward 0.00" in page and "train/grad_norm" in page
 
 
 async def test_environments_that_cannot_be_trained_on_are_refused_at_the_start(pool, chat_tokenizer, tmp_path):

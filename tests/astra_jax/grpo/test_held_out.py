@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 from grpo_world import MODEL, caller
+from metrics_page import undocumented
 from own_objects_world import Calculatrice
 from rollout_world import ScriptedSampler, make_environment, tiny_model
 from sft_world import starting
@@ -96,7 +97,7 @@ def is_even(id: str, number: int) -> bool:
 
 def trained(workdir: Path) -> list[dict[str, float]]:
     """The rows of the updates, without times and evaluations."""
-    left = ("eval/", "seconds", "tokens_per_second", "goodput", "checkpoint", "train/peak_host_memory_gib")
+    left = ("eval/", "seconds/", "rollout/tokens_per_second", "goodput/", "perf/")
     rows = [row for row in read_metrics(workdir / "metrics") if row["step"]]
     return [{name: value for name, value in row.items() if not name.startswith(left)} for row in rows]
 
@@ -123,6 +124,7 @@ async def test_before_and_after_greedy_and_sampled_by_kind(run, chat_tokenizer, 
     )  # fmt: skip
     report = json.loads((tmp_path / "run" / "held_out" / "update_00000002.json").read_text())
     assert report["environments"][0] == {"id": "10+20", "kind": "facile", "greedy": [1.0], "sampled": [1.0, 1.0]}
+    assert not undocumented(result.history)
     assert result.history[-1]["eval/greedy/solved"] == values["eval/greedy/solved"]
     assert "Held-out reward" in Watcher(tmp_path / "run").look().trainings[0].curves
     last = held_out.summary_line(report, json.loads((tmp_path / "run/held_out/update_00000000.json").read_text()))

@@ -263,7 +263,7 @@ async def test_a_disk_that_takes_nothing_ends_no_run(tmp_path, chat_tokenizer, c
     policy = Sampler(chat_tokenizer)
     with caplog.at_level("WARNING"):
         batch = await one_life(policy, tmp_path / "file" / "rollouts")
-    assert batch.filling.counts["journal_unkept"] > 3 and len(batch.groups) == 2
+    assert batch.filling.counts["journal_unwritten"] > 3 and len(batch.groups) == 2
     assert sum("cannot be written" in line for line in caplog.messages) == 1
 
 

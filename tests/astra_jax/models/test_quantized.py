@@ -83,7 +83,7 @@ def test_training_in_8_bits_follows_the_curve_of_float32() -> None:
         losses = []
         for _ in range(30):
             params, state, metrics = train_step(params, state, batch, model=trained, config=config, steps=30)
-            losses.append(metrics["loss"])
+            losses.append(metrics["train/loss"])
         return np.asarray(jax.device_get(losses))
 
     exact = curve("none")

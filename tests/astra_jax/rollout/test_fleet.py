@@ -8,6 +8,7 @@ import logging
 import jax
 import pytest
 from emulated_rollouts import EmulatedServer, Lease, emulated, policy_on, spans, until
+from metrics_page import undocumented
 from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 
 from astra_jax.grpo import train as grpo
@@ -383,6 +384,7 @@ async def test_metrics_have_a_row_for_each_server(policy, params) -> None:
         await opened.update(params, 1)
         await draw(opened, 5)
         found = opened.metrics()
+        assert not undocumented([found])
         places = [server.url.removeprefix("http://") for server in servers]
         assert sum(found[f"servers/{place}/completions"] for place in places) == 5
         assert sum(found[f"servers/{place}/tokens"] for place in places) == 10

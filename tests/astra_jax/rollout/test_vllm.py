@@ -400,7 +400,7 @@ async def test_grpo_trains_on_what_the_servers_draw(worlds, servers) -> None:
             assert all(one.sampled_by == [update - 1] for one in scored)
             groups = [msgspec.structs.replace(group, episodes=scored)]
             params, opt_state, metrics = update_step(params, opt_state, groups, world.model, config)
-            assert metrics["mismatch_abs"] < 1e-4 and metrics["trained_tokens"] > 0
+            assert metrics["train/mismatch_abs"] < 1e-4 and metrics["train/trained_tokens"] > 0
             await policy.update(params, update)
             await assert_same(policy, params, world, update)
         assert policy.stats.stale == 0

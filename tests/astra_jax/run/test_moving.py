@@ -98,7 +98,7 @@ def test_sft_goes_on_on_other_devices(model, params, chat_tokenizer, tmp_path, c
     assert [row["step"] for row in moved.history] == [2, 3]
     assert_close(moved.params, straight.params)
     for ours, theirs in zip(moved.history, straight.history[1:], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+        assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-6)
     assert compiled == [("train_step", True)] * 2  # on one device, and on the mesh
 
 

@@ -205,8 +205,10 @@ def test_the_gradient_of_a_partial_batch_is_that_of_its_examples(few, tokenizer,
     alone = jax.tree.map(lambda x_bt: x_bt[:real], last)
     metrics, moments = gradient(micro, last, model, params, mesh)
     theirs, expected_moments = gradient(replace(CONFIG, batch_size=real), alone, model, params)
-    assert metrics["trained_tokens"] == theirs["trained_tokens"] == float(np.asarray(target_mask(alone)).sum())
-    np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-6)
+    assert (
+        metrics["train/trained_tokens"] == theirs["train/trained_tokens"] == float(np.asarray(target_mask(alone)).sum())
+    )
+    np.testing.assert_allclose(metrics["train/loss"], theirs["train/loss"], rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-8), moments, expected_moments)
 
 
@@ -232,7 +234,7 @@ def test_a_run_and_one_that_extends_it_train_on_each_token_once_an_epoch(
         config = replace(CONFIG, epochs=epochs)
         result = train(config, model, starting(params), few, tokenizer, tmp_path, progress=False)
         assert result.steps == steps_for_epochs(stats, DATA, 4, epochs)
-        trained += [row["trained_tokens"] for row in result.history]
+        trained += [row["train/trained_tokens"] for row in result.history]
     assert sum(trained) == 3 * stats.trainable and len(trained) == result.steps
 
 
@@ -280,7 +282,7 @@ def test_the_held_out_loss_is_one_pass_whatever_the_batch_and_equals_torchs(
         result = train(
             config, model, start, few, tokenizer, tmp_path / name, held_out=held_out, mesh=mesh, progress=False
         )
-        found[name] = result.history[-1]["held_out_loss"]
+        found[name] = result.history[-1]["eval/loss"]
     assert found == {name: pytest.approx(wanted, abs=1e-5) for name in ways}
 
 

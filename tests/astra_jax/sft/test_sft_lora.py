@@ -75,9 +75,9 @@ def equal(one, other) -> None:
 
 def test_it_learns_and_the_weights_under_the_adapters_stay_as_they_were(world, whole) -> None:
     workdir, result = whole
-    losses = [row["loss"] for row in result.history]
+    losses = [row["train/loss"] for row in result.history]
     assert losses[-1] < losses[0] - 0.1
-    held_out = [row["held_out_loss"] for row in result.history if "held_out_loss" in row]
+    held_out = [row["eval/loss"] for row in result.history if "eval/loss" in row]
     assert held_out[-1] < held_out[0]
     equal(result.base, world[1])
     assert all(jnp.any(leaf) for leaf in jax.tree.leaves(result.params))
@@ -190,7 +190,7 @@ def test_killed_and_resumed_equals_uninterrupted_to_the_bit(world, whole, tmp_pa
     assert train_step.cache_size() == compiled and len(resumed.history) == 2
     equal((resumed.params, resumed.base), (whole[1].params, whole[1].base))
     for ours, theirs in zip(read_metrics(tmp_path / "metrics"), read_metrics(whole[0] / "metrics"), strict=True):
-        for name in ("step", "loss", "gradient_norm"):
+        for name in ("step", "train/loss", "train/grad_norm"):
             assert ours[name] == theirs[name]
 
 
@@ -209,7 +209,7 @@ def test_a_run_over_8_bits_is_near_one_over_whole_weights_and_goes_on_to_the_bit
         trained(world, tmp_path / "killed", config, hooks=[AfterUpdate(kill)])
     resumed = trained(world, tmp_path / "killed", config)
     equal((resumed.params, resumed.base), (result.params, result.base))
-    losses, others = ([row["loss"] for row in one.history] for one in (result, whole[1]))
+    losses, others = ([row["train/loss"] for row in one.history] for one in (result, whole[1]))
     assert losses != others
     np.testing.assert_allclose(losses, others, rtol=0.01)
 
