@@ -315,8 +315,8 @@ class RunContext:
         return (lambda: heartbeat(self._number)) if jax.process_count() > 1 else None
 
     def end_step(self, state: TrainState, metrics: dict[str, Any]) -> None:
-        """Check a step's `train/loss`, `train/grad_norm` and `weights_finite`, and whether to stop. On several hosts each
-        must call it after each step.
+        """Check a step's `train/loss`, `train/grad_norm` and `weights_finite`, and whether to stop. On several
+        hosts each must call it after each step.
 
         Args:
             metrics: arrays on the device, which are fetched only when the step is logged; `weights_finite` is removed.

@@ -43,8 +43,9 @@ def router_metrics(sums_l: RouterSums) -> dict[str, Array]:
     """Return scalars to log from sums that are stacked over layers.
 
     Returns:
-        `train/router_entropy` (nats, mean over layers), `train/router_max_load` (the busiest expert's tokens over the mean, of the
-        worst layer; 1 is balanced), `train/router_idle_share` (experts that no token chose).
+        Metrics by name: `train/router_entropy` (nats, mean over layers), `train/router_max_load` (the busiest expert's
+        tokens over the mean, of the worst layer; 1 is balanced), `train/router_idle_share` (experts that no token
+        chose).
     """
     load_le = sums_l.assigned_e / jnp.maximum(sums_l.assigned_e.mean(-1, keepdims=True), 1.0)
     return {
