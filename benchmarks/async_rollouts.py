@@ -242,7 +242,9 @@ async def _served(start: Quickstart, arm: Arm, folder: Path) -> AsyncIterator[Cl
     world = World(folder, model, tokenizer)
     longest = episode.max_prompt_tokens + episode.max_response_tokens
     with serving(Server(world, arguments=[f"--max-model-len={longest}"])) as (server,):
-        options = VLLMConfig((server.url,), api_key=KEY, sync_key=SYNC_KEY, most_age=arm.async_steps, check_seconds=0.5)
+        options = VLLMConfig(
+            (server.url,), api_key=KEY, sync_key=SYNC_KEY, max_off_policy_steps=arm.async_steps, check_seconds=0.5
+        )
         kind = DrainedPolicy if arm.drained else ClockedPolicy
         policy = kind(options, world.publisher(), vocabulary=tokenizer.vocabulary_digest, max_length=longest)
         async with policy:
@@ -255,7 +257,12 @@ async def _trained(
     folder.mkdir(parents=True)
     # Saved once, in the end: checkpoints of so small a model would be most of what is written.
     config = replace(
-        start.config.grpo, steps=updates, async_steps=arm.async_steps, checkpoint_every=UPDATES, episodes_every=0
+        start.config.grpo,
+        steps=updates,
+        async_rollouts=arm.async_steps > 0,
+        max_off_policy_steps=arm.async_steps or 1,
+        checkpoint_every=UPDATES,
+        episodes_every=0,
     )
     tools = SlowTools()
     async with tools, _served(start, arm, folder) as policy:

@@ -41,8 +41,8 @@ _LENGTH = number_flag(
     Annotated[int, Bound(least=2, most=2**24)],
     "Prompt and completion; by default the model's max_positions, 32,768 at most.",
 )
-_STORED = flags.DEFINE_enum(
-    "stored",
+_WEIGHT_QUANTIZATION = flags.DEFINE_enum(
+    "weight_quantization",
     "none",
     ["none", "int8"],
     "The layers' matrices: as they are, or in 8 bits, half of what a token waits for.",
@@ -80,11 +80,13 @@ async def _serve() -> int:
     length = _LENGTH.value or min(model.max_positions, 32_768)
     model.check_length(length, "--max_length")
     services.check_address(_PORT.value)
-    check_cache_fits(model, _SLOTS.value, length, policies.mesh(), _STORED.value)
+    check_cache_fits(model, _SLOTS.value, length, policies.mesh(), _WEIGHT_QUANTIZATION.value)
     params = policies.load(model)
     told = services.told_to_stop()
     async with Engine(
-        params, model, EngineConfig(slots=_SLOTS.value, max_length=length, stored=_STORED.value)
+        params,
+        model,
+        EngineConfig(slots=_SLOTS.value, max_length=length, weight_quantization=_WEIGHT_QUANTIZATION.value),
     ) as engine:
         service = OpenAIService(engine, tokenizer, serving)
         service.warming = _WARM_UP.value != "none"

@@ -105,7 +105,7 @@ from configs.training import SFTRun
 
 MODEL = Qwen3Config(vocab_size=400, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=32,
                     tie_embeddings=True, max_positions=512)
-DATA = DataConfig(seq_len=512, packing_bins=4, rounds="together")  # the only way there was
+DATA = DataConfig(seq_len=512, packing_bins=4, split_at_user_turns=False)  # the only way there was
 CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, batch_size=4, micro_batch_size=2, steps=6, learning_rate=2e-2,
                                  checkpoint_every=2, log_every=1, eval_every=100, sample_every=0))
 """

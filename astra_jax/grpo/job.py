@@ -129,7 +129,7 @@ async def prepare(
             "(episode.max_prompt_tokens + max_response_tokens); give an engine that holds them"
         )
     if policy is None and replay is None:
-        check_cache_fits(model, config.episodes_at_once, longest, mesh, config.stored, settings=ROOM)
+        check_cache_fits(model, config.episodes_at_once, longest, mesh, config.weight_quantization, settings=ROOM)
     if replay is None:
         given, environments = len(environments), select_environments(environments, config)
         if is_first():
@@ -157,7 +157,7 @@ def _check_model(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mes
     longest = config.episode.max_prompt_tokens + config.episode.max_response_tokens
     model.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
     check_options(config.compiler_options, mesh)
-    check_matmul(config.matmul, model, mesh)
+    check_matmul(config.matmul_quantization, model, mesh)
     objective_function(config.objective)  # refused here and not after the first rollouts
     adapters.check(model, config.lora)
     if mesh is not None:
@@ -179,7 +179,7 @@ def reference_params(run: RunContext, start: Callable[[], Params], state: TrainS
     started_from = run.constant("started_from", state.digest)
     if not config.objective.kl_coef or config.lora.rank is not None or run.is_over(state):
         return None
-    is_on_host = config.optimizer_memory == "host"
+    is_on_host = config.optimizer_offload
     if run.saved is None:
         return moments.away(state.params) if is_on_host else jax.tree.map(jnp.copy, state.params)
     found = start()

@@ -15,8 +15,8 @@ A full batch is recorded with its groups, and a resumed run trains on these. Sam
 example after a masked episode or a deadline. A batch that was given up is recorded too, so its groups are not sampled
 again.
 
-If rollouts continue across updates (`async_steps`), a file has the episodes finished under one weight version, and the
-batch of that version's update (`ahead.py`). Parts of an episode from earlier versions are in their files.
+If rollouts continue across updates (`async_rollouts`), a file has the episodes finished under one weight version, and
+the batch of that version's update (`ahead.py`). Parts of an episode from earlier versions are in their files.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class BatchManifest(msgspec.Struct, frozen=True):
         entered: (number, environment, oldest version, scored episodes) of each valid group, in order.
         trained: numbers of the batch's groups, some of which may have entered earlier. Empty if `max_groups_per_step`
             were sampled without a batch.
-        ended: with `async_steps`, numbers of groups that ended without entering.
+        ended: with `async_rollouts`, numbers of groups that ended without entering.
         filling: the fill report as JSON values.
         lengths: of the run's episodes so far; if strictly online, before the batch is taken.
         counts: of groups, for this update.

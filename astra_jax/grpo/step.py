@@ -219,7 +219,7 @@ def build_micro_batches(
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = [[sum(episode.loss_mask) for episode in group.episodes] for group in groups]
     advantages, total = batch_advantages([group.rewards for group in groups], tokens, config.objective)
-    of = update if config.async_steps else None
+    of = update if config.async_rollouts else None
     weights = token_weights(tokens, config.objective) if config.objective.has_token_weights else None
     batches = pack(
         episodes,
@@ -256,7 +256,8 @@ def loss_sums(
         if terms.old_logps is None:
             terms = replace(terms, old_logps=jax.lax.stop_gradient(logps))
         terms = replace(terms, logps=logps, entropies=entropies if config.objective.entropy_coef else None)
-        loss, sums = objective_function(config.objective)(terms, config.objective, config.async_steps)
+        oldest = config.max_off_policy_steps if config.async_rollouts else 0
+        loss, sums = objective_function(config.objective)(terms, config.objective, oldest)
         return loss, (sums, jnp.sum(entropies * terms.mask))
 
     terms = in_mesh_order(_terms(batch, config), mesh)
@@ -340,13 +341,13 @@ def abstract_arguments(
     """
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)
-    optimizer, memory = grpo_optimizer(config), config.optimizer_memory
-    params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
+    optimizer = grpo_optimizer(config)
+    params, opt_state = abstract_state(trained, optimizer, shardings, offload=config.optimizer_offload)
     gradients = gradient_shapes(params, mesh)
     place = None if mesh is None else batch_sharding(mesh)
     number = jax.ShapeDtypeStruct((config.micro_batch_size or 1, length), jnp.float32, sharding=place)
     integer = jax.ShapeDtypeStruct(number.shape, jnp.int32, sharding=place)
-    ages = integer if config.async_steps else None
+    ages = integer if config.async_rollouts else None
     has_shared_prefix = model.needs_prefix_flag(mesh)
     batch = PolicyBatch(
         *(integer, integer, integer, integer, number, number),
@@ -414,5 +415,5 @@ def _hidden(
     params: Params, batch: PolicyBatch, model: Model, config: GRPOConfig | JitKey, mesh: AnyMesh | None
 ) -> tuple[Array, RouterSums | None]:
     places = in_mesh_order((batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt), mesh)
-    how: dict[str, Any] = {"remat": config.remat, "matmul": config.matmul, "mesh": mesh}
+    how: dict[str, Any] = {"remat": config.remat, "matmul": config.matmul_quantization, "mesh": mesh}
     return model.forward(params, *places, has_shared_prefix=batch.has_shared_prefix, **how)

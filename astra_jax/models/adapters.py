@@ -66,7 +66,7 @@ def check(model: Model, lora: LoRA) -> None:
         Refusal: the library for storing them is not installed.
     """
     targeted(model, lora)
-    model.check_matmul(lora.stored, "lora.stored")
+    model.check_matmul(lora.weight_quantization, "lora.weight_quantization")
 
 
 def leaf_names(name: str) -> tuple[str, str]:
@@ -179,7 +179,7 @@ def abstract_base(model: Model, lora: LoRA, mesh: Mesh | None) -> Params | None:
 
 def _stored_outputs(path: Any, lora: LoRA) -> tuple[int, ...] | None:
     """Return the axes with scales (layers and outputs) of a matrix stored in 8 bits under adapters; None for others."""
-    return None if lora.stored == "none" else quantized.stored_outputs(path)
+    return None if lora.weight_quantization == "none" else quantized.stored_outputs(path)
 
 
 def store(base: Params, lora: LoRA, path: tuple[Any, ...] = ()) -> None:

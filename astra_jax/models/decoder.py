@@ -47,7 +47,7 @@ from astra_jax.models.layers.mlp import MLP
 from astra_jax.models.layers.moe import MoE, RouterSums
 from astra_jax.models.layers.rotary import rotary_angles
 from astra_jax.models.layers.sizes import Sizes, Yarn
-from astra_jax.models.matmuls import MATMULS
+from astra_jax.models.matmuls import MATMUL_QUANTIZATIONS
 from astra_jax.models.model import CacheView, Params
 from astra_jax.models.names import NamedParam
 from synthesis.core.refusals import InputError
@@ -208,8 +208,8 @@ class Decoder(Sizes, abc.ABC):
 
     def check_matmul(self, matmul: str, field: str) -> None:
         """Check that the layers support a matmul format; see `Model.check_matmul`."""
-        if matmul not in MATMULS:
-            raise InputError(f"{field} is {matmul!r}; use one of {', '.join(MATMULS)}")
+        if matmul not in MATMUL_QUANTIZATIONS:
+            raise InputError(f"{field} is {matmul!r}; use one of {', '.join(MATMUL_QUANTIZATIONS)}")
         if matmul != "none" and self.n_experts:
             raise InputError(f"{field} is {matmul}; the grouped matmuls of experts are not quantised: use none")
         if matmul != "none":
@@ -252,26 +252,27 @@ class Decoder(Sizes, abc.ABC):
         """Return `head_weights` in `dtype`."""
         return self.head_weights(params).astype(self.dtype)
 
-    def for_decoding(self, params: Params, *, apart: bool, stored: str = "none") -> Params:
+    def for_decoding(self, params: Params, *, unstacked: bool, weight_quantization: str = "none") -> Params:
         """Return the parameters in the form for repeated decoding: matrices in `dtype`, with a separate head.
 
         A tied embedding is transposed once here, and not in each chunk of decoding. Adapters are merged into their
         matrices. Changed leaves are copies.
 
         Args:
-            apart: True for `layers` as a tuple with one tree per layer, to unroll them.
-            stored: a name of `matmuls.STORED`: the form in which the layers' matrices are stored.
+            unstacked: True for `layers` as a tuple with one tree per layer, to unroll them.
+            weight_quantization: a name of `matmuls.WEIGHT_QUANTIZATIONS`: the form in which the layers' matrices are
+                kept.
         """
 
         def read(path: Any, x: Any) -> Any:
-            x = plain(x, self.dtype if stored == "none" else None)
-            if stored != "none" and (outputs := quantized.stored_outputs(path)) is not None:
+            x = plain(x, self.dtype if weight_quantization == "none" else None)
+            if weight_quantization != "none" and (outputs := quantized.stored_outputs(path)) is not None:
                 return quantized.stored(x, outputs)
             return x if axes.is_small(path[-1].key) else x.astype(self.dtype)
 
         cast = jax.tree_util.tree_map_with_path(read, params, is_leaf=is_wrapped)
         layers, n = cast["layers"], self.n_layers
-        if apart:
+        if unstacked:
             layers = tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(n))
         return cast | {"head_dv": self.head_kernel(params), "layers": layers}
 

@@ -24,12 +24,13 @@ from astra_jax.models.hf_checkpoint import WeightsError
 from astra_jax.models.lora import LoRA
 from astra_jax.models.model import Params
 from astra_jax.run.checkpoints import named
+from astra_jax.run.config import todays_name
 from astra_jax.run.digests import digests_of
 from astra_jax.run.hosts import is_first
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, write_text
-from synthesis.core.typed import decode_json
+from synthesis.core.typed import convert_to, decode_json
 
 FILE = "lora.json"
 
@@ -138,7 +139,10 @@ def read(directory: Folder) -> BaseWeightsRef | None:
     if not file.exists():
         return None
     try:
-        return decode_json(file.read_bytes(), BaseWeightsRef)
+        found = decode_json(file.read_bytes(), dict[str, Any])
+        if isinstance(found.get("lora"), dict):
+            found["lora"] = {todays_name(name): value for name, value in found["lora"].items()}
+        return convert_to(found, BaseWeightsRef)
     except (msgspec.MsgspecError, SettingError) as error:
         raise WeightsError(
             f"{file} does not say what adapters are there ({error}); copy it from the run again"

@@ -199,7 +199,7 @@ class RunContext:
             NonFiniteError: a weight is not finite.
         """
         self._count_start()
-        model, lora, memory = self.model, self.config.lora, self.config.optimizer_memory
+        model, lora, offload = self.model, self.config.lora, self.config.optimizer_offload
         base = None if lora.rank is None else AdapterBase(model, lora, start, self._origin, mesh)
         trained, shardings = adapters.abstract_trained(model, lora), adapters.trained_shardings(model, lora, mesh)
 
@@ -208,7 +208,7 @@ class RunContext:
             if base is not None:
                 base.check(extra["frozen"])
 
-        like = abstract_state(trained, optimizer, shardings, memory=memory)
+        like = abstract_state(trained, optimizer, shardings, offload=offload)
         if (found := self.checkpointer.restore_latest(like, check)) is not None:
             step, params, opt_state, self._restored = found
             if step > self.steps:
@@ -223,7 +223,7 @@ class RunContext:
         else:
             step = 0
             first = start() if base is None else base.initial_adapters()
-            params, opt_state = initial_state(first, optimizer, shardings, memory=memory)
+            params, opt_state = initial_state(first, optimizer, shardings, offload=offload)
         frozen_params, digests = (None, {}) if base is None else (base.params, base.reference.digests)
         state = TrainState(step, params, opt_state, frozen_params, lora, digests)
         if broken := nonfinite_name(params) or (frozen_params and nonfinite_name(frozen_params)):

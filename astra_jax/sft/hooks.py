@@ -42,7 +42,7 @@ class HeldOutLoss(Hook):
         with BatchIterator(path, tokenizer, held_out_data(config.data), config.batch_size) as batches:
             evaluated = itertools.islice(batches.epoch(), config.eval_batches)
             self._batches = [micro for batch in evaluated for micro in _micro_batches(batch, config)]
-        sums = partial(loss_sums, model=model, remat=config.remat, matmul=config.matmul, mesh=mesh)
+        sums = partial(loss_sums, model=model, remat=config.remat, matmul=config.matmul_quantization, mesh=mesh)
         self._sums = Program(sums, own=config.compiler_options)
         self._mesh = mesh
 

@@ -138,7 +138,7 @@ def train_step(
     Returns:
         (params, optimizer state, metrics on the device). If `train/grad_norm` is not finite, nothing changes.
     """
-    loss_of = partial(loss_sums, model=model, lora=config.lora, remat=config.remat, matmul=config.matmul)
+    loss_of = partial(loss_sums, model=model, lora=config.lora, remat=config.remat, matmul=config.matmul_quantization)
     gradients, (loss, (count, router)) = accumulate_scan(
         loss_of, params, base, batch, mesh, lengths=(*sorted({*config.row_buckets}), None), bucket_ids_a=bucket_ids_a
     )
@@ -157,8 +157,8 @@ def abstract_arguments(model: Model, config: SFTConfig, steps: int, mesh: Mesh |
     `abstract_bucket_ids`."""
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)
-    optimizer, memory = sft_optimizer(config, steps), config.optimizer_memory
-    params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
+    optimizer = sft_optimizer(config, steps)
+    params, opt_state = abstract_state(trained, optimizer, shardings, offload=config.optimizer_offload)
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
     shape = (config.micro_batches, config.micro_batch_rows, config.data.seq_len)
     one, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=place) for dtype in (jnp.int32, jnp.float32))

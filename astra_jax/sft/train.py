@@ -65,7 +65,8 @@ def train(
         workdir: on disk or in a bucket, shared by all hosts; gets `checkpoints/`, `metrics/`, `samples/`,
             `statistics/` and `profile/`.
         held_out: a dataset for `eval/loss` and for the openings of samples.
-        rehearsal: a dataset of conversations without tools (`rehearsal.rehearse`), mixed in by `config.data.rehearsed`.
+        rehearsal: a dataset of conversations without tools (`rehearsal.rehearse`), mixed in by
+            `config.data.self_generated_ratio`.
         origin: the source of `start`'s weights; with adapters it is stored beside the checkpoints.
         mesh: devices to train on; None is one device.
         checkpoints: whether to write them; if not, only the result remains.

@@ -42,6 +42,7 @@ RENAMED: Mapping[str, str] = {
     "rollout_request_seconds": "rollout_timeout_seconds",
     "rollout_urls": "rollout_url",
     "sandbox_token_file": "sandbox_key_file",
+    "stored": "weight_quantization",
     "timeout_minutes": "timeout_seconds",
     "to": "repository",
     "token_file": "key_file",

@@ -127,7 +127,7 @@ def test_ids_with_gaps_are_refused(tmp_path: Path) -> None:
 
 def test_trained_are_the_assistants_turns_with_the_added_tokens(plain: Path) -> None:
     tokenizer = ChatTokenizer.load(plain)
-    made = tokenise(trajectory(0, ["France", "Japan"]), tokenizer, DataConfig(seq_len=2_000, rounds="together"))
+    made = tokenise(trajectory(0, ["France", "Japan"]), tokenizer, DataConfig(seq_len=2_000, split_at_user_turns=False))
     said = tokenizer.decode([int(one) for one in made.tokens[made.loss_mask == 1]])
     wanted = [
         f'<tool_call>\n{{"name": "capital_of", "arguments": {{"country": "{country}"}}}}\n</tool_call><|im_end|>'

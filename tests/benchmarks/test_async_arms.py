@@ -54,7 +54,10 @@ async def with_a_request_under_way(kind: type, folder: Path) -> AsyncIterator[tu
     """The server, the policy, its weights, of which version 1 is there, and the request, which waits for the server."""
     model = tiny_model(640, 4096)
     params = model.init(jax.random.key(0))
-    async with emulated(1) as (server,), policy_on([server], model, folder, kind=kind, most_age=2) as policy:
+    async with (
+        emulated(1) as (server,),
+        policy_on([server], model, folder, kind=kind, max_off_policy_steps=2) as policy,
+    ):
         await policy.update(params, 1)
         server.hangs.clear()
         first = asyncio.create_task(policy.generate([1, 2], SAMPLING))

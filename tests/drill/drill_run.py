@@ -137,7 +137,8 @@ class Drill:
             f"--config={world / 'config.py'}",
             f"--weights={world / 'serve'}",
             "--mesh=data=-1",
-            f"--config.grpo.async_steps={self.async_steps}",
+            f"--config.grpo.async_rollouts={str(self.async_steps > 0).lower()}",
+            f"--config.grpo.max_off_policy_steps={self.async_steps or 1}",
         ]
 
 

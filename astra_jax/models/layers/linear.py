@@ -33,7 +33,7 @@ def linear(
         contracted: number of input axes: the last ones of `x` and the first ones of `w`.
         mesh: mesh of both, x as [B, T, in ...]; None is one device.
         writes: on a mesh: whether the model's width is the output, and not the input; see `axes`.
-        matmul: a name of `matmuls.MATMULS`.
+        matmul: a name of `matmuls.MATMUL_QUANTIZATIONS`.
     """
     if quantized.is_stored(w):
         return quantized.with_stored(x, w, contracted, mesh, writes)

@@ -61,8 +61,8 @@ class Worker:
         self._mesh = mesh_of(params)
         device = next(iter(jax.tree.leaves(params)[0].devices()))
         self.shapes = config.on(device.platform, weights=sum(model.matmul_parameters()))
-        self._stored = config.stored
-        wanted = (model, self.shapes.slots, self.shapes.max_length, self._mesh, self._stored)
+        self._weight_quantization = config.weight_quantization
+        wanted = (model, self.shapes.slots, self.shapes.max_length, self._mesh, self._weight_quantization)
         check_cache_fits(*wanted)
         self.model, self.stats = model, stats
         self._written_out = unroll_decode_layers(*wanted, device=device)
@@ -159,7 +159,7 @@ class Worker:
             self._give_back()  # memory freed by an update
             self.cache = self._empty_cache()
         if not self._prepared:
-            how: dict[str, Any] = {"apart": self._written_out, "stored": self._stored}
+            how: dict[str, Any] = {"unstacked": self._written_out, "weight_quantization": self._weight_quantization}
             self._params, self._prepared = committed(self.model.for_decoding(self._params, **how)), True
 
     def _empty_cache(self) -> Caches:

@@ -90,7 +90,11 @@ class Fleet:
     def still_counts(self, label: str) -> bool:
         """Return whether tokens sampled by weights of this label are recent enough to train on."""
         version = self.versions.get(label)
-        return version is not None and self.version is not None and self.version - version <= self.config.most_age
+        return (
+            version is not None
+            and self.version is not None
+            and self.version - version <= self.config.max_off_policy_steps
+        )
 
     @property
     def serving(self) -> list[RolloutServer]:

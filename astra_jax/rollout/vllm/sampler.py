@@ -9,7 +9,7 @@ waits until a server has room (`routing.py`). Servers can join and leave during 
 
 A failed server is taken out of service, and its requests go to another. Nothing is lost, since a turn is a function of
 its token ids. The server returns once it has the current weights. Tokens sampled by other weights are discarded and
-counted. With `most_age`, a completion that spans an update is used, each token with its own version.
+counted. With `max_off_policy_steps`, a completion that spans an update is used, each token with its own version.
 
 `fleet.py` decides which servers serve, `server.py` is one server's HTTP, `sync.py` replaces its weights; see
 docs/vllm.md.
@@ -156,7 +156,11 @@ class VLLMSampler:
             finally:
                 place.leave(drawn)
             synced, drew = server.syncs != syncs, set(labels)
-            spans = self.config.most_age > 0 and draw.labels is not None and all(map(self.fleet.still_counts, drew))
+            spans = (
+                self.config.max_off_policy_steps > 0
+                and draw.labels is not None
+                and all(map(self.fleet.still_counts, drew))
+            )
             if not (synced and spans) and (drew != {label} or (synced and draw.labels is None)):
                 server.counts.stale += 1
                 if not synced:

@@ -71,7 +71,7 @@ WIDE = dataclasses.replace(CONFIG, learning_rate=2e-2, micro_batch_size=8)
 
 ALTERNATIVES = {
     "paper": ObjectiveConfig(),
-    "dr_grpo": ObjectiveConfig(advantage="mean", loss_agg_mode="fixed", fixed_tokens=40),
+    "dr_grpo": ObjectiveConfig(scale_by_std=False, loss_agg_mode="fixed", fixed_tokens=40),
     "gspo": ObjectiveConfig(ratio="sequence", loss_agg_mode="episode", clip_low=0.003, clip_high=0.004),
     "group, sequence correction": ObjectiveConfig(tis="sequence", tis_cap=1.5, loss_agg_mode="group"),
     "kl, entropy": ObjectiveConfig(kl_coef=0.1, entropy_coef=0.05, loss_agg_mode="episode"),
@@ -401,7 +401,7 @@ async def test_a_batch_is_drawn_by_one_version(pool, chat_tokenizer, tmp_path, m
             return await super().generate(*arguments, **options)
 
     monkeypatch.setattr("astra_jax.grpo.train.update_step", spy)
-    config = dataclasses.replace(CONFIG, surplus_max_age=0, episodes_every=2)
+    config = dataclasses.replace(CONFIG, max_off_policy_steps=0, episodes_every=2)
     result = await trained(config, pool, chat_tokenizer, tmp_path, Slow(chat_tokenizer, by_seed))
     assert seen == [{(version, version)} for version in range(4)]
     assert [row["filling/mean_age"] for row in result.history] == [0] * 4 and not undocumented(result.history)
@@ -409,8 +409,8 @@ async def test_a_batch_is_drawn_by_one_version(pool, chat_tokenizer, tmp_path, m
     assert pages == ["update_00002.html", "update_00004.html"]
 
 
-async def test_with_async_steps_rollouts_go_on_during_an_update(pool, chat_tokenizer, tmp_path, monkeypatch):
-    """Online there are none; with `async_steps` those of the next batch are asked for while the device is busy."""
+async def test_with_async_rollouts_sampling_continues_during_an_update(pool, chat_tokenizer, tmp_path, monkeypatch):
+    """Online there are none; with `async_rollouts` those of the next batch are asked for while the device is busy."""
     busy = False
 
     def update(*arguments, **options):
@@ -436,7 +436,7 @@ async def test_with_async_steps_rollouts_go_on_during_an_update(pool, chat_token
 
     monkeypatch.setattr("astra_jax.grpo.train.update_step", update)
     assert await asked_meanwhile("online") == 0
-    assert await asked_meanwhile("overlapped", async_steps=1) > 8
+    assert await asked_meanwhile("overlapped", async_rollouts=True) > 8
 
 
 async def test_the_embedded_engine_samples_while_its_weights_are_trained(pool, chat_tokenizer, tmp_path):
@@ -457,7 +457,7 @@ async def test_the_embedded_engine_samples_while_its_weights_are_trained(pool, c
 
     model = model_for(chat_tokenizer)
     params = model.init(jax.random.key(1))
-    config = dataclasses.replace(CONFIG, async_steps=1)
+    config = dataclasses.replace(CONFIG, async_rollouts=True)
     async with Both(params, model, EngineConfig(slots=16, max_length=1024, min_window=1024)) as engine:
         result = await trained(config, pool, chat_tokenizer, tmp_path, engine)
     assert result.steps == 4 and engine.version == 4
@@ -545,7 +545,7 @@ async def test_a_resumed_run_has_the_same_reference(pool, chat_tokenizer, tmp_pa
     assert resumed.history[0]["train/kl_reference"] == straight.history[1]["train/kl_reference"]
     # The term can come when a run resumes: its start is known. In the host's memory the reference is the same.
     await run("later", 1, objective=ObjectiveConfig())
-    later = await run("later", 2, optimizer_memory="host")
+    later = await run("later", 2, optimizer_offload=True)
     assert later.history[0]["train/kl_reference"] > 1e-6
 
 

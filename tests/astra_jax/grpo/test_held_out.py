@@ -269,7 +269,7 @@ async def test_what_cannot_be_judged_is_masked_and_counted(run, chat_tokenizer, 
 
 @pytest.mark.nightly
 async def test_with_rollouts_across_updates(run, chat_tokenizer, tmp_path) -> None:
-    config = dataclasses.replace(CONFIG, async_steps=1, eval_every=1)
+    config = dataclasses.replace(CONFIG, async_rollouts=True, eval_every=1)
     await run("run", Calculator(chat_tokenizer), config)
     found = evaluated(tmp_path / "run")
     assert list(found) == [0, 1, 2] and found[0] == found[1] == found[2]

@@ -130,7 +130,7 @@ def test_what_was_trained_on_is_trained_on_again(chat_tokenizer, kills, fail_at,
 @pytest.mark.parametrize("k", [0, 1])
 async def test_who_gave_a_batch_up_samples_others_the_next_time(chat_tokenizer, tmp_path, k) -> None:
     """From the same checkpoint: it had been saved before the rollouts, and is not saved again."""
-    config = dataclasses.replace(CONFIG, async_steps=k, max_groups_per_step=4)
+    config = dataclasses.replace(CONFIG, async_rollouts=k > 0, max_off_policy_steps=k or 1, max_groups_per_step=4)
     first, kind = Sampler(chat_tokenizer), AsyncRollouts if k else Rollouts
     first.script = lambda session, turn, seed: by_seed(session, turn, seed if session.startswith("group9.") else 0)
     found, before = [], 0

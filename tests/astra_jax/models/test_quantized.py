@@ -77,7 +77,9 @@ def test_training_in_8_bits_follows_the_curve_of_float32() -> None:
     batch = jax.tree.map(lambda x: jnp.asarray(x)[None], packed_batch())
 
     def curve(matmul: str, dtype: str = "float32") -> np.ndarray:
-        config = SFTConfig(data=DataConfig(seq_len=LENGTH), batch_size=ROWS, learning_rate=1e-2, matmul=matmul)
+        config = SFTConfig(
+            data=DataConfig(seq_len=LENGTH), batch_size=ROWS, learning_rate=1e-2, matmul_quantization=matmul
+        )
         trained = dataclasses.replace(model, dtype=dtype)
         params, state = initial_state(trained.init(jax.random.key(0)), sft_optimizer(config, 30))
         losses = []

@@ -125,12 +125,14 @@ async def test_one_failed_request_is_no_reason_for_a_sync(policy, params) -> Non
 
 
 @pytest.mark.parametrize(
-    "most_age, updates, versions, stale",
+    "max_off_policy_steps, updates, versions, stale",
     [(0, [2], [2, 2], 1), (1, [2], [1, 2], 0), (1, [2, 3], [3, 3], 1), (2, [2, 3], [1, 3], 0)],
 )
-async def test_an_update_falls_into_a_completion(policy, params, most_age, updates, versions, stale) -> None:
+async def test_an_update_falls_into_a_completion(
+    policy, params, max_off_policy_steps, updates, versions, stale
+) -> None:
     """It counts by its spans, or is drawn again where its first tokens are too old."""
-    async with emulated(1) as (server,), policy([server], most_age=most_age) as opened:
+    async with emulated(1) as (server,), policy([server], max_off_policy_steps=max_off_policy_steps) as opened:
         await opened.update(params, 1)
         hang(server)
         running = asyncio.create_task(opened.generate([1, 2], SAMPLING, session="episode"))
@@ -144,7 +146,7 @@ async def test_an_update_falls_into_a_completion(policy, params, most_age, updat
 
 
 async def test_weights_of_another_process_are_never_a_span_of_ours(policy, params) -> None:
-    async with emulated(1) as (server,), policy([server], most_age=5) as opened:
+    async with emulated(1) as (server,), policy([server], max_off_policy_steps=5) as opened:
         await opened.update(params, 3)
         for label in ("r2:3", "r1:2", "r1:3, unchecked", "none"):
             server.answers = [{"weight_versions": spans(["r1:3", label])}]

@@ -160,7 +160,7 @@ async def test_requests_in_flight_survive_a_sync_and_their_tokens_are_labelled(w
     """Where older weights may draw: what the sync falls into goes on, and each token's logprob is of those it names."""
     world = worlds["untied"]
     by_version = {1: weights(world.model, 1), 2: weights(world.model, 2)}
-    async with world.policy(servers[0], most_age=1) as policy:
+    async with world.policy(servers[0], max_off_policy_steps=1) as policy:
         await policy.update(by_version[1], 1)
         completions = await drawn_during(policy, by_version[2], 2)
         assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0

@@ -530,7 +530,7 @@ async def test_sigterm_in_the_middle_of_rollouts_saves_and_resumes_to_the_bit(
     pool, model, params, chat_tokenizer, tmp_path, async_steps
 ) -> None:
     environments = [make_environment("a"), make_environment("b", "Japan")]
-    config = dataclasses.replace(GRPO, async_steps=async_steps)
+    config = dataclasses.replace(GRPO, async_rollouts=async_steps > 0, max_off_policy_steps=async_steps or 1)
 
     class Notified(ScriptedSampler):
         """Is sent SIGTERM while it draws the second step's episodes."""

@@ -152,7 +152,7 @@ def test_the_data_are_seen_once_an_epoch_beside_a_rehearsal(few, dataset, tokeni
     assert {one: count for one, count in seen.items() if one in ours and one not in both} == {
         one: 2 * count for one, count in ours.items() if one not in both
     }
-    assert seen.total() == pytest.approx(2 * ours.total() / (1 - DATA.rehearsed), abs=2)
+    assert seen.total() == pytest.approx(2 * ours.total() / (1 - DATA.self_generated_ratio), abs=2)
 
 
 def test_a_state_without_an_epoch_continues_as_it_was_begun(few, tokenizer) -> None:

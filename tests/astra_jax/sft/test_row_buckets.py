@@ -24,7 +24,7 @@ from synthesis.core.refusals import InputError
 
 CONFIG = SFTConfig(
     # Its conversations fill a third of a row to all of it, and no two of most of them go together.
-    data=DataConfig(seq_len=800, packing_bins=1, rounds="together"),
+    data=DataConfig(seq_len=800, packing_bins=1, split_at_user_turns=False),
     batch_size=2,
     micro_batch_size=1,
     steps=8,

@@ -196,7 +196,7 @@ def test_killed_and_resumed_equals_uninterrupted_to_the_bit(world, whole, tmp_pa
 
 def test_a_run_over_8_bits_is_near_one_over_whole_weights_and_goes_on_to_the_bit(world, whole, tmp_path) -> None:
     """The same losses to a hundredth; its folder is read as what was trained, and other weights are refused."""
-    config = dataclasses.replace(CONFIG, lora=dataclasses.replace(LORA, stored="int8"), sample_every=0)
+    config = dataclasses.replace(CONFIG, lora=dataclasses.replace(LORA, weight_quantization="int8"), sample_every=0)
 
     def kill(step, _row) -> None:
         if step == 3:
@@ -231,7 +231,10 @@ def test_other_adapters_are_another_run(world, whole) -> None:
         (LoRA(rank=4, alpha=16.0, rank_stabilized=True), "sft.lora.rank_stabilized is False there, True here"),
         (LoRA(rank=4, alpha=16.0, targets=("q_proj",)), "sft.lora.targets is .'all-linear'. there, .'q_proj'. here"),
         (dataclasses.replace(LORA, tokens=(3,)), "sft.lora.tokens is None there, .3. here"),
-        (dataclasses.replace(LORA, stored="int8"), "sft.lora.stored is None there, .int8. here"),
+        (
+            dataclasses.replace(LORA, weight_quantization="int8"),
+            "sft.lora.weight_quantization is None there, .int8. here",
+        ),
         (LoRA(), "sft.lora.rank is 4 there, None here"),
     ]:
         ours = run_identity(sft=settings_of(dataclasses.replace(CONFIG, lora=lora)))
