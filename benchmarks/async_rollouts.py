@@ -1,10 +1,10 @@
-"""Does `async_steps` pay? GRPO on a real vLLM server on this machine's CPUs, with tools that take up to two seconds.
+"""Do asynchronous rollouts pay? GRPO on a real vLLM server on this machine's CPUs, with tools that take up to two seconds.
 
     python -m benchmarks.async_rollouts --workdir=DIR --seeds=0,1,2 --save
 
 For each seed the quickstart is run as far as SFT. From its weights each arm trains for the same time by the clock, from
 when the server has the first weights, and its last weights are evaluated on the held-out environments, by the embedded
-engine and with quick tools. Arms are `async_steps` of 0 (strictly online), 1, 2 and 4, in which a sync falls into
+engine and with quick tools. Arms are rollouts 0 (strictly online), 1, 2 and 4 steps ahead, in which a sync falls into
 whatever is under way, and beside them ones whose server is drained first: new requests wait until all others have
 ended. All else is the product, with the quickstart's own settings.
 
@@ -64,7 +64,7 @@ UPDATES = 100_000
 
 @dataclass(frozen=True)
 class Arm:
-    """`async_steps`, and whether a sync waits until nothing is under way."""
+    """`max_off_policy_steps` (0: strictly online), and whether a sync waits until nothing is under way."""
 
     async_steps: int
     drained: bool

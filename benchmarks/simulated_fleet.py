@@ -1,6 +1,6 @@
 """A GRPO run in simulated time: the trainer's own classes fill batches and place requests, what takes time is a figure.
 
-What decides is the product's: `filling.fill` and `GroupBuffer` strictly online, `GroupStream` with `async_steps`, and
+What decides is the product's: `filling.fill` and `GroupBuffer` strictly online, `GroupStream` with `async_rollouts`, and
 the `Router` of rollout servers. They run on an event loop whose clock jumps to whatever is next (`in_simulated_time`).
 What takes time is modelled: a server draws for all its sequences at once, a token of each in the time that reading its
 weights and their caches takes; prompts that are not cached are read before, while nothing is drawn; a sync pauses
