@@ -1,4 +1,5 @@
-"""Do asynchronous rollouts pay? GRPO on a real vLLM server on this machine's CPUs, with tools that take up to two seconds.
+"""Do asynchronous rollouts pay? GRPO on a real vLLM server on this machine's CPUs, with tools that take up to two
+seconds.
 
     python -m benchmarks.async_rollouts --workdir=DIR --seeds=0,1,2 --save
 
@@ -100,9 +101,9 @@ class ClockedPolicy(VLLMSampler):
 
     begins: Callable[[], None]
 
-    async def update(self, params: Params, version: int) -> None:
-        """See `TrainableSampler.update`."""
-        await super().update(params, version)
+    async def load_weights(self, params: Params, version: int) -> None:
+        """See `TrainableSampler.load_weights`."""
+        await super().load_weights(params, version)
         if version == 0:
             self.begins()
 
@@ -128,13 +129,13 @@ class DrainedPolicy(ClockedPolicy):
                 self._under_way -= 1
                 self._changed.notify_all()
 
-    async def update(self, params: Params, version: int) -> None:
-        """See `TrainableSampler.update`."""
+    async def load_weights(self, params: Params, version: int) -> None:
+        """See `TrainableSampler.load_weights`."""
         async with self._changed:
             self._draining = True
             await self._changed.wait_for(lambda: not self._under_way)
         try:
-            await super().update(params, version)
+            await super().load_weights(params, version)
         finally:
             async with self._changed:
                 self._draining = False

@@ -316,7 +316,8 @@ def page(assumed: Assumed, price: dict[str, float]) -> str:
             prices=told,
         )
     ]  # fmt: skip
-    heads = ["chip", "SFT, chip-hours", "updates", "rollouts", "SFT, $", "GRPO in turns, $", "GRPO, `async_rollouts=true`, $"]
+    heads = ["chip", "SFT, chip-hours", "updates", "rollouts", "SFT, $", "GRPO in turns, $"]
+    heads.append("GRPO, `async_rollouts=true`, $")
     for size, works in every.items():
         lines = []
         for kind, one in works.items():

@@ -86,7 +86,7 @@ class RolloutSource:
 
     async def publish(self, state: TrainState) -> None:
         """Write or send new weights while sampling continues. Raises as `load_weights`."""
-        await self._run.collective(self._policy.prepare(state.inference_params(), state.step), save=state)
+        await self._run.collective(self._policy.publish_weights(state.inference_params(), state.step), save=state)
 
     async def load_weights(self, state: TrainState) -> None:
         """Sample with these weights from now on.
@@ -99,7 +99,7 @@ class RolloutSource:
         # A copy if sampling continues during the next update, which donates these arrays.
         is_copied = self._config.async_rollouts and self._policy.aliases_params
         weights = state.inference_params(copied=is_copied)
-        await self._run.collective(self._policy.update(weights, state.step), save=state)
+        await self._run.collective(self._policy.load_weights(weights, state.step), save=state)
 
     async def evaluate_if_due(self, state: TrainState) -> None:
         """Log the rewards of the current weights on held-out environments. Raises as `next_batch`."""
@@ -113,7 +113,7 @@ class RolloutSource:
         self._run.amend(state.step, await self._evaluation.evaluate(state.step, state.digest()))
         if self._policy.aliases_params and not self._config.async_rollouts:
             # Empty its caches: copied keys and values of an evaluation round differently from computed ones.
-            await self._policy.update(state.inference_params(), state.step)
+            await self._policy.load_weights(state.inference_params(), state.step)
 
     @property
     def held_out_summary(self) -> str:

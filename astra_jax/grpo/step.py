@@ -64,7 +64,7 @@ def update_step(
     base: Params | None = None,
     reference: Params | None = None,
     mesh: Mesh | None = None,
-    update: int = 0,
+    policy_version: int = 0,
     on_rows: Callable[[np.ndarray], None] = lambda segment_ids_bt: None,
     before: Callable[[str], None] = lambda program: None,
     on_result: Callable[[], None] | None = None,
@@ -75,7 +75,7 @@ def update_step(
         groups: `config.mini_batches` must divide their number.
         base: frozen weights if `params` are adapters; not donated. None if `params` are all weights.
         reference: starting weights for `objective.kl_coef`; not donated. None with adapters, which use `base`.
-        update: number of previous updates, the version of `params`; tokens' ages are relative to it.
+        policy_version: of `params`: the number of steps before; tokens' ages are relative to it.
         on_rows: called with the segment ids of each trained micro-batch.
         before: called with a program's name before it runs: `take_step`, or `accumulate` with its row length.
         on_result: called for each micro-batch of each pass after the devices computed it; None: do not wait.
@@ -104,14 +104,14 @@ def update_step(
 
     size = len(groups) // config.mini_batches
     mini_batches = [
-        build_micro_batches(groups[start : start + size], model, config, update, mesh=mesh)
+        build_micro_batches(groups[start : start + size], model, config, policy_version, mesh=mesh)
         for start in range(0, len(groups), size)
     ]
     if needs_old or objective.kl_coef:
         mini_batches = [([with_logprobs(batch) for batch in batches], total) for batches, total in mini_batches]
 
     anchor = None  # frees device memory before the gradients are allocated
-    rate = learning_rate(config, config.steps)(update)
+    rate = learning_rate(config, config.steps)(policy_version)
     loss, parts, taken = 0.0, None, []
     for number, (batches, total) in enumerate(mini_batches):
         gradients = zero_gradients(params, mesh)
@@ -213,13 +213,12 @@ def _by_age(sums: AgeSums) -> dict[str, float]:
 
 
 def build_micro_batches(
-    groups: Sequence[Group], model: Model, config: GRPOConfig, update: int = 0, *, mesh: AnyMesh | None = None
+    groups: Sequence[Group], model: Model, config: GRPOConfig, policy_version: int = 0, *, mesh: AnyMesh | None = None
 ) -> tuple[list[PolicyBatch], float]:
     """Return the micro-batches (NumPy) of one optimizer step, and the divisor of the sum of their losses."""
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = [[sum(episode.loss_mask) for episode in group.episodes] for group in groups]
     advantages, total = batch_advantages([group.rewards for group in groups], tokens, config.objective)
-    of = update if config.async_rollouts else None
     weights = token_weights(tokens, config.objective) if config.objective.has_token_weights else None
     batches = pack(
         episodes,
@@ -227,8 +226,8 @@ def build_micro_batches(
         row_buckets=config.row_buckets,
         rows=config.micro_batch_size,
         groups=[number for number, group in enumerate(groups) for _ in group.episodes],
-        told=model.needs_prefix_flag(mesh),
-        update=of,
+        needs_prefix_flag=model.needs_prefix_flag(mesh),
+        policy_version=policy_version if config.async_rollouts else None,
         weights=weights,
     )
     return batches, total

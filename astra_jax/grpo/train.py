@@ -140,7 +140,7 @@ async def _loop(
         await source.sleep(state)
         with run.step(state), timer("update"):
             state.params, state.opt_state, metrics = await asyncio.to_thread(
-                update, state.params, state.opt_state, batch.groups, run.model, run.config, update=state.step
+                update, state.params, state.opt_state, batch.groups, run.model, run.config, policy_version=state.step
             )
         run.end_step(state, metrics)
         speed = run.meter.read()

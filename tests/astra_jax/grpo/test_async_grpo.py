@@ -88,7 +88,7 @@ async def test_rollouts_go_on_across_updates_and_over_a_kill(
         busy = True
         time.sleep(0.1)
         busy = False
-        lives[-1][options["update"]] = groups
+        lives[-1][options["policy_version"]] = groups
         return update_step(weights, state, groups, *arguments, **options)
 
     class Remote(Unhurried):
@@ -158,7 +158,7 @@ def groups_of(versions: list[int], seed: int = 0) -> list[Group]:
 
 def updated(model, params, groups: list[Group], config: GRPOConfig):
     state = initial_state(jax.tree.map(jnp.copy, params), grpo_optimizer(config))
-    weights, _, metrics = update_step(*state, groups, model, config, update=7)
+    weights, _, metrics = update_step(*state, groups, model, config, policy_version=7)
     return jax.device_get(weights), metrics
 
 

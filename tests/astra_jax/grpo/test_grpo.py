@@ -281,7 +281,7 @@ def test_a_bandit_is_learnt():
                 groups = [Group(i, "b", update, episodes[i * 8 : i * 8 + 8]) for i in range(4)]
                 params, opt_state, metrics = update_step(params, opt_state, groups, MODEL, WIDE)
                 worst = max(worst, metrics["train/mismatch_abs"])
-                await engine.update(params, update + 1)
+                await engine.load_weights(params, update + 1)
         return means, worst
 
     means, mismatch = asyncio.run(learn())
@@ -313,10 +313,10 @@ async def test_resumed_equals_uninterrupted(pool, chat_tokenizer, tmp_path):
         return result
 
     class DiesAtThree(ScriptedSampler):
-        async def update(self, params, version):
+        async def load_weights(self, params, version):
             if version == 3:
                 raise ConnectionError("the server is gone")
-            await super().update(params, version)
+            await super().load_weights(params, version)
 
     straight = await run(tmp_path / "straight")
     with pytest.raises(ConnectionError):
@@ -361,7 +361,7 @@ def test_an_update_is_taken_at_its_learning_rate() -> None:
     def longest(update: int, **changes: float) -> float:
         config = dataclasses.replace(CONFIG, batch_size=2, steps=8, learning_rate=1e-2, weight_decay=0.0, **changes)
         state = initial_state(jax.tree.map(jnp.copy, start), grpo_optimizer(config))
-        params, _, metrics = update_step(*state, random_groups(0, 2), MODEL, config, update=update)
+        params, _, metrics = update_step(*state, random_groups(0, 2), MODEL, config, policy_version=update)
         moved = max(jax.tree.leaves(jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), params, start)))
         assert metrics["train/learning_rate"] == pytest.approx(moved, rel=1e-3)
         return moved

@@ -154,9 +154,9 @@ async def test_a_run_trains_adapters_alone_and_the_policy_shares_the_weights_und
     class Sampler(ScriptedSampler):
         aliases_params = True
 
-        async def update(self, params, version):
+        async def load_weights(self, params, version):
             given.append(params)
-            await super().update(params, version)
+            await super().load_weights(params, version)
 
     policy = Sampler(chat_tokenizer, by_seed)
     arguments = (config, model, starting(params), [make_environment()], chat_tokenizer, pool, tmp_path)

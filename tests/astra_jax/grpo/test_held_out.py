@@ -168,9 +168,9 @@ class NotedEngine(Engine):
 
     noted: list[str]
 
-    async def update(self, params, version: int) -> None:
+    async def load_weights(self, params, version: int) -> None:
         self._note("update")
-        await super().update(params, version)
+        await super().load_weights(params, version)
 
     async def generate(self, token_ids, sampling, *, session=""):
         self._note("evaluation" if session.startswith("evaluate.") else "training")

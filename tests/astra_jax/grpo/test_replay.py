@@ -66,10 +66,10 @@ class Observed:
         self.groups: dict[int, list] = {}
 
     def update_step(self, params, state, groups, *arguments, **options):
-        if options["update"] == self.dies:
+        if options["policy_version"] == self.dies:
             raise Killed
         result = update_step(params, state, groups, *arguments, **options)
-        self.weights[options["update"]], self.groups[options["update"]] = sha256(result[0]), groups
+        self.weights[options["policy_version"]], self.groups[options["policy_version"]] = sha256(result[0]), groups
         return result
 
 

@@ -58,7 +58,7 @@ def drawn(*params, config=SHAPES) -> list[Completion]:
             found = []
             for version, each in enumerate(params):
                 if version:
-                    await engine.update(each, version)
+                    await engine.load_weights(each, version)
                 sampling = Sampling(max_tokens=12, stop_ids=(), seed=0, temperature=0)
                 found.append(await engine.generate(PROMPT, sampling))
             return found

@@ -199,10 +199,10 @@ async def test_grpo_holds_one_state_and_what_is_sampled_with(
         aliases_params = True
         given = None
 
-        async def update(self, params, version):
+        async def load_weights(self, params, version):
             live.look("sync")
             self.given = params
-            await super().update(params, version)
+            await super().load_weights(params, version)
 
         async def generate(self, *arguments, **options):
             live.look("sampling")
