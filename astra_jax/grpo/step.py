@@ -42,7 +42,7 @@ from astra_jax.rollout.filling import Group
 from astra_jax.run.batch import context_size, in_mesh_order, same_document, shift, target_mask, to_device, unshift
 from astra_jax.run.compiler import program
 from astra_jax.run.config import JitKey
-from astra_jax.run.gradients import accumulate_one, add, gradient_shapes, whole, zero_gradients
+from astra_jax.run.gradients import accumulate_one, add, gradient_shapes, sum_replicas, zero_gradients
 from astra_jax.run.moments import on_devices
 from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 
@@ -131,7 +131,7 @@ def update_step(
         taken.append(one)
 
     results.wait()
-    sums, loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
+    sums, loss, taken = jax.device_get((*sum_replicas((parts, loss), mesh), taken))
     means = {"train/loss": float(loss) / config.mini_batches, "train/learning_rate": float(rate)}
     return params, opt_state, means | _step_metrics(groups, mini_batches, sums, taken)
 
@@ -325,7 +325,7 @@ def take_step(
     mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, Array]]:
     """Take one optimizer step at this learning rate, on the sum of `accumulate`; see `optimizers.apply_gradients`."""
-    gradients, optimizer = whole(gradients, mesh), make_optimizer(config, rate)
+    gradients, optimizer = sum_replicas(gradients, mesh), make_optimizer(config, rate)
     return apply_gradients(params, opt_state, gradients, total, optimizer=optimizer, rounding=config.rounding)
 
 

@@ -65,8 +65,8 @@ def _operands(model: Model, slots: int, length: int, mesh: Mesh, weight_quantiza
     """Return the engine's decoding parameters, and the cache."""
 
     def placed(x: Any, sharding: NamedSharding) -> Any:
-        if quantized.is_stored(x):
-            return quantized.described(x, sharding)
+        if quantized.is_quantized(x):
+            return quantized.quantized_shapes(x, sharding)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     params = model.abstract_params()
@@ -83,7 +83,7 @@ def _operands(model: Model, slots: int, length: int, mesh: Mesh, weight_quantiza
     read = jax.eval_shape(partial(model.for_decoding, unstacked=False, weight_quantization=weight_quantization), params)
     embed = shardings["embed_vd"].spec
     head = NamedSharding(mesh, PartitionSpec(embed[1], embed[0])) if model.tie_embeddings else shardings["head_dv"]
-    params = jax.tree.map(placed, read, shardings | {"head_dv": head}, is_leaf=quantized.is_stored)
+    params = jax.tree.map(placed, read, shardings | {"head_dv": head}, is_leaf=quantized.is_quantized)
     cache = jax.eval_shape(partial(model.cache, slots, length))
     return params, jax.tree.map(lambda x: placed(x, model.cache_sharding(mesh)), cache)
 

@@ -221,7 +221,7 @@ class HostLiveness:
         """Return this host's progress report."""
         return f"{number} {place.marks} {place.step} {place.pulse} {state}"
 
-    def hear(self, host: int, said: str, now: float) -> None:
+    def record_sign(self, host: int, said: str, now: float) -> None:
         """Process the report of a host; unknown hosts are ignored."""
         if host not in self._said or said == self._said[host]:
             return
@@ -337,7 +337,7 @@ class HostWatch:
                     f"{_STATES}{me}", HostLiveness.beat(beats, _place, self._state), allow_overwrite=True
                 )
                 for name, value in client.key_value_dir_get(_STATES):
-                    roll.hear(int(name.rpartition("/")[2]), value, now)
+                    roll.record_sign(int(name.rpartition("/")[2]), value, now)
             except JaxRuntimeError as error:
                 if self._state == _ENDED:  # the first host closed the service
                     return

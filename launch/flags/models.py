@@ -346,9 +346,9 @@ def step() -> int | None:
     return None if found is None else int(said)
 
 
-def _spelled(rows: int) -> dict[int, tuple[int, ...]]:
-    """Those of the tokenizer's tokens of which the weights, an embedding of `rows`, have none; see its `spelled`."""
-    return load_tokenizer().spelled(rows, own=_is_own())
+def _new_token_pieces(rows: int) -> dict[int, tuple[int, ...]]:
+    """Return `ChatTokenizer.new_token_pieces` of weights with an embedding of `rows`."""
+    return load_tokenizer().new_token_pieces(rows, own=_is_own())
 
 
 def origin(config: TrainingConfig, model: Model) -> WeightsSource | None:
@@ -360,10 +360,10 @@ def origin(config: TrainingConfig, model: Model) -> WeightsSource | None:
     source = _source()
     found = WeightsSource(str(source.folder), step(), adapter=None if source.adapter is None else str(source.adapter))
     rows = _start(config.lora).model().vocab_size
-    spelled = _spelled(rows)
-    if rows >= model.vocab_size and not spelled:
+    new_token_pieces = _new_token_pieces(rows)
+    if rows >= model.vocab_size and not new_token_pieces:
         return found
-    return dataclasses.replace(found, rows=rows, spelled=spelled)
+    return dataclasses.replace(found, rows=rows, new_token_pieces=new_token_pieces)
 
 
 def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
@@ -418,5 +418,10 @@ def load(config: TrainingConfig, model: Model, mesh: Mesh | None) -> Params:
         what = "the base of an adapter that the run continues" if start.adapter is None else "with an adapter merged"
         say(f"{source.folder}: {what}, {source.adapter}")
     rows = start.model().vocab_size
-    how: dict[str, Any] = {"step": step(), "rows": rows, "spelled": _spelled(rows), "adapter": start.adapter}
+    how: dict[str, Any] = {
+        "step": step(),
+        "rows": rows,
+        "new_token_pieces": _new_token_pieces(rows),
+        "adapter": start.adapter,
+    }
     return weights.load(start.folder, model, shardings=shardings, **how)

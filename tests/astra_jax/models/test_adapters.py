@@ -250,7 +250,7 @@ def test_peft_makes_room_for_added_tokens_by_the_tokenizer_beside_adapters(tmp_p
     stored = LlamaConfig(**(SIZES | {"vocab_size": 384}), tie_embeddings=True)
     hf_model(stored).save_pretrained(tmp_path / "base")
     model, lora = replace(stored, vocab_size=tokenizer.rows(384)), LoRA(rank=2, tokens=(384, 385, 386, 387))
-    base = weights.load(tmp_path / "base", model, rows=384, spelled=tokenizer.spelled(384))
+    base = weights.load(tmp_path / "base", model, rows=384, new_token_pieces=tokenizer.new_token_pieces(384))
     trained = drawn(model, lora)
     save(trained, model, lora, tmp_path / "peft", base=str(tmp_path / "base"))
     chat_files.save_tokenizer(tmp_path / "base", tmp_path / "peft", tokenizer.changed_files)

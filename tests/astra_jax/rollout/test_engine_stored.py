@@ -43,7 +43,7 @@ def rounded(params):
     def one(path, x):
         if (sides := stacked_matrices(path)) is None:
             return x
-        kept = quantized.stored(x, (0, *sides[1]))
+        kept = quantized.quantize(x, (0, *sides[1]))
         assert kept.qvalue.dtype == jnp.int8 and kept.scale.size == x.size // np.prod([x.shape[i] for i in sides[0]])
         return kept.qvalue * kept.scale
 

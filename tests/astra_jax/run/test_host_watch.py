@@ -48,7 +48,7 @@ class Told:
                 if place is not None:
                     marks, pulse = place
                     said = HostLiveness.beat(self.beats, hosts._Place(marks, marks // 2, pulse and self.beats), state)
-                    self.roll.hear(host, said, self.now)
+                    self.roll.record_sign(host, said, self.now)
             if (verdict := self.roll.verdict(self.now)) is not None:
                 return verdict
         return None
@@ -85,7 +85,7 @@ def test_rollouts_may_take_long_but_not_hang() -> None:
             told.now += 1
             told.beats += 1
             for host, where in enumerate((place, hosts._Place(9, 4), hosts._Place(9, 4))):
-                told.roll.hear(host, HostLiveness.beat(told.beats, where, "running"), told.now)
+                told.roll.record_sign(host, HostLiveness.beat(told.beats, where, "running"), told.now)
             if (verdict := told.roll.verdict(told.now)) is not None:
                 return verdict
         return None

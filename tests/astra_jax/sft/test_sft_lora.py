@@ -118,11 +118,11 @@ def test_rows_of_tokens_that_the_weights_have_none_for_are_trained_beside_adapte
     model, _, _, tokenizer, data = world
     stored = dataclasses.replace(model, vocab_size=model.vocab_size - 4)
     hf_checkpoint.save_hf(stored.init(jax.random.key(0)), stored, tmp_path / "base")
-    spelled = {stored.vocab_size + i: (300 + i, 310) for i in range(4)}
-    origin = frozen.WeightsSource(str(tmp_path / "base"), rows=stored.vocab_size, spelled=spelled)
+    new_token_pieces = {stored.vocab_size + i: (300 + i, 310) for i in range(4)}
+    origin = frozen.WeightsSource(str(tmp_path / "base"), rows=stored.vocab_size, new_token_pieces=new_token_pieces)
 
     def start():
-        return weights.load(tmp_path / "base", model, rows=stored.vocab_size, spelled=spelled)
+        return weights.load(tmp_path / "base", model, rows=stored.vocab_size, new_token_pieces=new_token_pieces)
 
     lora = dataclasses.replace(LORA, tokens=(stored.vocab_size, 7))
     config = dataclasses.replace(CONFIG, lora=lora, steps=2, sample_every=0)
