@@ -82,7 +82,7 @@ async def _serve() -> int:
     services.check_address(_PORT.value)
     check_cache_fits(model, _SLOTS.value, length, policies.mesh(), _WEIGHT_QUANTIZATION.value)
     params = policies.load(model)
-    told = services.told_to_stop()
+    stopping = services.stop_signal()
     async with Engine(
         params,
         model,
@@ -92,11 +92,11 @@ async def _serve() -> int:
         service.warming = _WARM_UP.value != "none"
         address = await services.listen(service)
         if service.warming:
-            await _unless(told, _warm_up(service, engine))
-        if not told.is_set():
+            await _unless(stopping, _warm_up(service, engine))
+        if not stopping.is_set():
             say(f"{name} on {address}/v1, {length} tokens, {_SLOTS.value} slots")
         gc.freeze()  # or the collector looks through JAX's million objects in between: 150 ms in which nobody is served
-        await told.wait()
+        await stopping.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")
 
@@ -109,11 +109,11 @@ async def _warm_up(service: OpenAIService, engine: Engine) -> None:
     logging.info("%d programs were ready after %.1f s", count, time.perf_counter() - started)
 
 
-async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
     """Do some work, until it is told to stop."""
     import asyncio
 
-    tasks = {asyncio.create_task(work), asyncio.create_task(told.wait())}
+    tasks = {asyncio.create_task(work), asyncio.create_task(stopping.wait())}
     done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in left:
         task.cancel()

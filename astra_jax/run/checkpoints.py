@@ -300,9 +300,9 @@ class Checkpointer:
         except CheckpointError as error:
             failure = error
         damaged = isinstance(failure, DamagedError)
-        if (told := allgather_exception(None if damaged else failure)) is not None:
-            raise told
-        if (told := allgather_exception(failure)) is not None:
+        if (failed_anywhere := allgather_exception(None if damaged else failure)) is not None:
+            raise failed_anywhere
+        if (failed_anywhere := allgather_exception(failure)) is not None:
             raise failure or DamagedError(f"{self.dir}: step {step} cannot be read: {told}")
         return found
 

@@ -35,6 +35,7 @@ RENAMED: Mapping[str, str] = {
     "extra": "extra_body",
     "host": "host_index",
     "json": "figures",
+    "host_meeting_deadline": "rendezvous_deadline",
     "judge_endpoint": "judge_url",
     "key_file": "model_key_file",
     "minimum_tier": "sandbox_tier",

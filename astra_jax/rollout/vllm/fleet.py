@@ -390,7 +390,7 @@ class Fleet:
         asked = self.label, server.syncs
         try:
             found = await _read(server, self._way.version(server, self.config.answer_seconds))
-            still = server.moves((await server.figures(self.config.answer_seconds)).tokens)
+            still = server.moves((await server.fetch_metrics(self.config.answer_seconds)).tokens)
         except (*FAILURES, PolicyError) as error:
             server.unanswered += 1
             if server.unanswered >= LOOKS:
@@ -434,7 +434,7 @@ class Fleet:
         await _read(server, self._way.check(server, self._max_length, seconds))
         await server.find_route(seconds)
         with contextlib.suppress(*FAILURES):  # it need not report its cache size
-            await server.figures(seconds)
+            await server.fetch_metrics(seconds)
         server.checked = True
 
     # ------------------------------------------------------------------------------------------------------ logging

@@ -14,8 +14,8 @@ from rollout_world import tiny_model
 
 from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.addresses import Addresses
-from astra_jax.rollout.vllm.figures import figures_of
 from astra_jax.rollout.vllm.sampler import PolicyError, VLLMConfig, VLLMSampler
+from astra_jax.rollout.vllm.server_metrics import parse_metrics
 from sandbox.settings import SettingError
 from synthesis.core.refusals import InputError, Refusal
 
@@ -260,9 +260,9 @@ async def test_a_certificate_is_the_names_and_not_the_addresses() -> None:
 def test_what_room_a_server_has_is_read_from_its_metrics() -> None:
     """vLLM 0.32's own lines, cut; with two engines the blocks are of both."""
     one = 'vllm:cache_config_info{block_size="16",engine="%d",kv_cache_size_tokens="%s",num_gpu_blocks="1024"} 1.0\n'
-    assert figures_of(one % (0, "8192") + one % (1, "8192")).cache == 16_384
-    assert figures_of(one % (0, "None") + one % (1, "None")).cache == 16_384
-    found = figures_of('vllm:num_preemptions_total{engine="0"} 3.0\nvllm:generation_tokens_total{engine="0"} 7.0\n')
+    assert parse_metrics(one % (0, "8192") + one % (1, "8192")).cache == 16_384
+    assert parse_metrics(one % (0, "None") + one % (1, "None")).cache == 16_384
+    found = parse_metrics('vllm:num_preemptions_total{engine="0"} 3.0\nvllm:generation_tokens_total{engine="0"} 7.0\n')
     assert (found.cache, found.preemptions, found.tokens) == (None, 3, 7)
     with pytest.raises(ValueError):
-        figures_of("vllm:generation_tokens_total many\n")
+        parse_metrics("vllm:generation_tokens_total many\n")
