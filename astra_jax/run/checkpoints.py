@@ -303,7 +303,7 @@ class Checkpointer:
         if (failed_anywhere := allgather_exception(None if damaged else failure)) is not None:
             raise failed_anywhere
         if (failed_anywhere := allgather_exception(failure)) is not None:
-            raise failure or DamagedError(f"{self.dir}: step {step} cannot be read: {told}")
+            raise failure or DamagedError(f"{self.dir}: step {step} cannot be read: {failed_anywhere}")
         return found
 
     @contextlib.contextmanager
