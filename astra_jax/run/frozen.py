@@ -29,7 +29,7 @@ from astra_jax.run.hosts import is_first
 from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
 from synthesis.core.files import location, write_text
-from synthesis.core.typed import convert_to, decode_json
+from synthesis.core.typed import decode_json
 
 FILE = "lora.json"
 _FORMER_NAMES = {"stored": "weight_quantization", "spelled": "new_token_pieces"}
@@ -144,7 +144,7 @@ def read(directory: Folder) -> BaseWeightsRef | None:
         for part in ("lora", "origin"):
             if isinstance(found.get(part), dict):
                 found[part] = {_FORMER_NAMES.get(name, name): value for name, value in found[part].items()}
-        return convert_to(found, BaseWeightsRef)
+        return decode_json(json.dumps(found).encode(), BaseWeightsRef)
     except (msgspec.MsgspecError, SettingError) as error:
         raise WeightsError(
             f"{file} does not say what adapters are there ({error}); copy it from the run again"
