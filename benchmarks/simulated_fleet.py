@@ -288,7 +288,7 @@ class Simulation:
         age = run.async_steps or run.surplus_max_age
         self.buffer = GroupBuffer(run.work.batch_size, min_reward_std=0.01, max_age=age)
         speed = run.servers[0]
-        self.router = Router(room=speed.cache_tokens, requests=speed.requests, slack=run.slack)
+        self.router = Router(capacity=speed.cache_tokens, requests=speed.requests, slack=run.slack)
         self.servers = {f"s{i:03}": SimulatedServer(f"s{i:03}", one) for i, one in enumerate(run.servers)}
         self.sandboxes = asyncio.Semaphore(run.sandboxes)
         self.room = asyncio.Semaphore(run.concurrent_groups * run.work.group_size)

@@ -16,7 +16,7 @@ from synthesis.core.rewards import bounds_of
 Order = Literal["shuffled", "easy_first"]
 """Order of the environments in each pass over them."""
 
-ROOM: Final = (
+MEMORY_SETTINGS: Final = (
     "--config.grpo.concurrent_groups (slots are concurrent_groups x group_size), "
     "--config.grpo.episode.max_prompt_tokens or --config.grpo.episode.max_response_tokens"
 )

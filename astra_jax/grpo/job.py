@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from astra_jax.base.errors import InputError
-from astra_jax.grpo.config import ROOM, GRPOConfig
+from astra_jax.grpo.config import MEMORY_SETTINGS, GRPOConfig
 from astra_jax.grpo.environments import check_environments, digest_of_environments, select_environments
 from astra_jax.grpo.held_out import check_apart
 from astra_jax.grpo.losses import objective_function
@@ -129,7 +129,9 @@ async def prepare(
             "(episode.max_prompt_tokens + max_response_tokens); give an engine that holds them"
         )
     if policy is None and replay is None:
-        check_cache_fits(model, config.episodes_at_once, longest, mesh, config.weight_quantization, settings=ROOM)
+        check_cache_fits(
+            model, config.episodes_at_once, longest, mesh, config.weight_quantization, settings=MEMORY_SETTINGS
+        )
     if replay is None:
         given, environments = len(environments), select_environments(environments, config)
         if is_first():

@@ -66,7 +66,7 @@ def update_step(
     mesh: Mesh | None = None,
     policy_version: int = 0,
     on_rows: Callable[[np.ndarray], None] = lambda segment_ids_bt: None,
-    before: Callable[[str], None] = lambda program: None,
+    before_program: Callable[[str], None] = lambda program: None,
     on_result: Callable[[], None] | None = None,
 ) -> tuple[Params, Any, dict[str, float]]:
     """Train on a batch of valid groups; `params` and `opt_state` are donated.
@@ -77,7 +77,7 @@ def update_step(
         reference: starting weights for `objective.kl_coef`; not donated. None with adapters, which use `base`.
         policy_version: of `params`: the number of steps before; tokens' ages are relative to it.
         on_rows: called with the segment ids of each trained micro-batch.
-        before: called with a program's name before it runs: `take_step`, or `accumulate` with its row length.
+        before_program: called with a program's name before it runs: `take_step`, or `accumulate` with its row length.
         on_result: called for each micro-batch of each pass after the devices computed it; None: do not wait.
 
     Returns:
@@ -120,12 +120,12 @@ def update_step(
             if number and objective.ratio == "sequence":  # the ratio is 1 before the first step
                 batch = with_episode_ratio(policy(params), batch, **options)
             batch = to_device(batch, mesh)
-            before(f"accumulate {batch.tokens_bt.shape[1]}")
+            before_program(f"accumulate {batch.tokens_bt.shape[1]}")
             gradients, (part, sums) = accumulate(params, gradients, batch, base=base, **options)
             results.add(part)
             loss += part / total
             parts = sums if parts is None else add(parts, sums)
-        before("take_step")
+        before_program("take_step")
         given = (gradients, jnp.float32(total), jnp.float32(rate))
         params, opt_state, one = take_step(params, opt_state, *given, config=config, mesh=mesh)
         taken.append(one)

@@ -117,7 +117,7 @@ async def train(
             reference=reference,
             mesh=mesh,
             on_rows=run.meter.add,
-            before=ahead.wait,
+            before_program=ahead.wait,
             on_result=run.heartbeat,
         )
         await _loop(run, state, source, recorder, update)

@@ -72,7 +72,7 @@ class Fleet:
         self.version: int | None = None
         self.versions: dict[str, int] = {}
         self.servers: list[RolloutServer] = []
-        self.router = Router(room=config.cache_tokens, requests=config.requests_per_server, slack=config.slack)
+        self.router = Router(capacity=config.cache_tokens, requests=config.requests_per_server, slack=config.slack)
         self._addresses = Addresses(config.urls, config.sync)
         self._way, self._max_length = way, max_length
         self._changed = asyncio.Event()
@@ -461,7 +461,7 @@ class Fleet:
             "in_flight": float(server.asked),
             "waiting": float(load.waiting + load.requests - server.asked),
             "tokens_in_flight": float(load.held),
-            "cache_tokens": float(load.room),
+            "cache_tokens": float(load.capacity),
             "preemptions": server.preemptions,
             "tokens_per_second": server.pace(),
             **{name: float(count) for name, count in asdict(server.counts).items()},
