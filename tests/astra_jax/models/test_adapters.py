@@ -23,7 +23,7 @@ from astra_jax.base.settings import SettingError
 from astra_jax.mesh import batch_sharding, make_mesh
 from astra_jax.models import adapters, hf_checkpoint
 from astra_jax.models.layers.adapted import is_adapted
-from astra_jax.models.layers.quantized import is_stored
+from astra_jax.models.layers.quantized import is_quantized
 from astra_jax.models.llama.presets import LlamaConfig
 from astra_jax.models.lora import LoRA
 from astra_jax.models.peft import load, names_table, save
@@ -350,7 +350,7 @@ def test_adapters_over_8_bits_train_as_over_the_numbers_that_these_are(name) -> 
     base, trained, tokens = model.init(jax.random.key(0)), drawn(model, lora), tokens_of(model, length=40)
     under = lying(base, lora)
     numbers = adapters.without_adapters(under)
-    matrices = [path for path, x in jax.tree.leaves_with_path(under, is_leaf=is_stored) if is_stored(x)]
+    matrices = [path for path, x in jax.tree.leaves_with_path(under, is_leaf=is_quantized) if is_quantized(x)]
     assert len(matrices) == len(adapters.adaptable(model))
     for entry in adapters.adaptable(model).values():
         stored, near = (adapters.at_path(tree, entry.path) for tree in (under, numbers))
@@ -382,7 +382,7 @@ def test_what_lies_under_adapters_in_8_bits_is_planned_as_it_is_laid_down(mesh) 
     assert jax.tree.structure(like) == jax.tree.structure(base)
     placed = jax.device_put(base, jax.tree.map(lambda x: x.sharding, like))
     jax.tree.map(lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype) or pytest.fail(f"{x} {y}"), like, placed)
-    matrices = [x for x in jax.tree.leaves(base, is_leaf=is_stored) if is_stored(x)]
+    matrices = [x for x in jax.tree.leaves(base, is_leaf=is_quantized) if is_quantized(x)]
     numbers = sum(x.qvalue.size for x in matrices)
     assert numbers == DENSE.matmul_parameters()[0]
     assert sum(x.qvalue.nbytes + x.scale.nbytes for x in matrices) < 1.2 * numbers
