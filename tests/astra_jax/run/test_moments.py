@@ -123,7 +123,7 @@ def test_what_the_host_keeps_is_what_the_devices_would(name: str) -> None:
 @pytest.mark.slow
 def test_a_step_that_is_broken_leaves_what_the_host_has() -> None:
     config = GRPOConfig(optimizer_offload=True)
-    params, state = initial_state(DENSE.init(jax.random.key(0)), grpo_optimizer(config), offload="host")
+    params, state = initial_state(DENSE.init(jax.random.key(0)), grpo_optimizer(config), offload=True)
     gradients = jax.tree.map(jnp.ones_like, params)
     params, state, _ = take_step(
         params, state, gradients, jnp.float32(1), jnp.float32(config.learning_rate), config=config
