@@ -6,7 +6,8 @@ seconds.
 For each seed the quickstart is run as far as SFT. From its weights each arm trains for the same time by the clock, from
 when the server has the first weights, and its last weights are evaluated on the held-out environments, by the embedded
 engine and with quick tools. In the arms rollouts are 0 (strictly online), 1, 2 and 4 steps ahead, and a sync falls
-into running requests. Further arms drain the server first: new requests wait until all others have ended. All else is the product, with the quickstart's own settings.
+into running requests. Further arms drain the server first: new requests wait until all others have ended. All else is
+the product, with the quickstart's own settings.
 
 A row for each arm and seed: updates, what the trainer waited, tokens' ages, F1 and answers before and after. What is
 finished is not done again.
