@@ -11,6 +11,7 @@ from astra_jax.base.settings import Bound, Count, CountOrZero, OneOf, SettingErr
 from astra_jax.models.lora import LoRA
 from astra_jax.models.matmuls import MATMUL_QUANTIZATIONS
 from astra_jax.models.remat import REMATS
+from synthesis.core.compat import FORMER_SETTINGS
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 """See `astra_jax.run.trackers`."""
@@ -45,6 +46,7 @@ _FORMER_NAMES = {
     "data.rounds": "data.split_at_user_turns",
     "servers": "tools",
     "registries": "tools",
+    **FORMER_SETTINGS,
 }
 
 
