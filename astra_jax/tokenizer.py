@@ -296,7 +296,7 @@ class ChatTokenizer:
         """Return the embedding's rows with the added tokens; `stored`: rows in the model's folder."""
         return stored if not self.added or self.vocab_size <= stored else padded(self.vocab_size)
 
-    def spelled(self, stored: int, *, own: bool = False) -> dict[int, tuple[int, ...]]:
+    def new_token_pieces(self, stored: int, *, own: bool = False) -> dict[int, tuple[int, ...]]:
         """Return the missing tokens of an embedding with `stored` rows, by id, as ids of tokens that it has.
 
         A missing token becomes its text's tokens without the added ones: `<tool_call>` is `<`, `tool`, `_`, `call`,
@@ -315,8 +315,8 @@ class ChatTokenizer:
             return {}
         content["added_tokens"] = [one for one in content["added_tokens"] if one["id"] not in missing]
         before = Tokenizer.from_str(json.dumps(content))
-        spelled = {number: before.encode(text, add_special_tokens=False).ids for number, text in missing.items()}
-        return {number: tuple(ids) for number, ids in spelled.items() if ids and max(ids) < stored}
+        pieces = {number: before.encode(text, add_special_tokens=False).ids for number, text in missing.items()}
+        return {number: tuple(ids) for number, ids in pieces.items() if ids and max(ids) < stored}
 
     def check_fits(self, vocab_size: int) -> None:
         """Check that a model with `vocab_size` rows has one for each token. Raises `ValueError`."""

@@ -1,4 +1,4 @@
-"""The table of docs/performance.md that is of real runs with `async_steps`."""
+"""The table of docs/performance.md that is of real runs with `async_rollouts`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 HEADS = (
-    *("`async_steps`", "a sync", "seeds", "updates an hour", "beside 0", "step, s", "wait", "update", "publish, sync"),
+    *("steps ahead", "a sync", "seeds", "updates an hour", "beside 0", "step, s", "wait", "update", "publish, sync"),
     *("updates old", "F1 before", "F1 after", "answers before", "after"),
 )
 

@@ -1,12 +1,13 @@
-"""Does `async_steps` pay? GRPO on a real vLLM server on this machine's CPUs, with tools that take up to two seconds.
+"""Do asynchronous rollouts pay? GRPO on a real vLLM server on this machine's CPUs, with tools that take up to two
+seconds.
 
     python -m benchmarks.async_rollouts --workdir=DIR --seeds=0,1,2 --save
 
 For each seed the quickstart is run as far as SFT. From its weights each arm trains for the same time by the clock, from
 when the server has the first weights, and its last weights are evaluated on the held-out environments, by the embedded
-engine and with quick tools. Arms are `async_steps` of 0 (strictly online), 1, 2 and 4, in which a sync falls into
-whatever is under way, and beside them ones whose server is drained first: new requests wait until all others have
-ended. All else is the product, with the quickstart's own settings.
+engine and with quick tools. In the arms rollouts are 0 (strictly online), 1, 2 and 4 steps ahead, and a sync falls
+into running requests. Further arms drain the server first: new requests wait until all others have ended. All else is
+the product, with the quickstart's own settings.
 
 A row for each arm and seed: updates, what the trainer waited, tokens' ages, F1 and answers before and after. What is
 finished is not done again.
@@ -64,7 +65,7 @@ UPDATES = 100_000
 
 @dataclass(frozen=True)
 class Arm:
-    """`async_steps`, and whether a sync waits until nothing is under way."""
+    """`max_off_policy_steps` (0: strictly online), and whether a sync waits until nothing is under way."""
 
     async_steps: int
     drained: bool
@@ -100,9 +101,9 @@ class ClockedPolicy(VLLMSampler):
 
     begins: Callable[[], None]
 
-    async def update(self, params: Params, version: int) -> None:
-        """See `TrainableSampler.update`."""
-        await super().update(params, version)
+    async def load_weights(self, params: Params, version: int) -> None:
+        """See `TrainableSampler.load_weights`."""
+        await super().load_weights(params, version)
         if version == 0:
             self.begins()
 
@@ -128,13 +129,13 @@ class DrainedPolicy(ClockedPolicy):
                 self._under_way -= 1
                 self._changed.notify_all()
 
-    async def update(self, params: Params, version: int) -> None:
-        """See `TrainableSampler.update`."""
+    async def load_weights(self, params: Params, version: int) -> None:
+        """See `TrainableSampler.load_weights`."""
         async with self._changed:
             self._draining = True
             await self._changed.wait_for(lambda: not self._under_way)
         try:
-            await super().update(params, version)
+            await super().load_weights(params, version)
         finally:
             async with self._changed:
                 self._draining = False
@@ -242,7 +243,9 @@ async def _served(start: Quickstart, arm: Arm, folder: Path) -> AsyncIterator[Cl
     world = World(folder, model, tokenizer)
     longest = episode.max_prompt_tokens + episode.max_response_tokens
     with serving(Server(world, arguments=[f"--max-model-len={longest}"])) as (server,):
-        options = VLLMConfig((server.url,), api_key=KEY, sync_key=SYNC_KEY, most_age=arm.async_steps, check_seconds=0.5)
+        options = VLLMConfig(
+            (server.url,), api_key=KEY, sync_key=SYNC_KEY, max_off_policy_steps=arm.async_steps, check_seconds=0.5
+        )
         kind = DrainedPolicy if arm.drained else ClockedPolicy
         policy = kind(options, world.publisher(), vocabulary=tokenizer.vocabulary_digest, max_length=longest)
         async with policy:
@@ -255,7 +258,12 @@ async def _trained(
     folder.mkdir(parents=True)
     # Saved once, in the end: checkpoints of so small a model would be most of what is written.
     config = replace(
-        start.config.grpo, steps=updates, async_steps=arm.async_steps, checkpoint_every=UPDATES, episodes_every=0
+        start.config.grpo,
+        steps=updates,
+        async_rollouts=arm.async_steps > 0,
+        max_off_policy_steps=arm.async_steps or 1,
+        checkpoint_every=UPDATES,
+        episodes_every=0,
     )
     tools = SlowTools()
     async with tools, _served(start, arm, folder) as policy:

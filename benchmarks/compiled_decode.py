@@ -26,7 +26,7 @@ _MESH = flags.DEFINE_list("mesh", [], "Sizes of mesh axes; by default one device
 _SLOTS = number_flag("slots", 16, Slots, "Rows that decode together.")
 _LENGTH = number_flag("length", 4096, Length, "Cached positions of each.")
 _STEPS = number_flag("steps", 32, Count, "Tokens of a chunk.")
-_STORED = flags.DEFINE_enum("stored", "none", ["none", "int8"], "How the layers' matrices are kept.")
+_STORED = flags.DEFINE_enum("weight_quantization", "none", ["none", "int8"], "How the layers' matrices are kept.")
 _SAVE = flags.DEFINE_bool("save", False, "Append the row to the kept ones.")
 
 
@@ -52,7 +52,9 @@ def main() -> None:
     sizes = meshes.axis_sizes(_MESH, AXES)
     devices = slice_.devices()
     mesh = make_mesh(*(sizes.get(axis, 1) for axis in AXES), devices=devices if sizes else devices[:1])
-    compiled = lower_decode(model, _SLOTS.value, _LENGTH.value, _STEPS.value, mesh, stored=_STORED.value).compile()
+    compiled = lower_decode(
+        model, _SLOTS.value, _LENGTH.value, _STEPS.value, mesh, weight_quantization=_STORED.value
+    ).compile()
     # The loop over a chunk's tokens ends early where every row has stopped, so its trips are not in the text.
     chunk = count_cycles(read_hlo(compiled.as_text()).with_unknown_loops(_STEPS.value)).total
     step = chunk / _STEPS.value / slice_.chip.clock

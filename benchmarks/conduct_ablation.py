@@ -212,13 +212,13 @@ async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
     done = sft.train(settings, model, start, folder / "trajectories", tokenizer, folder / "sft")
     if done.stopped == "preempted":
         raise AbortRun("asked to stop", "the arm is saved; run the same command again to go on")
-    steps = [row for row in read_metrics(folder / "sft" / "metrics") if "trained_tokens" in row]
+    steps = [row for row in read_metrics(folder / "sft" / "metrics") if "train/trained_tokens" in row]
     return {
         "trajectories": made.counts["trajectories"],
         "behaviours": made.statistics["trajectories"].get("conducts", {}),
         "steps": done.steps,
-        "trained_tokens_a_step": round(sum(row["trained_tokens"] for row in steps) / max(1, len(steps))),
-        "loss": round(steps[-1]["loss"], 4) if steps else None,
+        "trained_tokens_a_step": round(sum(row["train/trained_tokens"] for row in steps) / max(1, len(steps))),
+        "loss": round(steps[-1]["train/loss"], 4) if steps else None,
     }
 
 

@@ -269,7 +269,7 @@ None of the lengths is published, and the cost grows a little faster than they d
 spot is a third to a half of them.
 
 Chip-hours of "updates" and "rollouts" are of two fleets, one that trains and one that serves. "≥" is a bound: real GPUs
-take longer. The last column is chips that serve for each that trains: in turns, and with `async_steps=1`.
+take longer. The last column is chips that serve for each that trains: in turns, and with `async_rollouts=true`.
 """
 
 _FROM = """
@@ -290,7 +290,7 @@ _FROM = """
   most, and always so many; of {servers} chips the cheapest number is taken. A group's prompt is read once.
 - **In turns**, the paper's way and exact, chips that train wait for rollouts and the other way round: with T that train
   and S that serve an update takes rollouts/S + updates/T, and the bill is least at S/T = √(rollouts/updates).
-  With `async_steps=1` both work at once, and neither waits at S/T = rollouts/updates.
+  With `async_rollouts=true` both work at once, and neither waits at S/T = rollouts/updates.
 - **Not counted**: places of rows that nothing fills; the longest episodes of a batch, for which a fleet waits;
   what tensor parallelism sends while it draws; syncs; starts, preemptions and repeated steps (divide by the goodput);
   that a slice has no part of a chip.
@@ -316,7 +316,8 @@ def page(assumed: Assumed, price: dict[str, float]) -> str:
             prices=told,
         )
     ]  # fmt: skip
-    heads = ["chip", "SFT, chip-hours", "updates", "rollouts", "SFT, $", "GRPO in turns, $", "GRPO, `async_steps=1`, $"]
+    heads = ["chip", "SFT, chip-hours", "updates", "rollouts", "SFT, $", "GRPO in turns, $"]
+    heads.append("GRPO, `async_rollouts=true`, $")
     for size, works in every.items():
         lines = []
         for kind, one in works.items():
@@ -360,7 +361,7 @@ def _cheapest(works: dict[str, Work], price: dict[str, float]) -> str:
     where = min(works, key=lambda kind: works[kind].sft * price[kind])
     return (
         f"**Cheapest**, if GPUs reached their bound: SFT on {where} ({sft:,.0f} $); GRPO in turns {named(turns)}\n"
-        f"({exact(*costs[turns]):,.0f} $), with `async_steps=1` {named(beside)} ({sum(costs[beside]):,.0f} $). "
+        f"({exact(*costs[turns]):,.0f} $), with `async_rollouts=true` {named(beside)} ({sum(costs[beside]):,.0f} $). "
         f"In all {sft + exact(*costs[turns]):,.0f} $ or {sft + sum(costs[beside]):,.0f} $.\n"
     )
 

@@ -133,7 +133,7 @@ def jax_side(work: Work) -> Built:
 
     def step() -> float:
         state[0], state[1], metrics = update_step(state[0], state[1], groups, model, config)
-        return metrics["loss"]
+        return metrics["train/loss"]
 
     def gradients(folder: Path) -> float:
         batches, total = build_micro_batches(groups, model, config)

@@ -62,7 +62,7 @@ def built(shape: Shape, batch: int) -> tuple[Callable[[], float], Any]:
 
     def step() -> float:
         state[0], state[1], metrics = compiled(*state, on_device)
-        return float(metrics["loss"])
+        return float(metrics["train/loss"])
 
     return step, read_hlo(compiled.as_text())
 

@@ -110,7 +110,8 @@ async def _real(folder: Path, async_steps: int, token_seconds: float) -> tuple[l
     model = tiny_model(tokenizer.vocab_size, 2048)
     config = GRPOConfig(
         steps=UPDATES, batch_size=BATCH, group_size=GROUP, micro_batch_size=1, row_buckets=(1400,), episode=EPISODE,
-        checkpoint_every=1_000, episodes_every=0, async_steps=async_steps,
+        checkpoint_every=1_000, episodes_every=0, async_rollouts=async_steps > 0,
+        max_off_policy_steps=async_steps or 1,
     )  # fmt: skip
     servers = [SleepingServer(tokenizer, token_seconds) for _ in range(SERVERS)]
     try:
@@ -118,7 +119,9 @@ async def _real(folder: Path, async_steps: int, token_seconds: float) -> tuple[l
             server.config = model.to_hf()
             server.described = {"vocab_size": model.vocab_size}
             await server.start()
-        options = VLLMConfig(tuple(server.url for server in servers), most_age=async_steps, answer_seconds=60.0)
+        options = VLLMConfig(
+            tuple(server.url for server in servers), max_off_policy_steps=async_steps, answer_seconds=60.0
+        )
         publisher = Publisher(folder / "policy", model, dtype="float32")
         async with SandboxPool(SandboxConfig()) as pool:
             policy = TimedPolicy(options, publisher, vocabulary="", max_length=1400, token_seconds=token_seconds)

@@ -72,7 +72,7 @@ def jax_side(work: dict[str, Any], turns: Turns) -> None:
 
     class Clock(Hook):
         def after_update(self, run: Any, state: Any, batch: Any, row: Any) -> None:
-            turns.stepped(row["row_tokens"] * work["rows"] * (1 - row["padding_share"]), row["loss"])
+            turns.stepped(row["data/row_tokens"] * work["rows"] * (1 - row["data/padding_share"]), row["train/loss"])
 
     turns.about["device"] = jax.devices()[0].device_kind
     with tempfile.TemporaryDirectory() as workdir:

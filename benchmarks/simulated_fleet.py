@@ -1,7 +1,8 @@
 """A GRPO run in simulated time: the trainer's own classes fill batches and place requests, what takes time is a figure.
 
-What decides is the product's: `filling.fill` and `GroupBuffer` strictly online, `GroupStream` with `async_steps`, and
-the `Router` of rollout servers. They run on an event loop whose clock jumps to whatever is next (`in_simulated_time`).
+What decides is the product's: `filling.fill` and `GroupBuffer` strictly online, `GroupStream` with `async_rollouts`,
+and the `Router` of rollout servers. They run on an event loop whose clock jumps to whatever is next
+(`in_simulated_time`).
 What takes time is modelled: a server draws for all its sequences at once, a token of each in the time that reading its
 weights and their caches takes; prompts that are not cached are read before, while nothing is drawn; a sync pauses
 drawing, and has the caches of what is under way computed anew; tools wait for a sandbox; an update, and publishing its
@@ -287,7 +288,7 @@ class Simulation:
         age = run.async_steps or run.surplus_max_age
         self.buffer = GroupBuffer(run.work.batch_size, min_reward_std=0.01, max_age=age)
         speed = run.servers[0]
-        self.router = Router(room=speed.cache_tokens, requests=speed.requests, slack=run.slack)
+        self.router = Router(capacity=speed.cache_tokens, requests=speed.requests, slack=run.slack)
         self.servers = {f"s{i:03}": SimulatedServer(f"s{i:03}", one) for i, one in enumerate(run.servers)}
         self.sandboxes = asyncio.Semaphore(run.sandboxes)
         self.room = asyncio.Semaphore(run.concurrent_groups * run.work.group_size)

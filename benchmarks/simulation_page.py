@@ -9,7 +9,7 @@ from typing import Any
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     """docs/performance.md's: the newest row of each case."""
     newest = {(row["servers"], row["async_steps"]): row for row in found if "step_seconds" in row}
-    heads = ["servers", "`async_steps`", "step, s", "wait", "update", "publish, sync", "trainer idle", "updates old"]
+    heads = ["servers", "steps ahead", "step, s", "wait", "update", "publish, sync", "trainer idle", "updates old"]
     text = ["| " + " | ".join([*heads, "busy", "bound by", "over its lower bound"]) + " |", "| --- " * 11 + "|"]
     for (servers, k), row in sorted(newest.items()):
         parts = row["seconds"]

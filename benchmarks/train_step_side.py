@@ -61,7 +61,7 @@ def jax_side(case: dict[str, int], threads: int) -> tuple[Step, Multiply, int]:
     def step() -> float:
         on_device = to_device(batch, None, micro_batches=config.micro_batches)
         state[0], state[1], metrics = train_step(*state, on_device, model=model, config=config, steps=1000)
-        return float(metrics["loss"])
+        return float(metrics["train/loss"])
 
     square = jax.random.normal(jax.random.key(0), (MATMUL, MATMUL), trained_dtype(model.dtype, None))  # as the step
     product = jax.jit(jax.numpy.matmul, static_argnames="preferred_element_type")

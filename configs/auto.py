@@ -291,7 +291,7 @@ def choose_for_devices(
     if holds(n, remat) > limit:
         reason += (
             "; it may not fit: train adapters (--config.lora.rank=16), keep the optimizer on the host "
-            f"(--config.{loop}.optimizer_memory=host), or spread the run over more devices (--mesh)"
+            f"(--config.{loop}.optimizer_offload=true), or spread the run over more devices (--mesh)"
         )
     chosen.put("micro_batch_size", n * place.rows, reason)
     chosen.put("remat", remat, "computes as little again as fits in the memory")
@@ -378,7 +378,7 @@ def choose_concurrency(
     episode = config.episode
     slots = config.group_size * place.rows
     length = episode.max_prompt_tokens + episode.max_response_tokens
-    keys, weights = bytes_wanted(model, slots, length, mesh, config.stored, place.platform)
+    keys, weights = bytes_wanted(model, slots, length, mesh, config.weight_quantization, place.platform)
     at_once = min(GRPOConfig().concurrent_groups, 2 * config.batch_size)
     at_once = max(1, min(at_once, int(_ENGINE * place.memory / keys * place.rows)))
     chosen.put("concurrent_groups", at_once, "twice a step's groups, as far as keys and values have room")

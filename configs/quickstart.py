@@ -331,7 +331,7 @@ def _pretrained() -> QuickstartConfig:
         rehearsal=RehearsalConfig(conversations=600, max_request_tokens=96, max_answer_tokens=96),
         tools=replace(
             quick.tools,
-            data=replace(quick.tools.data, seq_len=1_024, rename_entities=0.0, rehearsed=0.3),
+            data=replace(quick.tools.data, seq_len=1_024, rename_entities=0.0, self_generated_ratio=0.3),
             batch_size=2,
             micro_batch_size=1,
             steps=240,
@@ -350,7 +350,7 @@ def _pretrained() -> QuickstartConfig:
             steps=22,
             batch_size=16,
             learning_rate=5e-5,
-            objective=replace(quick.grpo.objective, advantage="mean"),
+            objective=replace(quick.grpo.objective, scale_by_std=False),
             concurrent_groups=4,
             max_groups_per_step=96,
             episode=episode,

@@ -409,7 +409,7 @@ async def _train(
             longest = episode.max_prompt_tokens + episode.max_response_tokens
             policy = await stack.enter_async_context(
                 VLLMSampler(
-                    dataclasses.replace(servers, most_age=config.grpo.async_steps),
+                    dataclasses.replace(servers, max_off_policy_steps=config.grpo.steps_ahead),
                     publisher,
                     vocabulary=tokenizer.vocabulary_digest,
                     max_length=longest,

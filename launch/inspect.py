@@ -49,14 +49,14 @@ async def _serve() -> int:
     if not _DATA.value:
         raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --data=DIR")
     config = services.reached(ViewerConfig, port=_PORT.value)
-    told = services.told_to_stop()
+    stopping = services.stop_signal()
     card = read_card(_DATA.value)
     async with AsyncExitStack() as stack:
         pages, sandboxed = await _pages(_DATA.value, card.get("kind"), stack)
         service = ViewerService(pages, card, config)
         address = await services.listen(service)
         say(f"{len(pages)} {pages.noun} on {address}/{sandboxed}")
-        await told.wait()
+        await stopping.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")
 

@@ -5,7 +5,7 @@
 
 The model of --weights writes requests, and answers them, at temperature 1 and on the embedded engine: no data of others
 is needed, nor a list of questions. The weights are those that SFT starts from. SFT puts the conversations between those
-that it trains on, as a share of --config.sft.data.rehearsed.
+that it trains on, as a share of --config.sft.data.self_generated_ratio.
 
 Run the same command again after an interruption: what is drawn is in a journal beside --to, and is not drawn again.
 """

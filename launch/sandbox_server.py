@@ -46,13 +46,13 @@ async def _serve() -> int:
         max_slots=_SLOTS.value,
         concurrency=_CONCURRENCY.value,
     )
-    told = services.told_to_stop()
+    stopping = services.stop_signal()
     async with SandboxPool(pool_config) as pool:
         service = SandboxService(pool, service_config)
         address = await services.listen(service)
         layers = ", ".join(f"{name} {state}" for name, state in pool.layers.items())
         say(f"sandbox on {address}, tier {pool.tier} ({layers})")
-        await told.wait()
+        await stopping.wait()
         cut = await service.stop()
     return services.ended(cut, "calls")
 

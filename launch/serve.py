@@ -41,8 +41,8 @@ _LENGTH = number_flag(
     Annotated[int, Bound(least=2, most=2**24)],
     "Prompt and completion; by default the model's max_positions, 32,768 at most.",
 )
-_STORED = flags.DEFINE_enum(
-    "stored",
+_WEIGHT_QUANTIZATION = flags.DEFINE_enum(
+    "weight_quantization",
     "none",
     ["none", "int8"],
     "The layers' matrices: as they are, or in 8 bits, half of what a token waits for.",
@@ -80,21 +80,23 @@ async def _serve() -> int:
     length = _LENGTH.value or min(model.max_positions, 32_768)
     model.check_length(length, "--max_length")
     services.check_address(_PORT.value)
-    check_cache_fits(model, _SLOTS.value, length, policies.mesh(), _STORED.value)
+    check_cache_fits(model, _SLOTS.value, length, policies.mesh(), _WEIGHT_QUANTIZATION.value)
     params = policies.load(model)
-    told = services.told_to_stop()
+    stopping = services.stop_signal()
     async with Engine(
-        params, model, EngineConfig(slots=_SLOTS.value, max_length=length, stored=_STORED.value)
+        params,
+        model,
+        EngineConfig(slots=_SLOTS.value, max_length=length, weight_quantization=_WEIGHT_QUANTIZATION.value),
     ) as engine:
         service = OpenAIService(engine, tokenizer, serving)
         service.warming = _WARM_UP.value != "none"
         address = await services.listen(service)
         if service.warming:
-            await _unless(told, _warm_up(service, engine))
-        if not told.is_set():
+            await _unless(stopping, _warm_up(service, engine))
+        if not stopping.is_set():
             say(f"{name} on {address}/v1, {length} tokens, {_SLOTS.value} slots")
         gc.freeze()  # or the collector looks through JAX's million objects in between: 150 ms in which nobody is served
-        await told.wait()
+        await stopping.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")
 
@@ -107,11 +109,11 @@ async def _warm_up(service: OpenAIService, engine: Engine) -> None:
     logging.info("%d programs were ready after %.1f s", count, time.perf_counter() - started)
 
 
-async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
     """Do some work, until it is told to stop."""
     import asyncio
 
-    tasks = {asyncio.create_task(work), asyncio.create_task(told.wait())}
+    tasks = {asyncio.create_task(work), asyncio.create_task(stopping.wait())}
     done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in left:
         task.cancel()

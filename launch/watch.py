@@ -58,11 +58,11 @@ async def _serve(watcher: Watcher) -> int:
     from launch.viewer.service import ViewerConfig
     from launch.viewer.watch_pages import WatchService
 
-    told = services.told_to_stop()
+    stopping = services.stop_signal()
     service = WatchService(watcher, services.reached(ViewerConfig, port=_PORT.value), seconds=_SECONDS.value)
     address = await services.listen(service)
     say(f"{watcher.name} on {address}/")
-    await told.wait()
+    await stopping.wait()
     return services.ended(await service.stop(), "requests")
 
 

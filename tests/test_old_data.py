@@ -105,7 +105,7 @@ from configs.training import SFTRun
 
 MODEL = Qwen3Config(vocab_size=400, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=32,
                     tie_embeddings=True, max_positions=512)
-DATA = DataConfig(seq_len=512, packing_bins=4, rounds="together")  # the only way there was
+DATA = DataConfig(seq_len=512, packing_bins=4, split_at_user_turns=False)  # the only way there was
 CONFIG = SFTRun(MODEL, SFTConfig(data=DATA, batch_size=4, micro_batch_size=2, steps=6, learning_rate=2e-2,
                                  checkpoint_every=2, log_every=1, eval_every=100, sample_every=0))
 """
@@ -121,10 +121,10 @@ def train(start: Programs, old: Path, config: str) -> Ended:
 @pytest.mark.slow
 def test_a_training_run_goes_on_from_its_checkpoint(start: Programs, old: Path) -> None:
     metrics = old / "sft/run/metrics"
-    before = {row["step"]: row["loss"] for row in read_metrics(metrics)}
+    before = {row["step"]: row["train/loss"] for row in read_metrics(metrics)}
     ended = train(start, old, SFT)
     assert ended.code == 0, ended.errors
-    after = {row["step"]: row["loss"] for row in read_metrics(metrics)}
+    after = {row["step"]: row["train/loss"] for row in read_metrics(metrics)}
     assert after == pytest.approx(before, rel=1e-5) and sorted(after) == [1, 2, 3, 4, 5, 6]
     assert (old / "sft/run/checkpoints/states/6").is_dir()
     starts = msgspec.json.decode((old / "sft/run/run.json").read_bytes())["starts"]

@@ -32,7 +32,7 @@ class Cache(NamedTuple):
         """Return the first `length` positions."""
         return Cache(self.k_bkhs[..., :length], self.v_bksh[..., :length, :])
 
-    def taken(self, index_r: Array) -> Cache:
+    def gather_rows(self, index_r: Array) -> Cache:
         """Return these rows."""
         return Cache(*(jnp.take(x, index_r, axis=-4, mode="clip") for x in self))
 
@@ -131,9 +131,9 @@ class ChunkedCache(NamedTuple):
         """Return the first `length` positions."""
         return ChunkedCache(tuple(part.window(length - at) for at, part in places(self) if at < length))
 
-    def taken(self, index_r: Array) -> ChunkedCache:
+    def gather_rows(self, index_r: Array) -> ChunkedCache:
         """Return these rows."""
-        return ChunkedCache(tuple(part.taken(index_r) for part in self.parts))
+        return ChunkedCache(tuple(part.gather_rows(index_r) for part in self.parts))
 
     def copied(self, source_r: Array, target_r: Array, length: int) -> ChunkedCache:
         """Copy rows; see `Cache.copied`."""

@@ -41,7 +41,7 @@ entries. If 8 % of the tokens count, the head takes 232 ms, not 703; for 25 % 45
 """
 
 
-def trains_written_out(layers: int, remat: str, mesh: AnyMesh | None) -> bool:
+def unrolls_training_layers(layers: int, remat: str, mesh: AnyMesh | None) -> bool:
     """Return whether a training step's layers are unrolled, not scanned: few of them, without rematerialisation.
 
     XLA copies into and out of a scan's stacks (a step of the quickstart's model: 142 ms of both cores' time with the

@@ -22,7 +22,7 @@ from astra_jax.rollout.stream import GroupStream, StaleGroup
 
 
 class AsyncRollouts(Rollouts):
-    """Rollouts that continue across updates, up to `async_steps` batches ahead; otherwise as `Rollouts`."""
+    """Rollouts that continue across updates, up to `max_off_policy_steps` batches ahead; otherwise as `Rollouts`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -52,7 +52,7 @@ class AsyncRollouts(Rollouts):
                 return journals.open(update=version, version=version, weights=weights, before=journal)
 
             self._journal = await asyncio.to_thread(opened)
-        oldest = version - self.config.async_steps
+        oldest = version - self.config.max_off_policy_steps
         self._digests = {of: one for of, one in self._digests.items() if of >= oldest} | {version: weights}
         self._sampler.follow(version, self._journal)
         if before is not None:
@@ -138,7 +138,7 @@ class AsyncRollouts(Rollouts):
             self._buffer,
             self._next,
             version=self._version,
-            async_steps=config.async_steps,
+            async_steps=config.max_off_policy_steps,
             last=config.steps,
             concurrent=config.concurrent_groups,
             max_groups=config.most_groups,

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from astra_jax.base.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, Seed, SettingError, Share, Slots
 from astra_jax.grpo.losses import ObjectiveConfig
-from astra_jax.models.matmuls import STORED
+from astra_jax.models.matmuls import WEIGHT_QUANTIZATIONS
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.filling import begun_at_once
 from astra_jax.run.config import ROW_BUCKET, HostOnly, LearningRate, Resumable, TrainingConfig, WeightDecay
@@ -16,7 +16,7 @@ from synthesis.core.rewards import bounds_of
 Order = Literal["shuffled", "easy_first"]
 """Order of the environments in each pass over them."""
 
-ROOM: Final = (
+MEMORY_SETTINGS: Final = (
     "--config.grpo.concurrent_groups (slots are concurrent_groups x group_size), "
     "--config.grpo.episode.max_prompt_tokens or --config.grpo.episode.max_response_tokens"
 )
@@ -39,17 +39,17 @@ class GRPOConfig(TrainingConfig):
         mini_batches: optimizer steps that a batch is cut into (paper: 1); the ratio is to the weights before the first.
         min_reward_std: a group trains when Std(reward) is above it. Ours: 0.01, below the smallest deviation that one
             differing episode of 8 causes, above rounding. In units of the reward: lower it for small rewards.
-        surplus_max_age: strictly online: updates that a valid surplus group may wait (paper: it trains one update
-            late); 0 drops it.
         oversample: strictly online: groups under way over those expected to be needed. Ours: 1.25, see `filling.fill`.
         concurrent_groups: as many episodes are under way at once as so many groups have; slots / group_size keeps an
             engine full. Strictly online they are of up to twice as many groups, see `filling.begun_at_once`.
         deadline_seconds: of a batch's rollouts: from then on groups count in the order in which they finish, and what
             is still under way when the batch is full is cancelled, see `filling.fill`. None waits for all. With
-            `async_steps` none is waited for anyway.
-        async_steps: 0 is strictly online (paper). k: rollouts continue during updates and across them, up to k batches
-            ahead; a group is trained on when its oldest token is at most k updates old, else dropped and counted.
-            Importance sampling corrects for the weights that sampled each token.
+            `async_rollouts` none is waited for anyway.
+        async_rollouts: rollouts continue during updates and across them, up to `max_off_policy_steps` batches ahead.
+            Importance sampling corrects for the weights that sampled each token. False is strictly online (paper).
+        max_off_policy_steps: a group is trained on when its oldest token was sampled by weights at most so many steps
+            older than the trained ones; else it is dropped and counted. Strictly online that concerns surplus groups
+            (paper: they train one step late), and 0 drops them.
         max_masked_share: stop with an error when more of a batch's sampled episodes have no score, because
             infrastructure or a reward failed; see `filling/masked_…`. Ours: 0.2. Fewer than 4 never stop a run.
         max_groups_per_step: stop training (result `exhausted`, with the reason) when a batch needs more. The paper
@@ -58,8 +58,8 @@ class GRPOConfig(TrainingConfig):
         episode: turns, token limits, sampling and reward.
         solve_rates: (lowest, highest): train only on environments whose recorded solve rate, 0 to 1, lies within; see
             `launch.difficulty`. None trains on all.
-        stored: how the embedded engine keeps the layers' matrices that it samples with, see `EngineConfig.stored`:
-            `int8` halves what decoding reads of them. What it samples otherwise than the trainer would is corrected by
+        weight_quantization: of the layers' matrices that the embedded engine samples with, see `EngineConfig`: `int8`
+            halves what decoding reads of them. What it samples otherwise than the trainer would is corrected by
             importance sampling, and logged (`mismatch_kl`). vLLM servers have settings of their own.
         order: of the environments in each pass over them: `shuffled`, or `easy_first`: by recorded solve rate, the
             highest first, shuffled among equals.
@@ -87,16 +87,16 @@ class GRPOConfig(TrainingConfig):
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     mini_batches: HostOnly[Count] = 1
     min_reward_std: HostOnly[Annotated[float, Bound(least=0, most=1e6)]] = 0.01
-    surplus_max_age: HostOnly[CountOrZero] = 1
     oversample: HostOnly[Annotated[float, Bound(least=1, most=1_000)]] = 1.25
     concurrent_groups: Resumable[HostOnly[Slots]] = 64
     deadline_seconds: Resumable[HostOnly[Seconds | None]] = None
-    async_steps: Annotated[int, Bound(least=0, most=1_000)] = 0
+    async_rollouts: bool = False
+    max_off_policy_steps: Annotated[int, Bound(least=0, most=1_000)] = 1
     max_masked_share: Resumable[HostOnly[Share]] = 0.2
     max_groups_per_step: Resumable[HostOnly[Count | None]] = None
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     solve_rates: HostOnly[tuple[Share, Share] | None] = None
-    stored: HostOnly[Annotated[str, OneOf(STORED)]] = "none"
+    weight_quantization: HostOnly[Annotated[str, OneOf(WEIGHT_QUANTIZATIONS)]] = "none"
     order: HostOnly[Order] = "shuffled"
     row_buckets: Resumable[HostOnly[tuple[Length, ...]]] = (4_096, 8_192, 16_384, 32_768, 74_752)
     weight_decay: WeightDecay = 0.01
@@ -129,21 +129,26 @@ class GRPOConfig(TrainingConfig):
         return begun_at_once(self.concurrent_groups, self.batch_size)
 
     @property
+    def steps_ahead(self) -> int:
+        """Most batches that rollouts are ahead of the update; 0 strictly online."""
+        return self.max_off_policy_steps if self.async_rollouts else 0
+
+    @property
     def row_lengths(self) -> dict[int, str]:
         """Possible row lengths, each with the setting that defines it."""
         return dict.fromkeys(self.row_buckets, ROW_BUCKET)
 
-    @property
-    def most_age(self) -> int:
-        """Largest age in updates of a token in training."""
-        return self.async_steps or self.surplus_max_age
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.async_steps and self.deadline_seconds is not None:
+        if self.async_rollouts and self.deadline_seconds is not None:
             raise SettingError(
-                f"deadline_seconds is {self.deadline_seconds:g} with async_steps={self.async_steps}, where groups "
-                "count as they finish and are given up by their age; leave it out"
+                f"deadline_seconds is {self.deadline_seconds:g} with async_rollouts=True, where groups count as they "
+                "finish and are cancelled by their age; leave it out"
+            )
+        if self.async_rollouts and not self.max_off_policy_steps:
+            raise SettingError(
+                "max_off_policy_steps is 0 with async_rollouts=True, whose rollouts are up to so many steps ahead; use "
+                "at least 1, or async_rollouts=False"
             )
         lowest, highest = bounds_of(self.episode.reward)
         if self.min_reward_std >= (highest - lowest) / 2:

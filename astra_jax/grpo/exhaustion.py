@@ -131,8 +131,8 @@ class Exhaustion:
         full = sum(rewards[0] >= highest - _CLOSE * (highest - lowest) for rewards in of)
         return (
             f"Of {len(self._groups)} groups {none} scored 0 in all episodes, {full} the maximum, "
-            f"{len(of) - none - full} another equal reward; {self.counts.within_delta} differ by up to delta, "
-            f"{self.counts.valid} are valid and {self._config.batch_size} are needed."
+            f"{len(of) - none - full} another equal reward; {self.counts.within_delta} differ by at most "
+            f"min_reward_std, {self.counts.valid} are valid and {self._config.batch_size} are needed."
         )
 
     def _remedy(self) -> str:

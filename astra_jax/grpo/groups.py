@@ -168,7 +168,7 @@ class GroupSampler:
         """Run an episode, resuming from the journal's records.
 
         Raises:
-            _NoLonger: the group's sampled tokens are too old.
+            StaleGroup: the group's sampled tokens are too old.
         """
         journal = self._journal  # the journal of a later version includes this one's records
 

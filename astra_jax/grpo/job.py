@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from astra_jax.base.errors import InputError
-from astra_jax.grpo.config import ROOM, GRPOConfig
+from astra_jax.grpo.config import MEMORY_SETTINGS, GRPOConfig
 from astra_jax.grpo.environments import check_environments, digest_of_environments, select_environments
 from astra_jax.grpo.held_out import check_apart
 from astra_jax.grpo.losses import objective_function
@@ -34,6 +34,7 @@ from astra_jax.run.compiler import check_options
 from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import model_settings, run_identity, settings_of
 from astra_jax.run.matmuls import check_matmul
+from astra_jax.run.metrics import todays_metrics
 from astra_jax.run.state import TrainState, digest_of_weights
 from astra_jax.run.summary import RunSummary
 from astra_jax.run.trainer import RunContext, StopReason
@@ -128,7 +129,9 @@ async def prepare(
             "(episode.max_prompt_tokens + max_response_tokens); give an engine that holds them"
         )
     if policy is None and replay is None:
-        check_cache_fits(model, config.episodes_at_once, longest, mesh, config.stored, settings=ROOM)
+        check_cache_fits(
+            model, config.episodes_at_once, longest, mesh, config.weight_quantization, settings=MEMORY_SETTINGS
+        )
     if replay is None:
         given, environments = len(environments), select_environments(environments, config)
         if is_first():
@@ -156,7 +159,7 @@ def _check_model(config: GRPOConfig, model: Model, tokenizer: ChatTokenizer, mes
     longest = config.episode.max_prompt_tokens + config.episode.max_response_tokens
     model.check_length(longest, "episode.max_prompt_tokens + max_response_tokens")
     check_options(config.compiler_options, mesh)
-    check_matmul(config.matmul, model, mesh)
+    check_matmul(config.matmul_quantization, model, mesh)
     objective_function(config.objective)  # refused here and not after the first rollouts
     adapters.check(model, config.lora)
     if mesh is not None:
@@ -178,7 +181,7 @@ def reference_params(run: RunContext, start: Callable[[], Params], state: TrainS
     started_from = run.constant("started_from", state.digest)
     if not config.objective.kl_coef or config.lora.rank is not None or run.is_over(state):
         return None
-    is_on_host = config.optimizer_memory == "host"
+    is_on_host = config.optimizer_offload
     if run.saved is None:
         return moments.away(state.params) if is_on_host else jax.tree.map(jnp.copy, state.params)
     found = start()
@@ -221,28 +224,24 @@ def programs(job: GRPOJob, model: Model, mesh: Mesh | None) -> dict[str, Callabl
     }
 
 
-def update_metrics(
+def step_metrics(
     batch: GroupBatch, metrics: Mapping[str, float], speed: Mapping[str, float], seconds: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the metrics of an update by name.
+    """Return a step's row of metrics by name.
 
     Args:
         metrics: of the update.
         speed: of `Meter`.
-        seconds: of the parts of the update.
+        seconds: of the parts of the step.
     """
     rollout, counts = batch.filling.rollout, batch.filling.counts
     sampled = rollout.get("sampled_tokens", 0.0) * counts["episodes"]
     rewards = [reward for group in batch.groups for reward in group.rewards]
-    trained = {**metrics, "reward": sum(rewards) / len(rewards)}
     groups = {
-        "rollout": rollout,
-        "train": {**trained, **{name: value for name, value in speed.items() if name != "tokens_per_second"}},
+        "rollout": {**rollout, "tokens_per_second": sampled / batch.filling.seconds},
         "filling": counts,
         "seconds": {"rollout": batch.filling.seconds, **seconds},
-        "tokens_per_second": {
-            "rollout": sampled / batch.filling.seconds,
-            "update": metrics["trained_tokens"] / seconds["update"],
-        },
     }
-    return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+    row = {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+    # A replayed batch may have been counted by an earlier version.
+    return {**todays_metrics(row), **metrics, "train/reward": sum(rewards) / len(rewards), **speed}

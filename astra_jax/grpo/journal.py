@@ -15,8 +15,8 @@ A full batch is recorded with its groups, and a resumed run trains on these. Sam
 example after a masked episode or a deadline. A batch that was given up is recorded too, so its groups are not sampled
 again.
 
-If rollouts continue across updates (`async_steps`), a file has the episodes finished under one weight version, and the
-batch of that version's update (`ahead.py`). Parts of an episode from earlier versions are in their files.
+If rollouts continue across updates (`async_rollouts`), a file has the episodes finished under one weight version, and
+the batch of that version's update (`ahead.py`). Parts of an episode from earlier versions are in their files.
 """
 
 from __future__ import annotations
@@ -76,22 +76,21 @@ class BatchKey(msgspec.Struct, frozen=True, kw_only=True):
 class ResumeStats(msgspec.Struct):
     """Counts of records reused from an earlier process.
 
-    `anew` counts unfinished episodes that restart from scratch, since calls gave other results.
-
     Attributes:
         groups: those with any finished episode or turn.
         episodes: finished episodes.
         turns: finished turns of unfinished episodes.
+        restarted: unfinished episodes that restart from scratch, since calls gave other results.
         dropped: files with another key, and records that are damaged or out of order.
-        unkept: records of this process that could not be written.
+        unwritten: records of this process that could not be written.
     """
 
     groups: int = 0
     episodes: int = 0
     turns: int = 0
-    anew: int = 0
+    restarted: int = 0
     dropped: int = 0
-    unkept: int = 0
+    unwritten: int = 0
 
 
 class BatchManifest(msgspec.Struct, frozen=True):
@@ -102,7 +101,7 @@ class BatchManifest(msgspec.Struct, frozen=True):
         entered: (number, environment, oldest version, scored episodes) of each valid group, in order.
         trained: numbers of the batch's groups, some of which may have entered earlier. Empty if `max_groups_per_step`
             were sampled without a batch.
-        ended: with `async_steps`, numbers of groups that ended without entering.
+        ended: with `async_rollouts`, numbers of groups that ended without entering.
         filling: the fill report as JSON values.
         lengths: of the run's episodes so far; if strictly online, before the batch is taken.
         counts: of groups, for this update.
@@ -233,7 +232,7 @@ class BatchJournal:
 
     def begun_anew(self, turns: int) -> None:
         """Count an episode that restarts, and discount its turns."""
-        self.taken.anew += 1
+        self.taken.restarted += 1
         self.taken.turns -= turns
 
     def counts(self) -> dict[str, float]:
@@ -270,7 +269,7 @@ class BatchJournal:
 
     async def _keep(self, record: _Record) -> None:
         if self._failed or self._closed:
-            self.taken.unkept += 1
+            self.taken.unwritten += 1
             return
         self._pending.append(_framed(msgspec.msgpack.encode(record)))
         if self._kept is None:
@@ -300,7 +299,7 @@ class BatchJournal:
                         "process: make room there", self._folder, first_line(error),
                     )  # fmt: skip
                 finally:
-                    self.taken.unkept += len(records) * self._failed
+                    self.taken.unwritten += len(records) * self._failed
                     if not kept.done():
                         kept.set_result(None)
                 if self._pending and in_bucket(self._folder):

@@ -9,7 +9,7 @@ by their number (eq. 32), no KL term, no entropy bonus. Alternatives for compari
   KL term (arXiv 2402.03300)     kl_coef: of each token, to the weights that the run started from, by Schulman's k3.
   entropy bonus                  entropy_coef: of each token's distribution.
 
-  Dr. GRPO (arXiv 2503.20783)    advantage="mean", loss_agg_mode="fixed": neither an episode's length nor its group's
+  Dr. GRPO (arXiv 2503.20783)    scale_by_std=False, loss_agg_mode="fixed": neither an episode's length nor its group's
                                  deviation weighs.
   GSPO (arXiv 2507.18071)        ratio="sequence", loss_agg_mode="episode": one clipped ratio for the whole episode.
   sequence-level correction      tis="sequence": the sampler's mismatch of the whole episode, truncated once.
@@ -53,7 +53,8 @@ class ObjectiveConfig(Settings):
             one update a batch it is 1 either way.
         tis_cap: upper bound of the importance weight between trainer and sampler. Ours: 2; None leaves it out.
         tis: that weight is of the `token`, or the product over the episode (`sequence`).
-        advantage: distance of the reward from its group's mean, in the group's `deviation`s, or as it is (`mean`).
+        scale_by_std: divide the advantage, the distance of the reward from its group's mean, by the group's standard
+            deviation (TRL's `scale_rewards`).
         loss_agg_mode: a token weighs the same in the whole `batch`; or each `group`, or each `episode` weighs the same,
             by the mean over its tokens; or `fixed`: sum over tokens / (episodes x fixed_tokens).
         fixed_tokens: the constant of `fixed`. Ours: the response limit; another only scales the learning rate.
@@ -71,7 +72,7 @@ class ObjectiveConfig(Settings):
     ratio: Literal["token", "sequence"] = "token"
     tis_cap: Annotated[float, Bound(least=1e-30, most=1e30)] | None = 2.0
     tis: Literal["token", "sequence"] = "token"
-    advantage: Literal["deviation", "mean"] = "deviation"
+    scale_by_std: bool = True
     loss_agg_mode: Literal["batch", "group", "episode", "fixed"] = "batch"
     fixed_tokens: Count = 49_152
     ratio_reference: Literal["trainer", "sampler"] = "trainer"
@@ -170,7 +171,7 @@ class Objective(Protocol):
     """A function to minimise, as a sum over tokens; see `grpo_objective`."""
 
     def __call__(
-        self, terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 0
+        self, terms: PolicyTerms, config: ObjectiveConfig, max_off_policy_steps: int = 0
     ) -> tuple[Array, ObjectiveSums]: ...
 
 
@@ -180,14 +181,16 @@ def objective_function(config: ObjectiveConfig) -> Objective:
     return function
 
 
-def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 0) -> tuple[Array, ObjectiveSums]:
+def grpo_objective(
+    terms: PolicyTerms, config: ObjectiveConfig, max_off_policy_steps: int = 0
+) -> tuple[Array, ObjectiveSums]:
     """Return the PPO clip loss with truncated importance sampling (paper eq. 32), plus terms of `kl_coef` and
     `entropy_coef`.
 
     Args:
         terms: see `PolicyTerms`.
-        config: its `advantage` and `loss_agg_mode` are already in `terms.advantages`, see `batch_advantages`.
-        most_age: the largest of `terms.ages`.
+        config: its `scale_by_std` and `loss_agg_mode` are already in `terms.advantages`, see `batch_advantages`.
+        max_off_policy_steps: the largest of `terms.ages`.
 
     Returns:
         (loss to minimise, *summed* over tokens; sums for metrics).
@@ -225,7 +228,7 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
 
     by_age = None
     if terms.ages is not None:
-        of_age = (terms.ages[..., None] == jnp.arange(most_age + 1)) * mask[..., None]
+        of_age = (terms.ages[..., None] == jnp.arange(max_off_policy_steps + 1)) * mask[..., None]
 
         def totals(x: Array) -> Array:
             return jnp.sum(x[..., None] * of_age, tuple(range(x.ndim)))
@@ -260,8 +263,8 @@ def grpo_objective(terms: PolicyTerms, config: ObjectiveConfig, most_age: int = 
     return sum(more, -total(gain)), sums
 
 
-def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"] = "deviation") -> np.ndarray:
-    """Return reward - group mean, divided by the group's deviation unless `kind` is `mean`; float64 [len(rewards)].
+def group_advantages(rewards: Sequence[float], *, scale_by_std: bool = True) -> np.ndarray:
+    """Return reward - group mean, divided by the group's deviation if `scale_by_std`; float64 [len(rewards)].
 
     Raises:
         ValueError: all rewards are equal. Such a group gives no signal and must be filtered out first.
@@ -270,7 +273,7 @@ def group_advantages(rewards: Sequence[float], kind: Literal["deviation", "mean"
     if not deviation > 0:
         raise ValueError(f"group rewards {list(rewards)} have no deviation; train on groups whose rewards differ only")
     values = np.asarray(rewards, dtype=np.float64)
-    return (values - values.mean()) / (deviation if kind == "deviation" else 1.0)
+    return (values - values.mean()) / (deviation if scale_by_std else 1.0)
 
 
 def batch_advantages(
@@ -285,7 +288,7 @@ def batch_advantages(
     Returns:
         (advantages by group and episode, times the weights of `config.loss_agg_mode`; the denominator).
     """
-    advantages = [group_advantages(group, config.advantage) for group in rewards]
+    advantages = [group_advantages(group, scale_by_std=config.scale_by_std) for group in rewards]
     counts = [np.asarray(group, dtype=np.float64) for group in tokens]
     if config.loss_agg_mode == "group":
         advantages, total = [a / n.sum() for a, n in zip(advantages, counts, strict=True)], float(len(counts))

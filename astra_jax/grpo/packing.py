@@ -133,14 +133,15 @@ def pack(
     rows: int | None,
     packed: bool = True,
     groups: Sequence[int] | None = None,
-    told: bool = False,
-    update: int | None = None,
+    needs_prefix_flag: bool = False,
+    policy_version: int | None = None,
     weights: Sequence[float] | None = None,
 ) -> list[PolicyBatch]:
     """Pack episodes into micro-batches of [rows, bucket].
 
     The bucket is the smallest that fits the longest episode. With shared prompts it is the one with the fewest
-    positions in total, since longer rows repeat a prompt less often. `told` states whether batches with shared prompts
+    positions in total, since longer rows repeat a prompt less often. `needs_prefix_flag` states whether batches with
+    shared prompts
     must be marked: `Model.needs_prefix_flag`.
 
     Args:
@@ -151,7 +152,7 @@ def pack(
         packed: False gives each episode its own row (the reference in tests).
         groups: the group of each episode. A row has the common prefix of a group's prompts once, as a document that its
             episodes continue (`attention.documents`), if that saves enough (`WORTH`). None: prompts are not shared.
-        update: the update that trains on them, from the weights of this version; None omits `ages_bt`.
+        policy_version: of the weights that train on them; None omits `ages_bt`.
         weights: of each episode's tokens; None omits `weights_bt`.
 
     Returns:
@@ -168,13 +169,13 @@ def pack(
         tried = [(one, _laid_together(episodes, groups, one)) for one in sorted(row_buckets) if one >= length]
         if cost(best := min(tried, key=cost)) <= WORTH * cost((length, placed)):
             length, placed = best
-            has_shared_prefix = told
+            has_shared_prefix = needs_prefix_flag
     batches = []
     for start in range(0, len(placed), rows):
         shape = (rows, length)
         ints = {name: np.zeros(shape, np.int32) for name in ("tokens", "loss_mask", "segment_ids", "positions")}
         floats = {name: np.zeros(shape, np.float32) for name in ("sampler_logps", "advantages")}
-        if update is not None:
+        if policy_version is not None:
             ints["ages"] = np.zeros(shape, np.int32)
         if weights is not None:
             floats["weights"] = np.zeros(shape, np.float32)
@@ -191,8 +192,8 @@ def pack(
                 floats["advantages"][span] = advantages[index]
                 if weights is not None:
                     floats["weights"][span] = weights[index]
-                if update is not None:
-                    ages = (update - np.asarray(episode.versions[own])) * np.asarray(episode.loss_mask[own])
+                if policy_version is not None:
+                    ages = (policy_version - np.asarray(episode.versions[own])) * np.asarray(episode.loss_mask[own])
                     ints["ages"][span] = ages
                 at += n
         arrays = {f"{name}_bt": array for name, array in (ints | floats).items()}

@@ -90,7 +90,8 @@ class Rollouts:
             journals: store a batch in progress, for a later process.
         """
         self.config, self._journals = config, journals
-        self._buffer = GroupBuffer(config.batch_size, min_reward_std=config.min_reward_std, max_age=config.most_age)
+        most_age = config.max_off_policy_steps
+        self._buffer = GroupBuffer(config.batch_size, min_reward_std=config.min_reward_std, max_age=most_age)
         self._sampler = GroupSampler(
             policy,
             sandbox,

@@ -80,13 +80,13 @@ class RolloutSource:
         return batch
 
     async def sleep(self, state: TrainState) -> None:
-        """Have the sampler free device memory for an update. With `async_steps` it continues sampling."""
-        if not self._config.async_steps:
+        """Have the sampler free device memory for an update. With `async_rollouts` it continues sampling."""
+        if not self._config.async_rollouts:
             await self._run.collective(self._policy.sleep(), save=state)
 
     async def publish(self, state: TrainState) -> None:
         """Write or send new weights while sampling continues. Raises as `load_weights`."""
-        await self._run.collective(self._policy.prepare(state.inference_params(), state.step), save=state)
+        await self._run.collective(self._policy.publish_weights(state.inference_params(), state.step), save=state)
 
     async def load_weights(self, state: TrainState) -> None:
         """Sample with these weights from now on.
@@ -97,9 +97,9 @@ class RolloutSource:
         digest = state.digest()  # every host takes part
         await self._run.collective(_on_first(self._batches.follow, state.step, digest), save=state)
         # A copy if sampling continues during the next update, which donates these arrays.
-        is_copied = bool(self._config.async_steps) and self._policy.aliases_params
+        is_copied = self._config.async_rollouts and self._policy.aliases_params
         weights = state.inference_params(copied=is_copied)
-        await self._run.collective(self._policy.update(weights, state.step), save=state)
+        await self._run.collective(self._policy.load_weights(weights, state.step), save=state)
 
     async def evaluate_if_due(self, state: TrainState) -> None:
         """Log the rewards of the current weights on held-out environments. Raises as `next_batch`."""
@@ -111,9 +111,9 @@ class RolloutSource:
         if not self._evaluation.is_due(state.step):
             return
         self._run.amend(state.step, await self._evaluation.evaluate(state.step, state.digest()))
-        if self._policy.aliases_params and not self._config.async_steps:
+        if self._policy.aliases_params and not self._config.async_rollouts:
             # Empty its caches: copied keys and values of an evaluation round differently from computed ones.
-            await self._policy.update(state.inference_params(), state.step)
+            await self._policy.load_weights(state.inference_params(), state.step)
 
     @property
     def held_out_summary(self) -> str:
@@ -171,14 +171,14 @@ async def open_source(
         id = run_id(run.folder)
         if replay is None:
             journals = Journals(run.folder / JOURNALS, id, digest_of_json(job.batch_identity))
-            run.add_hooks([JournalCleanup(journals, config.async_steps)])
+            run.add_hooks([JournalCleanup(journals, config.steps_ahead)])
         if held_out:
             evaluation = HeldOutEvaluation(
                 *(policy, sandbox, held_out, tokenizer, config, run.folder / HELD_OUT), run=id, progress=progress
             )
     if config.episodes_every:
         run.add_hooks([EpisodePages(config.episodes_every)])
-    kind = AsyncRollouts if config.async_steps else Rollouts
+    kind = AsyncRollouts if config.async_rollouts else Rollouts
     batches = replay or kind(policy, sandbox, job.environments, tokenizer, config, journals)
     source = RolloutSource(run, config, policy, batches, evaluation, is_evaluated=bool(held_out))
     try:
@@ -191,7 +191,11 @@ async def open_source(
 @asynccontextmanager
 async def embedded_engine(job: GRPOJob, model: Model, state: TrainState) -> AsyncIterator[Engine]:
     """Open the embedded engine, with room for the run's episodes."""
-    config = EngineConfig(slots=job.config.episodes_at_once, max_length=job.longest, stored=job.config.stored)
+    config = EngineConfig(
+        slots=job.config.episodes_at_once,
+        max_length=job.longest,
+        weight_quantization=job.config.weight_quantization,
+    )
     engine = Engine(state.inference_params(), model, config)
     try:
         yield engine
@@ -266,12 +270,12 @@ class EpisodePages(Hook):
 class JournalCleanup(Hook):
     """Remove journals of rollouts that no checkpoint needs any more."""
 
-    def __init__(self, journals: Journals, async_steps: int) -> None:
-        self._journals, self._async_steps = journals, async_steps
+    def __init__(self, journals: Journals, steps_ahead: int) -> None:
+        self._journals, self._steps_ahead = journals, steps_ahead
 
     def after_save(self, run: Run, state: TrainState, previous: int) -> None:
         # The run may resume from the previous checkpoint, which is complete; so journals since that one stay.
-        self._journals.forget(previous - self._async_steps)
+        self._journals.forget(previous - self._steps_ahead)
 
     def on_stop(self, run: Run, state: TrainState) -> None:
         if run.stopped is None:

@@ -42,7 +42,7 @@ from astra_jax.rollout.filling import Group
 from astra_jax.run.batch import context_size, in_mesh_order, same_document, shift, target_mask, to_device, unshift
 from astra_jax.run.compiler import program
 from astra_jax.run.config import JitKey
-from astra_jax.run.gradients import accumulate_one, add, gradient_shapes, whole, zero_gradients
+from astra_jax.run.gradients import accumulate_one, add, gradient_shapes, sum_replicas, zero_gradients
 from astra_jax.run.moments import on_devices
 from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 
@@ -64,9 +64,9 @@ def update_step(
     base: Params | None = None,
     reference: Params | None = None,
     mesh: Mesh | None = None,
-    update: int = 0,
+    policy_version: int = 0,
     on_rows: Callable[[np.ndarray], None] = lambda segment_ids_bt: None,
-    before: Callable[[str], None] = lambda program: None,
+    before_program: Callable[[str], None] = lambda program: None,
     on_result: Callable[[], None] | None = None,
 ) -> tuple[Params, Any, dict[str, float]]:
     """Train on a batch of valid groups; `params` and `opt_state` are donated.
@@ -75,13 +75,13 @@ def update_step(
         groups: `config.mini_batches` must divide their number.
         base: frozen weights if `params` are adapters; not donated. None if `params` are all weights.
         reference: starting weights for `objective.kl_coef`; not donated. None with adapters, which use `base`.
-        update: number of previous updates, the version of `params`; tokens' ages are relative to it.
+        policy_version: of `params`: the number of steps before; tokens' ages are relative to it.
         on_rows: called with the segment ids of each trained micro-batch.
-        before: called with a program's name before it runs: `take_step`, or `accumulate` with its row length.
+        before_program: called with a program's name before it runs: `take_step`, or `accumulate` with its row length.
         on_result: called for each micro-batch of each pass after the devices computed it; None: do not wait.
 
     Returns:
-        (params, optimizer state, metrics: means over the batch's tokens or mini-batches). If `gradient_norm` is not
+        (params, optimizer state, metrics: means over the batch's tokens or mini-batches). If `train/grad_norm` is not
         finite, at least one optimizer step changed nothing.
     """
     options: dict[str, Any] = {"model": model, "config": config, "mesh": mesh}
@@ -104,14 +104,14 @@ def update_step(
 
     size = len(groups) // config.mini_batches
     mini_batches = [
-        build_micro_batches(groups[start : start + size], model, config, update, mesh=mesh)
+        build_micro_batches(groups[start : start + size], model, config, policy_version, mesh=mesh)
         for start in range(0, len(groups), size)
     ]
     if needs_old or objective.kl_coef:
         mini_batches = [([with_logprobs(batch) for batch in batches], total) for batches, total in mini_batches]
 
     anchor = None  # frees device memory before the gradients are allocated
-    rate = learning_rate(config, config.steps)(update)
+    rate = learning_rate(config, config.steps)(policy_version)
     loss, parts, taken = 0.0, None, []
     for number, (batches, total) in enumerate(mini_batches):
         gradients = zero_gradients(params, mesh)
@@ -120,19 +120,19 @@ def update_step(
             if number and objective.ratio == "sequence":  # the ratio is 1 before the first step
                 batch = with_episode_ratio(policy(params), batch, **options)
             batch = to_device(batch, mesh)
-            before(f"accumulate {batch.tokens_bt.shape[1]}")
+            before_program(f"accumulate {batch.tokens_bt.shape[1]}")
             gradients, (part, sums) = accumulate(params, gradients, batch, base=base, **options)
             results.add(part)
             loss += part / total
             parts = sums if parts is None else add(parts, sums)
-        before("take_step")
+        before_program("take_step")
         given = (gradients, jnp.float32(total), jnp.float32(rate))
         params, opt_state, one = take_step(params, opt_state, *given, config=config, mesh=mesh)
         taken.append(one)
 
     results.wait()
-    sums, loss, taken = jax.device_get((*whole((parts, loss), mesh), taken))
-    means = {"loss": float(loss) / config.mini_batches, "learning_rate": float(rate)}
+    sums, loss, taken = jax.device_get((*sum_replicas((parts, loss), mesh), taken))
+    means = {"train/loss": float(loss) / config.mini_batches, "train/learning_rate": float(rate)}
     return params, opt_state, means | _step_metrics(groups, mini_batches, sums, taken)
 
 
@@ -174,21 +174,25 @@ def _step_metrics(
     of_batch = jax.tree.map(float, replace(objective, by_age=None))
     every = [batch for batches, _ in mini_batches for batch in batches]
     in_rows = sum(int((b.segment_ids_bt > 0).sum()) for b in every)
+    computed = sum(b.tokens_bt.size for b in every)
+    in_episodes = sum(len(episode.token_ids) for group in groups for episode in group.episodes)
     metrics = {
-        "gradient_norm": sum(float(one["gradient_norm"]) for one in taken) / len(taken),
+        "train/grad_norm": sum(float(one["train/grad_norm"]) for one in taken) / len(taken),
         "weights_finite": all(one["weights_finite"] for one in taken),
-        "entropy": float(entropy) / of_batch.tokens,
-        "mismatch_kl": of_batch.mismatch_kl / of_batch.tokens,
-        "mismatch_abs": of_batch.mismatch_abs / of_batch.tokens,
-        "clipped_low_share": of_batch.clipped_low / of_batch.tokens,
-        "clipped_high_share": of_batch.clipped_high / of_batch.tokens,
-        "tis_clipped_share": of_batch.tis_clipped / of_batch.tokens,
-        "trained_tokens": of_batch.tokens,
-        "row_fill": in_rows / sum(b.tokens_bt.size for b in every),
-        "shared_share": 1 - in_rows / sum(len(episode.token_ids) for group in groups for episode in group.episodes),
+        "train/entropy": float(entropy) / of_batch.tokens,
+        "train/mismatch_kl": of_batch.mismatch_kl / of_batch.tokens,
+        "train/mismatch_abs": of_batch.mismatch_abs / of_batch.tokens,
+        "train/clipped_low_share": of_batch.clipped_low / of_batch.tokens,
+        "train/clipped_high_share": of_batch.clipped_high / of_batch.tokens,
+        "train/tis_clipped_share": of_batch.tis_clipped / of_batch.tokens,
+        "train/trained_tokens": of_batch.tokens,
+        "data/mask_share": of_batch.tokens / in_rows,
+        "data/padding_share": 1 - in_rows / computed,
+        "data/row_tokens": computed / sum(len(b.tokens_bt) for b in every),
+        "data/shared_share": 1 - in_rows / in_episodes,
     }
     if of_batch.kl_reference is not None:
-        metrics["kl_reference"] = of_batch.kl_reference / of_batch.tokens
+        metrics["train/kl_reference"] = of_batch.kl_reference / of_batch.tokens
     if objective.by_age is not None:
         metrics |= _by_age(objective.by_age)
     if router is not None:
@@ -201,21 +205,20 @@ def _by_age(sums: AgeSums) -> dict[str, float]:
     metrics, total = {}, float(sums.tokens.sum())
     for age, tokens in enumerate(map(float, sums.tokens)):
         if tokens:
-            metrics[f"age_{age}_share"] = tokens / total
-            metrics[f"age_{age}_tis_clipped_share"] = float(sums.tis_clipped[age]) / tokens
-            metrics[f"age_{age}_mismatch_kl"] = float(sums.mismatch_kl[age]) / tokens
-            metrics[f"age_{age}_mismatch_abs"] = float(sums.mismatch_abs[age]) / tokens
+            metrics[f"train/age_{age}_share"] = tokens / total
+            metrics[f"train/age_{age}_tis_clipped_share"] = float(sums.tis_clipped[age]) / tokens
+            metrics[f"train/age_{age}_mismatch_kl"] = float(sums.mismatch_kl[age]) / tokens
+            metrics[f"train/age_{age}_mismatch_abs"] = float(sums.mismatch_abs[age]) / tokens
     return metrics
 
 
 def build_micro_batches(
-    groups: Sequence[Group], model: Model, config: GRPOConfig, update: int = 0, *, mesh: AnyMesh | None = None
+    groups: Sequence[Group], model: Model, config: GRPOConfig, policy_version: int = 0, *, mesh: AnyMesh | None = None
 ) -> tuple[list[PolicyBatch], float]:
     """Return the micro-batches (NumPy) of one optimizer step, and the divisor of the sum of their losses."""
     episodes = [episode for group in groups for episode in group.episodes]
     tokens = [[sum(episode.loss_mask) for episode in group.episodes] for group in groups]
     advantages, total = batch_advantages([group.rewards for group in groups], tokens, config.objective)
-    of = update if config.async_steps else None
     weights = token_weights(tokens, config.objective) if config.objective.has_token_weights else None
     batches = pack(
         episodes,
@@ -223,8 +226,8 @@ def build_micro_batches(
         row_buckets=config.row_buckets,
         rows=config.micro_batch_size,
         groups=[number for number, group in enumerate(groups) for _ in group.episodes],
-        told=model.needs_prefix_flag(mesh),
-        update=of,
+        needs_prefix_flag=model.needs_prefix_flag(mesh),
+        policy_version=policy_version if config.async_rollouts else None,
         weights=weights,
     )
     return batches, total
@@ -252,7 +255,8 @@ def loss_sums(
         if terms.old_logps is None:
             terms = replace(terms, old_logps=jax.lax.stop_gradient(logps))
         terms = replace(terms, logps=logps, entropies=entropies if config.objective.entropy_coef else None)
-        loss, sums = objective_function(config.objective)(terms, config.objective, config.async_steps)
+        oldest = config.max_off_policy_steps if config.async_rollouts else 0
+        loss, sums = objective_function(config.objective)(terms, config.objective, oldest)
         return loss, (sums, jnp.sum(entropies * terms.mask))
 
     terms = in_mesh_order(_terms(batch, config), mesh)
@@ -321,7 +325,7 @@ def take_step(
     mesh: Mesh | None = None,
 ) -> tuple[Params, Any, dict[str, Array]]:
     """Take one optimizer step at this learning rate, on the sum of `accumulate`; see `optimizers.apply_gradients`."""
-    gradients, optimizer = whole(gradients, mesh), make_optimizer(config, rate)
+    gradients, optimizer = sum_replicas(gradients, mesh), make_optimizer(config, rate)
     return apply_gradients(params, opt_state, gradients, total, optimizer=optimizer, rounding=config.rounding)
 
 
@@ -336,13 +340,13 @@ def abstract_arguments(
     """
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)
-    optimizer, memory = grpo_optimizer(config), config.optimizer_memory
-    params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
+    optimizer = grpo_optimizer(config)
+    params, opt_state = abstract_state(trained, optimizer, shardings, offload=config.optimizer_offload)
     gradients = gradient_shapes(params, mesh)
     place = None if mesh is None else batch_sharding(mesh)
     number = jax.ShapeDtypeStruct((config.micro_batch_size or 1, length), jnp.float32, sharding=place)
     integer = jax.ShapeDtypeStruct(number.shape, jnp.int32, sharding=place)
-    ages = integer if config.async_steps else None
+    ages = integer if config.async_rollouts else None
     has_shared_prefix = model.needs_prefix_flag(mesh)
     batch = PolicyBatch(
         *(integer, integer, integer, integer, number, number),
@@ -410,5 +414,5 @@ def _hidden(
     params: Params, batch: PolicyBatch, model: Model, config: GRPOConfig | JitKey, mesh: AnyMesh | None
 ) -> tuple[Array, RouterSums | None]:
     places = in_mesh_order((batch.tokens_bt, batch.positions_bt, batch.segment_ids_bt), mesh)
-    how: dict[str, Any] = {"remat": config.remat, "matmul": config.matmul, "mesh": mesh}
+    how: dict[str, Any] = {"remat": config.remat, "matmul": config.matmul_quantization, "mesh": mesh}
     return model.forward(params, *places, has_shared_prefix=batch.has_shared_prefix, **how)

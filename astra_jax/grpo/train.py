@@ -7,7 +7,7 @@ One step:
      Truncated importance sampling corrects for numerical differences of the sampler (`step.py`, `losses.py`).
   4. Take an optimizer step, load the new weights into the sampler, log, save.
 
-With `async_steps=k` rollouts continue during steps 2 to 4 (`ahead.py`). On several hosts the first one samples and
+With `async_rollouts` rollouts continue during steps 2 to 4 (`ahead.py`). On several hosts the first one samples and
 sends the others its batch. Run it with `python -m launch.grpo --config=grpo:14b`.
 """
 
@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 from astra_jax.base.terminal import say
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.grpo.job import GRPOResult, prepare, programs, reference_params, update_metrics
+from astra_jax.grpo.job import GRPOResult, prepare, programs, reference_params, step_metrics
 from astra_jax.grpo.replay import Replay
 from astra_jax.grpo.source import BatchRecorder, RolloutSource, embedded_engine, open_source, unsaved_bytes
 from astra_jax.grpo.step import grpo_optimizer, update_step
@@ -117,7 +117,7 @@ async def train(
             reference=reference,
             mesh=mesh,
             on_rows=run.meter.add,
-            before=ahead.wait,
+            before_program=ahead.wait,
             on_result=run.heartbeat,
         )
         await _loop(run, state, source, recorder, update)
@@ -140,9 +140,10 @@ async def _loop(
         await source.sleep(state)
         with run.step(state), timer("update"):
             state.params, state.opt_state, metrics = await asyncio.to_thread(
-                update, state.params, state.opt_state, batch.groups, run.model, run.config, update=state.step
+                update, state.params, state.opt_state, batch.groups, run.model, run.config, policy_version=state.step
             )
         run.end_step(state, metrics)
+        speed = run.meter.read()
         await recorder.commit(state)
         try:
             if run.stopped is None:
@@ -151,7 +152,7 @@ async def _loop(
                 with timer("sync"):
                     await source.load_weights(state)
         finally:
-            row = update_metrics(batch, metrics, run.meter.read(), timer.seconds)
+            row = step_metrics(batch, metrics, speed, timer.seconds)
             run.log(state, batch, {**row, **source.metrics})
         run.save_if_due(state)
         await source.evaluate_if_due(state)

@@ -22,7 +22,7 @@ from astra_jax import axes
 from astra_jax.base.errors import InputError
 from astra_jax.models import sharding
 from astra_jax.models.layers import quantized
-from astra_jax.models.layers.adapted import LoRAWeight, is_wrapped, plain
+from astra_jax.models.layers.adapted import LoRAWeight, is_wrapped, materialize
 from astra_jax.models.lora import ALL, LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
@@ -66,7 +66,7 @@ def check(model: Model, lora: LoRA) -> None:
         UserError: the library for storing them is not installed.
     """
     targeted(model, lora)
-    model.check_matmul(lora.stored, "lora.stored")
+    model.check_matmul(lora.weight_quantization, "lora.weight_quantization")
 
 
 def leaf_names(name: str) -> tuple[str, str]:
@@ -172,14 +172,14 @@ def abstract_base(model: Model, lora: LoRA, mesh: Mesh | None) -> Params | None:
     def one(path: Any, x: jax.ShapeDtypeStruct, place: jax.sharding.Sharding) -> Any:
         if (outputs := _stored_outputs(path, lora)) is None:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-        return quantized.described(jax.eval_shape(lambda x: quantized.stored(x, outputs), x), place)
+        return quantized.quantized_shapes(jax.eval_shape(lambda x: quantized.quantize(x, outputs), x), place)
 
     return jax.tree_util.tree_map_with_path(one, like, places)
 
 
 def _stored_outputs(path: Any, lora: LoRA) -> tuple[int, ...] | None:
     """Return the axes with scales (layers and outputs) of a matrix stored in 8 bits under adapters; None for others."""
-    return None if lora.stored == "none" else quantized.stored_outputs(path)
+    return None if lora.weight_quantization == "none" else quantized.quantized_axes(path)
 
 
 def store(base: Params, lora: LoRA, path: tuple[Any, ...] = ()) -> None:
@@ -189,7 +189,7 @@ def store(base: Params, lora: LoRA, path: tuple[Any, ...] = ()) -> None:
         if isinstance(base[name], dict):
             store(base[name], lora, here)
         elif (outputs := _stored_outputs(here, lora)) is not None:
-            base[name] = quantized.stored(base[name], outputs)
+            base[name] = quantized.quantize(base[name], outputs)
 
 
 def attach_lora(params: Params, base: Params | None, lora: LoRA, *, dtype: Any = None) -> Params:
@@ -234,7 +234,7 @@ def without_adapters(params: Params, dtype: Any = None) -> Params:
     Args:
         dtype: merged matrices are rounded to it, once; by default the dtype of the matrix under the adapter.
     """
-    return jax.tree.map(lambda w: plain(w, dtype), params, is_leaf=is_wrapped)
+    return jax.tree.map(lambda w: materialize(w, dtype), params, is_leaf=is_wrapped)
 
 
 def at_path(tree: Any, path: tuple[str, ...]) -> Any:

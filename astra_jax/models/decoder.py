@@ -39,7 +39,7 @@ from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, AnyMesh, constrain, platform_of
 from astra_jax.models import flops, sharding
 from astra_jax.models.layers import quantized
-from astra_jax.models.layers.adapted import is_wrapped, plain
+from astra_jax.models.layers.adapted import is_wrapped, materialize
 from astra_jax.models.layers.attention import Attention
 from astra_jax.models.layers.elementwise import rms_norm
 from astra_jax.models.layers.embedding import embed
@@ -48,7 +48,7 @@ from astra_jax.models.layers.mlp import MLP
 from astra_jax.models.layers.moe import MoE, RouterSums
 from astra_jax.models.layers.rotary import rotary_angles
 from astra_jax.models.layers.sizes import Sizes, Yarn
-from astra_jax.models.matmuls import MATMULS
+from astra_jax.models.matmuls import MATMUL_QUANTIZATIONS
 from astra_jax.models.model import CacheView, Params
 from astra_jax.models.names import NamedParam
 
@@ -208,8 +208,8 @@ class Decoder(Sizes, abc.ABC):
 
     def check_matmul(self, matmul: str, field: str) -> None:
         """Check that the layers support a matmul format; see `Model.check_matmul`."""
-        if matmul not in MATMULS:
-            raise InputError(f"{field} is {matmul!r}; use one of {', '.join(MATMULS)}")
+        if matmul not in MATMUL_QUANTIZATIONS:
+            raise InputError(f"{field} is {matmul!r}; use one of {', '.join(MATMUL_QUANTIZATIONS)}")
         if matmul != "none" and self.n_experts:
             raise InputError(f"{field} is {matmul}; the grouped matmuls of experts are not quantised: use none")
         if matmul != "none":
@@ -252,26 +252,27 @@ class Decoder(Sizes, abc.ABC):
         """Return `head_weights` in `dtype`."""
         return self.head_weights(params).astype(self.dtype)
 
-    def for_decoding(self, params: Params, *, apart: bool, stored: str = "none") -> Params:
+    def for_decoding(self, params: Params, *, unstacked: bool, weight_quantization: str = "none") -> Params:
         """Return the parameters in the form for repeated decoding: matrices in `dtype`, with a separate head.
 
         A tied embedding is transposed once here, and not in each chunk of decoding. Adapters are merged into their
         matrices. Changed leaves are copies.
 
         Args:
-            apart: True for `layers` as a tuple with one tree per layer, to unroll them.
-            stored: a name of `matmuls.STORED`: the form in which the layers' matrices are stored.
+            unstacked: True for `layers` as a tuple with one tree per layer, to unroll them.
+            weight_quantization: a name of `matmuls.WEIGHT_QUANTIZATIONS`: the form in which the layers' matrices are
+                kept.
         """
 
         def read(path: Any, x: Any) -> Any:
-            x = plain(x, self.dtype if stored == "none" else None)
-            if stored != "none" and (outputs := quantized.stored_outputs(path)) is not None:
-                return quantized.stored(x, outputs)
+            x = materialize(x, self.dtype if weight_quantization == "none" else None)
+            if weight_quantization != "none" and (outputs := quantized.quantized_axes(path)) is not None:
+                return quantized.quantize(x, outputs)
             return x if axes.is_small(path[-1].key) else x.astype(self.dtype)
 
         cast = jax.tree_util.tree_map_with_path(read, params, is_leaf=is_wrapped)
         layers, n = cast["layers"], self.n_layers
-        if apart:
+        if unstacked:
             layers = tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(n))
         return cast | {"head_dv": self.head_kernel(params), "layers": layers}
 
@@ -300,8 +301,8 @@ class Decoder(Sizes, abc.ABC):
         self.check_matmul(matmul, "matmul")
         dtype = cpu.trained_dtype(self.dtype, mesh)
         x_btd = embed(params["embed_vd"], tokens_bt, dtype, mesh)
-        carried, unrolled = cpu.scanned_dtype(dtype, mesh), cpu.trains_written_out(self.n_layers, remat, mesh)
-        angles_bth = self._angles(positions_bt, written_out=unrolled)
+        carried, unrolled = cpu.scanned_dtype(dtype, mesh), cpu.unrolls_training_layers(self.n_layers, remat, mesh)
+        angles_bth = self._angles(positions_bt, is_unrolled=unrolled)
 
         def attend(q_btnh: Array, k_btkh: Array, v_btkh: Array) -> tuple[Array, None]:
             operands = (q_btnh, k_btkh, v_btkh, segment_ids_bt, positions_bt)
@@ -317,10 +318,10 @@ class Decoder(Sizes, abc.ABC):
         x_btd, sums_l = jax.lax.scan(layer, x_btd.astype(carried), params["layers"], unroll=unrolled)
         return rms_norm(x_btd.astype(dtype), params["final_norm_d"], self.rms_eps), sums_l
 
-    def _angles(self, positions_bt: Array, *, written_out: bool) -> tuple[Array, Array]:
+    def _angles(self, positions_bt: Array, *, is_unrolled: bool) -> tuple[Array, Array]:
         """Return the layers' rotary angles."""
         angles = functools.partial(rotary_angles, model=self)
-        return cpu.computed_once(angles, positions_bt) if written_out else angles(positions_bt)
+        return cpu.computed_once(angles, positions_bt) if is_unrolled else angles(positions_bt)
 
     def cache(
         self,
@@ -441,8 +442,8 @@ class Decoder(Sizes, abc.ABC):
         platform: str | None,
     ) -> tuple[Array, Any]:
         """Run the layers, each with `attend(its cache, q, k, v)`. Return hidden states and results for the caches."""
-        written_out = isinstance(params["layers"], tuple)
-        angles_bth = self._angles(jnp.maximum(positions_bt, 0), written_out=written_out and _on_cpu(platform))
+        is_unrolled = isinstance(params["layers"], tuple)
+        angles_bth = self._angles(jnp.maximum(positions_bt, 0), is_unrolled=is_unrolled and _on_cpu(platform))
 
         def layer(x_btd: Array, xs: tuple[Params, Any]) -> tuple[Array, Any]:
             arrays, cache = xs
@@ -452,7 +453,7 @@ class Decoder(Sizes, abc.ABC):
             return x_btd, cache
 
         x_btd = params["embed_vd"][tokens_bt].astype(self.dtype)
-        if written_out:
+        if is_unrolled:
             extended = []
             # XLA inlines the calls; JAX traces and lowers the function once (30 layers: 0.8 s and not 1.5).
             traced_once = jax.jit(layer)

@@ -73,20 +73,20 @@ def flops_per_token(model: Sizes, tokens: int) -> tuple[float, float]:
     return float(useful), float(executed)
 
 
-def decoding_bytes(model: Sizes, rows: int, length: float, stored: str = "none") -> float:
+def decoding_bytes(model: Sizes, rows: int, length: float, weight_quantization: str = "none") -> float:
     """Return the bytes that a decoding step of a dense model reads.
 
     Each weight is read once, and keys and values of `length` positions per row. Embeddings of the rows' tokens and
     norms are left out.
 
     Args:
-        stored: the form in which the layers' matrices are stored, a name of `matmuls.STORED`.
+        weight_quantization: the form in which the layers' matrices are kept, a name of `matmuls.WEIGHT_QUANTIZATIONS`.
     """
     width = jnp.dtype(model.dtype).itemsize
     layers, head = matmul_parameters(model)
     # A matrix in 8 bits has a float32 for each output: of q, k, v and o, of gate, up and down.
     outputs = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim + 2 * model.d_ff + 2 * model.d_model
-    matrices = width * layers if stored == "none" else layers + 4 * model.n_layers * outputs
+    matrices = width * layers if weight_quantization == "none" else layers + 4 * model.n_layers * outputs
     cached = 2 * model.n_layers * model.n_kv_heads * model.head_dim
     return matrices + width * (head + rows * length * cached)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from astra_jax.base.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings
-from astra_jax.models.matmuls import STORED
+from astra_jax.models.matmuls import WEIGHT_QUANTIZATIONS
 
 ALL = "all-linear"
 """Target that stands for every matrix that can have an adapter."""
@@ -29,9 +29,9 @@ class LoRA(Settings):
         tokens: ids of tokens whose own rows are trained beside the adapters, in the embedding and in a separate head.
             Programs add the tokens that the weights had no rows for: a low rank cannot distinguish new tokens.
         rank_stabilized: use alpha / √rank (rsLoRA, arXiv 2312.03732), so that updates do not shrink with the rank.
-        stored: form of the layers' matrices under the adapters: in `model.param_dtype` (`none`), or in 8 bits with a
-            scale for each output (`int8`), a half or a quarter of the bytes. Training, sampling and merging use these
-            values, as in QLoRA (arXiv 2305.14314), which has 4 bits.
+        weight_quantization: form of the layers' matrices under the adapters: in `model.param_dtype` (`none`), or in 8
+            bits with a scale for each output (`int8`), a half or a quarter of the bytes. Training, sampling and merging
+            use these values, as in QLoRA (arXiv 2305.14314), which has 4 bits.
     """
 
     rank: Count | None = None
@@ -39,7 +39,7 @@ class LoRA(Settings):
     targets: tuple[str, ...] = (ALL,)
     tokens: tuple[CountOrZero, ...] = ()
     rank_stabilized: bool = False
-    stored: Annotated[str, OneOf(STORED)] = "none"
+    weight_quantization: Annotated[str, OneOf(WEIGHT_QUANTIZATIONS)] = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +51,7 @@ class LoRA(Settings):
             twice_trained = min(one for one in self.tokens if self.tokens.count(one) > 1)
             raise SettingError(f"tokens has {twice_trained} twice; name each token once")
         if self.rank is None:
-            for name in ("alpha", "targets", "tokens", "rank_stabilized", "stored"):
+            for name in ("alpha", "targets", "tokens", "rank_stabilized", "weight_quantization"):
                 if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
                     raise SettingError(f"{name} is {value}, and rank None: there are no adapters; give a rank too")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-MATMULS = ("none", "int8", "fp8")
+MATMUL_QUANTIZATIONS = ("none", "int8", "fp8")
 """Formats of matmuls: the model's `dtype`, 8-bit integers, or 8-bit floating point (e4m3; gradients e5m2)."""
 
-STORED = ("none", "int8")
+WEIGHT_QUANTIZATIONS = ("none", "int8")
 """Formats of the layers' stored matrices for decoding: the model's `dtype`, or 8 bits with a scale for each output."""

@@ -75,7 +75,7 @@ class Model(Protocol):
         ...
 
     def check_matmul(self, matmul: str, field: str) -> None:
-        """Check that the layers support a name of `matmuls.MATMULS`.
+        """Check that the layers support a name of `matmuls.MATMUL_QUANTIZATIONS`.
 
         Args:
             field: the setting, for the message.
@@ -100,12 +100,12 @@ class Model(Protocol):
         """Return a `NamedSharding` per parameter. Raises `ValueError` if a mesh axis does not divide its dimension."""
         ...
 
-    def for_decoding(self, params: Params, *, apart: bool, stored: str = "none") -> Params:
+    def for_decoding(self, params: Params, *, unstacked: bool, weight_quantization: str = "none") -> Params:
         """Return the parameters in the form for decoding.
 
         Args:
-            apart: True for `layers` as a tuple with one tree per layer.
-            stored: a name of `matmuls.STORED`.
+            unstacked: True for `layers` as a tuple with one tree per layer.
+            weight_quantization: a name of `matmuls.WEIGHT_QUANTIZATIONS`.
         """
         ...
 
@@ -139,8 +139,8 @@ class Model(Protocol):
             segment_ids_bt: int32. 0 is padding; 1, 2, … are a row's documents. They do not see each other, unless one
                 continues another (`attention.documents`).
             remat: a name of `remat.REMATS`.
-            matmul: a name of `matmuls.MATMULS`: the number format in which the layers' matrices are multiplied, forward
-                and for the activations' gradient. Embedding and head stay in `dtype`.
+            matmul: a name of `matmuls.MATMUL_QUANTIZATIONS`: the number format in which the layers' matrices are
+                multiplied, forward and for the activations' gradient. Embedding and head stay in `dtype`.
             has_shared_prefix: True if documents may continue others; needed if `needs_prefix_flag`.
             backend: a backend of `astra_jax.attention`.
             mesh: mesh of parameters and batch; the sequence is in its zig-zag order. None is one device.

@@ -17,10 +17,17 @@ from astra_jax.rollout.engine.cache_memory import unroll_decode_layers
 
 
 def lower_decode(
-    model: Model, slots: int, length: int, steps: int, mesh: Mesh, *, rows: int | None = None, stored: str = "none"
+    model: Model,
+    slots: int,
+    length: int,
+    steps: int,
+    mesh: Mesh,
+    *,
+    rows: int | None = None,
+    weight_quantization: str = "none",
 ) -> Any:
     """Lower a chunk of `steps` tokens of `rows` rows (None: of all slots) over a cache of `length` positions each."""
-    params, cache = _operands(model, slots, length, mesh, stored)
+    params, cache = _operands(model, slots, length, mesh, weight_quantization)
     n, make = rows or slots, partial(_small, mesh)
     given = device_steps.DecodeRows(
         index_r=make((n,), np.int32),
@@ -54,27 +61,29 @@ def lower_copy(model: Model, slots: int, length: int, rows: int, mesh: Mesh) -> 
     return device_steps.copy.lower(cache, make((rows,), np.int32), make((rows,), np.int32), window=length)
 
 
-def _operands(model: Model, slots: int, length: int, mesh: Mesh, stored: str = "none") -> tuple[Any, Any]:
+def _operands(model: Model, slots: int, length: int, mesh: Mesh, weight_quantization: str = "none") -> tuple[Any, Any]:
     """Return the engine's decoding parameters, and the cache."""
 
     def placed(x: Any, sharding: NamedSharding) -> Any:
-        if quantized.is_stored(x):
-            return quantized.described(x, sharding)
+        if quantized.is_quantized(x):
+            return quantized.quantized_shapes(x, sharding)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     params = model.abstract_params()
     alone, device = mesh.size == 1, mesh.devices.flat[0]
-    if unroll_decode_layers(model, slots, length, None if alone else mesh, stored, device=device):
+    if unroll_decode_layers(model, slots, length, None if alone else mesh, weight_quantization, device=device):
         whole = NamedSharding(mesh, PartitionSpec())
-        read = jax.eval_shape(partial(model.for_decoding, apart=True, stored=stored), params)
+        read = jax.eval_shape(
+            partial(model.for_decoding, unstacked=True, weight_quantization=weight_quantization), params
+        )
         cache = jax.eval_shape(partial(model.cache, slots, length, stacked=False))
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), (read, cache))
     shardings = model.param_shardings(mesh)
     params = jax.tree.map(placed, params, shardings)
-    read = jax.eval_shape(partial(model.for_decoding, apart=False, stored=stored), params)
+    read = jax.eval_shape(partial(model.for_decoding, unstacked=False, weight_quantization=weight_quantization), params)
     embed = shardings["embed_vd"].spec
     head = NamedSharding(mesh, PartitionSpec(embed[1], embed[0])) if model.tie_embeddings else shardings["head_dv"]
-    params = jax.tree.map(placed, read, shardings | {"head_dv": head}, is_leaf=quantized.is_stored)
+    params = jax.tree.map(placed, read, shardings | {"head_dv": head}, is_leaf=quantized.is_quantized)
     cache = jax.eval_shape(partial(model.cache, slots, length))
     return params, jax.tree.map(lambda x: placed(x, model.cache_sharding(mesh)), cache)
 

@@ -156,14 +156,14 @@ def least_traffic(model: Model, config: SFTConfig | GRPOConfig, mesh: Mapping[st
     layers, head = model.matmul_parameters()
     # Each number in its stored dtype: w, g and the statistics are read, w and the statistics written. Statistics in the
     # host's memory, and Muon's missing second one, are left out.
-    statistics = 0 if config.optimizer_memory == "host" else 1 if config.optimizer == "muon" else 2
-    moved = 2 * statistics * jnp.dtype(config.moments).itemsize
+    statistics = 0 if config.optimizer_offload else 1 if config.optimizer == "muon" else 2
+    moved = 2 * statistics * jnp.dtype(config.optimizer_state_dtype).itemsize
     trained = jax.tree.leaves(abstract_trained(model, config.lora))
     state = sum(leaf.size * (3 * leaf.dtype.itemsize + moved) for leaf in trained)
     # Weights are read forward, for the inputs' gradient and, if `remat` recomputes layers, once more. Gathered weights
     # are written before, and gradients of the weights are written, if there are any.
     own = min(jnp.dtype(kept).itemsize for kept in (model.dtype, model.param_dtype))
-    of_layers = 1 if config.matmul != "none" or config.lora.stored != "none" else own
+    of_layers = 1 if config.matmul_quantization != "none" or config.lora.weight_quantization != "none" else own
     reads = 2 + any(mesh[axis] > 1 for axis in WIDTH)
     again = model.recomputed_parameters(config.remat)
     written = own if config.lora.rank is None else 0

@@ -143,7 +143,7 @@ def make_plan(
     if tokens is not None:
         length = row_length(config, tokens, devices.shape["context"])
         model, config = for_tokens(model, config, tokens, length)
-    check_matmul(config.matmul, model, devices)
+    check_matmul(config.matmul_quantization, model, devices)
     job = job_on(model, config, devices, blocks=BLOCK if slice_.chip.clock else 1)
     how = programs.Compiling(options or {}, on_text)
     if isinstance(job.config, SFTConfig):
@@ -242,7 +242,7 @@ def _times(
         seconds, cycles, uncounted = _scheduled(compiled, slice_, devices)
     else:
         seconds = {
-            "compute": (executed - saved_flops_per_token(model, config.matmul, config.remat, chip))
+            "compute": (executed - saved_flops_per_token(model, config.matmul_quantization, config.remat, chip))
             * (job.rows * job.row_tokens / slice_.chips / (chip.flops * _efficiency(slice_))),
             "memory": least_traffic(model, config, devices.shape, job.micro_batches) / chip.hbm_bandwidth,
             "network": _sent_seconds(compiled, slice_),
@@ -268,7 +268,11 @@ def flags_of(job: Job, mesh: Mapping[str, int], model: Model, config: SFTConfig 
     """
     axes = ",".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1)
     settings: dict[str, object] = {"micro_batch_size": job.micro_batch_size, "remat": job.config.remat}
-    for name, usual in (("matmul", "none"), ("moments", "float32"), ("optimizer_memory", "device")):
+    for name, usual in (
+        ("matmul_quantization", "none"),
+        ("optimizer_state_dtype", "float32"),
+        ("optimizer_offload", False),
+    ):
         if (own := getattr(job.config, name)) != usual:
             settings[name] = own
     if isinstance(job.config, SFTConfig):
@@ -285,8 +289,8 @@ def flags_of(job: Job, mesh: Mapping[str, int], model: Model, config: SFTConfig 
             settings["lora.targets"] = _quoted(lora.targets)
         if lora.rank_stabilized:
             settings["lora.rank_stabilized"] = "true"
-        if lora.stored != FULL.stored:
-            settings["lora.stored"] = lora.stored
+        if lora.weight_quantization != FULL.weight_quantization:
+            settings["lora.weight_quantization"] = lora.weight_quantization
     given = [f"--config.{job.kind}.{name}={value}" for name, value in settings.items()]
     given += [f"--config.model.{name}={value}" for name, value in _differing(job.model, model).items()]
     return (*([f"--mesh={axes}"] if axes else []), *given)

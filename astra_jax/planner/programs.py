@@ -97,7 +97,7 @@ def grpo_programs(
     resident, host = _held(opt_state), _held(opt_state, HOST)
     # The run's initial weights, for the KL term, are placed like the optimizer's statistics.
     reference = _held(params) if config.objective.kl_coef and base is None else 0
-    kept, host = (0, host + reference) if config.optimizer_memory == "host" else (reference, host)
+    kept, host = (0, host + reference) if config.optimizer_offload else (reference, host)
     first = _compile("accumulate", accumulate, mesh, how, resident=resident + kept, host=host, runs=micro_batches)
     return [first, _compile("take_step", take_step, mesh, how, resident=_held(base) + kept, host=host)]
 

@@ -188,7 +188,15 @@ def candidates(model: Sized, config: SFTConfig | GRPOConfig, slice_: Slice, toke
                     continue
                 step = job.rows * job.row_tokens
                 arithmetic, sent = least_seconds(
-                    sized[0], job.row_tokens, rows, step, slice_, mesh, remat, job.config.matmul, config.lora
+                    sized[0],
+                    job.row_tokens,
+                    rows,
+                    step,
+                    slice_,
+                    mesh,
+                    remat,
+                    job.config.matmul_quantization,
+                    config.lora,
                 )
                 late = between_slices_seconds(trained, slice_)
                 yield Way(sized[0], changed, mesh, holds, max(arithmetic, sent) + late, arithmetic + sent + late)
@@ -239,9 +247,9 @@ def least_bytes(
     """
     chips = math.prod(mesh.values())
     # Weights and gradients in float32, and two statistics, nearly all of which may be in the host's memory.
-    statistics = 2 * jnp.dtype(config.moments).itemsize * (config.optimizer_memory == "device")
+    statistics = 2 * jnp.dtype(config.optimizer_state_dtype).itemsize * (not config.optimizer_offload)
     width = jnp.dtype(model.param_dtype).itemsize
-    layers = model.matmul_parameters()[0] if config.lora.stored != "none" else 0  # in 8 bits
+    layers = model.matmul_parameters()[0] if config.lora.weight_quantization != "none" else 0  # in 8 bits
     frozen = 0 if config.lora.rank is None else width * (weights - layers) + layers
     state = (frozen + (2 * 4 + statistics) * trained) / (chips / mesh["data"])
     tokens_here = rows * tokens / mesh["context"]
@@ -277,7 +285,7 @@ def least_seconds(
         tokens: tokens of a row.
         rows: rows of a micro-batch, for each batch position of the mesh.
         step: tokens of a step, with padding.
-        matmul: a name of `matmuls.MATMULS`.
+        matmul: a name of `matmuls.MATMUL_QUANTIZATIONS`.
         lora: adapters, if they are trained in place of the weights.
     """
     chip = slice_.chip

@@ -142,8 +142,8 @@ class FillCounts(msgspec.Struct):
         return {
             "groups_sampled": self.sampled,
             "groups_equal": self.equal,
-            "groups_within_delta": self.within_delta,
-            "groups_voided": self.voided,
+            "groups_below_min_std": self.within_delta,
+            "groups_unscored": self.voided,
             "groups_expired": self.expired,
             "groups_cancelled": self.cancelled,
             "valid_share": self.valid_share,
@@ -187,7 +187,9 @@ class GroupBuffer:
         if size < 1:
             raise ValueError(f"batch_size is {size}; a batch needs at least 1 group")
         if min_reward_std < 0 or max_age < 0:
-            raise ValueError(f"min_reward_std ({min_reward_std}) and surplus_max_age ({max_age}) must not be negative")
+            raise ValueError(
+                f"min_reward_std ({min_reward_std}) and max_off_policy_steps ({max_age}) must not be negative"
+            )
         self.size, self.min_reward_std, self.max_age = size, min_reward_std, max_age
         self.groups: list[Group] = []
         self.counts, self.lengths = FillCounts(), Lengths()

@@ -200,25 +200,25 @@ class TrainableSampler(Sampler, Protocol):
 
     @property
     def aliases_params(self) -> bool:
-        """True if it samples from the arrays passed to `update`. A concurrent training step must not use them, since it
-        donates its inputs."""
+        """True if it samples from the arrays passed to `load_weights`. A concurrent training step must not use them,
+        since it donates its inputs."""
         ...
 
-    async def prepare(self, params: Any, version: int) -> None:
-        """Do the part of an `update` that can overlap with sampling from the current weights. On several hosts all call
-        it.
+    async def publish_weights(self, params: Any, policy_version: int) -> None:
+        """Do the part of `load_weights` that can overlap with sampling from the current weights. On several hosts all
+        call it.
 
         Raises:
             Exception: preparation failed; see the policy.
         """
         ...
 
-    async def update(self, params: Any, version: int) -> None:
+    async def load_weights(self, params: Any, policy_version: int) -> None:
         """Sample with these weights from now on. Requests in progress continue with them. On several hosts all call it.
 
         Args:
             params: a pytree of arrays.
-            version: number recorded with each token that these weights sample.
+            policy_version: number recorded with each token that these weights sample.
 
         Raises:
             Exception: the weights could not be replaced; see the policy.
@@ -226,8 +226,8 @@ class TrainableSampler(Sampler, Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Free the device memory that only sampling needs. No token is requested until the next `update`, which wakes
-        it. On several hosts all call it."""
+        """Free the device memory that only sampling needs. No token is requested until the next `load_weights`, which
+        wakes it. On several hosts all call it."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -240,7 +240,7 @@ class TrainableSampler(Sampler, Protocol):
 
 
 class SamplerBase:
-    """Base class of a rollout engine of your own: override `generate` and `update`. See `TrainableSampler`."""
+    """Base class of a rollout engine of your own: override `generate` and `load_weights`. See `TrainableSampler`."""
 
     aliases_params = False
 
@@ -251,11 +251,11 @@ class SamplerBase:
     def release(self, session: str) -> None:
         """See `Sampler.release`. Sessions are not kept."""
 
-    async def prepare(self, params: Any, version: int) -> None:
-        """See `TrainableSampler.prepare`. There is nothing to prepare."""
+    async def publish_weights(self, params: Any, policy_version: int) -> None:
+        """See `TrainableSampler.publish_weights`. Nothing is published."""
 
-    async def update(self, params: Any, version: int) -> None:
-        """See `TrainableSampler.update`. The weights are ignored."""
+    async def load_weights(self, params: Any, policy_version: int) -> None:
+        """See `TrainableSampler.load_weights`. The weights are ignored."""
 
     async def sleep(self) -> None:
         """See `TrainableSampler.sleep`. Nothing is freed."""

@@ -42,7 +42,8 @@ class AdapterBase:
     def load(self) -> Params:
         """Return the frozen weights; `start` is called once."""
         if self.params is None:
-            base = jax.device_put(self._start(), self._shardings(dataclasses.replace(self._lora, stored="none")))
+            plain = dataclasses.replace(self._lora, weight_quantization="none")
+            base = jax.device_put(self._start(), self._shardings(plain))
             self.reference = frozen.frozen(base, self._lora, self._origin)
             adapters.store(base, self._lora)
             self.params = jax.device_put(base, self._shardings(self._lora))

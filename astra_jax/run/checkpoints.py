@@ -34,7 +34,7 @@ from astra_jax.base.errors import UserError
 from astra_jax.base.files import check_held, first_line, in_bucket, location, may_be_storage
 from astra_jax.base.settings import SettingError
 from astra_jax.run.digests import digest_of_json, digests_of
-from astra_jax.run.hosts import allgather_exception, broadcast_from_host0, meet_unless_failed
+from astra_jax.run.hosts import allgather_exception, barrier_unless_failed, broadcast_from_host0
 from synthesis.core.datasets import Folder
 
 PyTree = Any
@@ -300,10 +300,10 @@ class Checkpointer:
         except CheckpointError as error:
             failure = error
         damaged = isinstance(failure, DamagedError)
-        if (told := allgather_exception(None if damaged else failure)) is not None:
-            raise told
-        if (told := allgather_exception(failure)) is not None:
-            raise failure or DamagedError(f"{self.dir}: step {step} cannot be read: {told}")
+        if (failed_anywhere := allgather_exception(None if damaged else failure)) is not None:
+            raise failed_anywhere
+        if (failed_anywhere := allgather_exception(failure)) is not None:
+            raise failure or DamagedError(f"{self.dir}: step {step} cannot be read: {failed_anywhere}")
         return found
 
     @contextlib.contextmanager
@@ -462,7 +462,7 @@ def _meet(name: str, *, key: str, timeout_ms: int) -> None:
     """Wait for the other hosts as Orbax does, but stop when a save of this manager failed on one of them."""
     if jax.process_count() > 1:
         every = ocp.multihost.get_barrier_sync_fn()
-        meet_unless_failed(f"saves/{name}", lambda: every(key=key, timeout_ms=timeout_ms))
+        barrier_unless_failed(f"saves/{name}", lambda: every(key=key, timeout_ms=timeout_ms))
 
 
 def _abstract(tree: PyTree) -> PyTree:

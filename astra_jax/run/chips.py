@@ -20,8 +20,8 @@ class Chip:
         description: of a GPU, for the compiler: `stream_executor.GpuDeviceInfoProto` fields that differ between kinds.
         clock: of a TPU, cycles a second, used in the compiler's estimates.
         matrix_side: of a TPU's matrix units: a matmul over a smaller dimension leaves part of them unused.
-        narrow: (name of `matmuls.MATMULS`, factor over the bf16 peak) of types that its matrix units support; the
-            compiler converts other types to bfloat16 first.
+        narrow: (name of `matmuls.MATMUL_QUANTIZATIONS`, factor over the bf16 peak) of types that its matrix units
+            support; the compiler converts other types to bfloat16 first.
         compiler_options: (name, value) each, for every training program on it; see `compiler`.
     """
 

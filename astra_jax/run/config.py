@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from astra_jax.base.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share, declared
 from astra_jax.models.lora import LoRA
-from astra_jax.models.matmuls import MATMULS
+from astra_jax.models.matmuls import MATMUL_QUANTIZATIONS
 from astra_jax.models.remat import REMATS
 from synthesis.core.compat import FORMER_SETTINGS
 
@@ -17,7 +17,6 @@ TRACKERS = ("wandb", "mlflow", "trackio")
 """See `astra_jax.run.trackers`."""
 OPTIMIZERS = ("adamw", "muon")
 """See `astra_jax.run.optimizers`."""
-OptimizerMemory = Literal["device", "host"]
 LearningRate = Annotated[float, Bound(least=0, most=100)]
 WeightDecay = Annotated[float, Bound(least=0, most=100)]
 Decay = Annotated[float, Bound(least=0, below=1)]
@@ -36,6 +35,15 @@ _FORMER_NAMES = {
     "objective.normalisation": "objective.loss_agg_mode",
     "objective.proximal": "objective.ratio_reference",
     "max_faults": "max_failed_restarts",
+    "objective.advantage": "objective.scale_by_std",
+    "surplus_max_age": "max_off_policy_steps",
+    "async_steps": "max_off_policy_steps",
+    "stored": "weight_quantization",
+    "matmul": "matmul_quantization",
+    "moments": "optimizer_state_dtype",
+    "optimizer_memory": "optimizer_offload",
+    "data.rehearsed": "data.self_generated_ratio",
+    "data.rounds": "data.split_at_user_turns",
     "servers": "tools",
     "registries": "tools",
     **FORMER_SETTINGS,
@@ -47,6 +55,8 @@ def todays_name(setting: str) -> str:
     for former, name in _FORMER_NAMES.items():
         if setting == former or setting.endswith(f".{former}"):
             return setting.removesuffix(former) + name
+        if former.endswith(f".{setting}"):  # a keyword in a configuration file
+            return name.rpartition(".")[2]
     return setting
 
 
@@ -118,16 +128,17 @@ class TrainingConfig(Settings):
         rounding: of weights whose type is bfloat16 (`model.param_dtype`): `nearest`, or `stochastic`, with which small
             updates are not lost: at 2e-6 nearly all are below half of a bfloat16's last place. The optimizer computes
             in float32 either way. Without effect on float32 weights.
-        moments: what the optimizer's running means are kept in: `float32`, or `bfloat16`, rounded stochastically, with
+        optimizer_state_dtype: of the optimizer's running means: `float32`, or `bfloat16`, rounded stochastically, with
             half of the bytes. Cannot be changed when a run resumes.
-        optimizer_memory: where those of the layers' matrices are between steps: with the weights (`device`), or in the
-            host's memory (`host`), from where they come a layer at a time. A step differs by rounding only.
+        optimizer_offload: keep the running means of the layers' matrices in the host's memory between steps, from where
+            they come a layer at a time. A step differs by rounding only.
         on_nonfinite: a step whose loss or gradient is not finite changes nothing; then the run stops (`stop`), before
             anything else is saved, or continues (`skip`), and such steps are counted. After 10 of them in a row the run
             stops; if they are more than half of all steps, it ends with an error.
         remat: what the backward pass recomputes; a policy of the model's forward pass.
-        matmul: in which numbers the layers' matrices are multiplied, forward and for the activations' gradient: the
-            model's dtype (`none`), `int8` or `fp8`. Embedding, head and the weights' gradients stay in that dtype.
+        matmul_quantization: number format in which the layers' matrices are multiplied, forward and for the
+            activations' gradient: the model's dtype (`none`), `int8` or `fp8`. Embedding, head and the weights'
+            gradients stay in that dtype.
         lora: low-rank adapters that are trained in place of the weights, which then lie there once, without statistics
             or gradients, in `model.param_dtype`; with a rank.
         compiler_options: NAME=VALUE each, of the compiler of the run's devices; they replace the chip's own
@@ -156,11 +167,11 @@ class TrainingConfig(Settings):
     weight_decay: WeightDecay = 0.0
     max_grad_norm: Annotated[float, Bound(least=1e-30, most=1e30)] = 1.0
     rounding: Literal["nearest", "stochastic"] = "stochastic"
-    moments: Literal["float32", "bfloat16"] = "float32"
-    optimizer_memory: Resumable[OptimizerMemory] = "device"
+    optimizer_state_dtype: Literal["float32", "bfloat16"] = "float32"
+    optimizer_offload: Resumable[bool] = False
     on_nonfinite: Resumable[HostOnly[Literal["stop", "skip"]]] = "stop"
     remat: Resumable[Annotated[str, OneOf(REMATS)]] = "none"
-    matmul: Annotated[str, OneOf(MATMULS)] = "none"
+    matmul_quantization: Annotated[str, OneOf(MATMUL_QUANTIZATIONS)] = "none"
     lora: LoRA = LoRA()
     compiler_options: Resumable[tuple[str, ...]] = ()
     checkpoint_every: Resumable[HostOnly[Count]] = 100
@@ -183,8 +194,9 @@ class TrainingConfig(Settings):
                 f"optimizer is muon, lora.rank {self.lora.rank}: Muon makes a whole matrix's update orthogonal, and "
                 "orthogonal updates of two factors do not make that of their product so; use adamw"
             )
-        if self.lora.stored != "none" and self.matmul != "none":
+        if self.lora.weight_quantization != "none" and self.matmul_quantization != "none":
             raise SettingError(
-                f"matmul is {self.matmul}, lora.stored {self.lora.stored}: matrices that lie there in 8 bits are "
-                "multiplied in the model's dtype; leave one of the two out"
+                f"matmul_quantization is {self.matmul_quantization}, lora.weight_quantization "
+                f"{self.lora.weight_quantization}: matrices that are kept in 8 bits are multiplied in the model's "
+                "dtype; leave one of the two out"
             )

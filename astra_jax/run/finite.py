@@ -16,7 +16,7 @@ from astra_jax.run.optimizers import all_finite
 
 MAX_SKIPPED_IN_A_ROW = 10
 """Most consecutive steps that `on_nonfinite=skip` may skip. The weights do not change meanwhile, so only another batch
-can help, and ten did not. `max_faults` has the same default."""
+can help, and ten did not. `max_failed_restarts` has the same default."""
 
 
 class NonFiniteError(UserError):
@@ -58,8 +58,9 @@ class FiniteCheck:
         self._queue: list[tuple[int, Any, Any, Any]] = []
 
     def queue(self, step: int, metrics: dict[str, Any]) -> None:
-        """Queue a step's `loss`, `gradient_norm` and `weights_finite`, which is removed from the metrics."""
-        self._queue.append((step, metrics["loss"], metrics["gradient_norm"], metrics.pop("weights_finite")))
+        """Queue a step's `train/loss`, `train/grad_norm` and `weights_finite`, which is removed from the
+        metrics."""
+        self._queue.append((step, metrics["train/loss"], metrics["train/grad_norm"], metrics.pop("weights_finite")))
 
     def flush(self, saved: int | None) -> None:
         """Check what is queued; waits for the device. Call it before anything is logged or saved.
@@ -78,14 +79,14 @@ class FiniteCheck:
             lower = f"Lower learning_rate (it is {self._config.learning_rate})"
             if not are_weights_finite:  # there is nothing that a later step could start from
                 raise NonFiniteError(
-                    f"step {step} made weights that are not finite, of loss {loss} and gradient_norm {norm}; they are "
+                    f"step {step} made weights that are not finite, of loss {loss} and grad_norm {norm}; they are "
                     f"given up: {kept}. {lower}, or see to the other settings of the optimizer"
                 )
             is_finite = math.isfinite(loss) and math.isfinite(norm)
             self.skipped.add(step, is_finite=is_finite)
             if not is_finite and self._config.on_nonfinite == "stop":
                 raise NonFiniteError(
-                    f"step {step}: loss is {loss}, gradient_norm is {norm}, so the step was not taken; {kept}. {lower}"
+                    f"step {step}: loss is {loss}, grad_norm is {norm}, so the step was not taken; {kept}. {lower}"
                     ", see to the data of that step, or set on_nonfinite=skip to leave such steps out"
                 )
 

@@ -32,6 +32,8 @@ from astra_jax.run.hosts import is_first
 from synthesis.core.datasets import Folder
 
 FILE = "lora.json"
+_FORMER_NAMES = {"stored": "weight_quantization", "spelled": "new_token_pieces"}
+"""Names in files of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +44,20 @@ class WeightsSource:
         folder: Hugging Face's or Orbax's.
         step: of Orbax checkpoints; None in Hugging Face folders.
         rows: of the stored embedding, if tokens were added; None if it has as many as the model.
-        spelled: as in `weights.load`.
+        new_token_pieces: as in `weights.load`.
         adapter: the folder of `peft` whose adapter the run continues; None for new adapters.
     """
 
     folder: str
     step: int | None = None
     rows: int | None = None
-    spelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    new_token_pieces: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     adapter: str | None = None
 
-    def made(self, rows: int) -> np.ndarray:
+    def new_row_mask(self, rows: int) -> np.ndarray:
         """Return a mask of the embedding rows that were created rather than read: [rows], bool."""
         made = np.arange(rows) >= (rows if self.rows is None else self.rows)
-        made[[number for number in self.spelled if number < rows]] = True
+        made[[number for number in self.new_token_pieces if number < rows]] = True
         return made
 
 
@@ -106,16 +108,16 @@ class BaseWeightsRef:
 def frozen(base: Params, lora: LoRA, origin: WeightsSource | None) -> BaseWeightsRef:
     """Return the identity of weights for adapters to train on. On several hosts each calls this."""
     arrays = named(base)
-    made = {} if origin is None else _made(arrays, origin)
+    made = {} if origin is None else _new_row_masks(arrays, origin)
     whole = digests_of({name: arrays[name] for name in made})
     return BaseWeightsRef(lora, origin, jax.tree.leaves(base)[0].dtype.name, digests_of(arrays, made), whole)
 
 
-def _made(arrays: Mapping[str, Any], origin: WeightsSource) -> dict[str, np.ndarray]:
+def _new_row_masks(arrays: Mapping[str, Any], origin: WeightsSource) -> dict[str, np.ndarray]:
     """Return masks of created rows, by name, for arrays that have some; they broadcast to the arrays."""
     found = {}
     for name, array in arrays.items():
-        if (at := axes.vocabulary(name)) is not None and (made := origin.made(array.shape[at])).any():
+        if (at := axes.vocabulary(name)) is not None and (made := origin.new_row_mask(array.shape[at])).any():
             found[name] = np.expand_dims(made, tuple(axis for axis in range(array.ndim) if axis != at))
     return found
 
@@ -138,7 +140,11 @@ def read(directory: Folder) -> BaseWeightsRef | None:
     if not file.exists():
         return None
     try:
-        return decode_json(file.read_bytes(), BaseWeightsRef)
+        found = decode_json(file.read_bytes(), dict[str, Any])
+        for part in ("lora", "origin"):
+            if isinstance(found.get(part), dict):
+                found[part] = {_FORMER_NAMES.get(name, name): value for name, value in found[part].items()}
+        return decode_json(json.dumps(found).encode(), BaseWeightsRef)
     except (msgspec.MsgspecError, SettingError) as error:
         raise WeightsError(
             f"{file} does not say what adapters are there ({error}); copy it from the run again"

@@ -24,7 +24,7 @@ class Goodput:
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], now: float, began: float) -> None:
         last = rows[-1] if rows else {}
-        self._began = float(last.get("goodput/began") or began)
+        self._began = float(last.get("goodput/started_at") or began)
         self._kept = float(last.get("goodput/kept_seconds") or 0.0)
         self._from = now
         if not self._kept - 1.0 <= now - self._began <= self.LONGEST:
@@ -43,5 +43,5 @@ class Goodput:
         return {
             "goodput/share": self._kept / whole,
             "goodput/kept_seconds": self._kept,
-            "goodput/began": self._began,
+            "goodput/started_at": self._began,
         }

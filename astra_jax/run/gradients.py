@@ -59,7 +59,7 @@ def add(total: Any, more: Any) -> Any:
 def accumulate_one(
     loss: LossFunction, params: Any, base: Any, gradients: Any, batch: Any, mesh: Mesh | None = None
 ) -> tuple[Any, Any]:
-    """Return (gradients including one more micro-batch, its (summed loss, other sums)). `whole` sums both over
+    """Return (gradients including one more micro-batch, its (summed loss, other sums)). `sum_replicas` sums both over
     replicas."""
     alone = mesh is None or mesh.shape["data"] == 1
 
@@ -76,7 +76,7 @@ def _own(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[None], tree)
 
 
-def whole(tree: Any, mesh: Mesh | None) -> Any:
+def sum_replicas(tree: Any, mesh: Mesh | None) -> Any:
     """Sum results of `accumulate_one` over replicas."""
     return tree if mesh is None or mesh.shape["data"] == 1 else jax.tree.map(lambda x: x.sum(0), tree)
 
@@ -109,7 +109,7 @@ def accumulate_scan(
                 return cut(None, micro)
             return jax.lax.switch(which, [partial(cut, length) for length in lengths], micro)
 
-        gradients, sums = _accumulated(of, params, batch, bucket_ids_a)
+        gradients, sums = _scan_micro_batches(of, params, batch, bucket_ids_a)
         if alone:
             return gradients, sums
         return jax.lax.psum((jax.tree.map(lambda x: x.astype(jnp.float32), gradients), sums), "data")
@@ -117,7 +117,7 @@ def accumulate_scan(
     return in_each_replica(replica, mesh, (P(), P(), P(None, "data"), P()), P())(params, base, batch, bucket_ids_a)
 
 
-def _accumulated(
+def _scan_micro_batches(
     gradients: Callable[..., Any], params: Any, batch: Any, bucket_ids_a: jax.Array | None
 ) -> tuple[Any, Any]:
     first = jax.tree.map(lambda x: x[0], (batch, bucket_ids_a))

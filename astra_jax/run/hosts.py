@@ -82,10 +82,10 @@ def allgather_bytes(value: bytes, most: int) -> list[bytes]:
 def host_is_preempted() -> bool:
     """Return whether any host received a SIGTERM. JAX's preemption service handles the signal and publishes it to all
     hosts."""
-    return _put_where_all_meet(_PREEMPTED) is not None
+    return _key_value(_PREEMPTED) is not None
 
 
-def _put_where_all_meet(key: str) -> str | None:
+def _key_value(key: str) -> str | None:
     """Return the value that any host published under a key, or None."""
     client = distributed.global_state.client
     assert client is not None
@@ -124,7 +124,7 @@ def allgather_exception(error: Exception | None) -> Exception | None:
     return error
 
 
-def meet_unless_failed(what: str, meet: Callable[[], None]) -> None:
+def barrier_unless_failed(name: str, barrier: Callable[[], None]) -> None:
     """Wait for the other hosts with a library's function, or raise if the awaited work failed on one of them.
 
     After a failed save, Orbax's background threads still wait for the others, which wait elsewhere for data that this
@@ -132,13 +132,13 @@ def meet_unless_failed(what: str, meet: Callable[[], None]) -> None:
     the failure and returns, and the others raise. This applies to all later waits under the same name.
 
     Args:
-        what: a name for all work that fails together.
-        meet: blocks until all hosts have arrived.
+        name: of all work that fails together.
+        barrier: blocks until all hosts have arrived.
 
     Raises:
         OSError: it failed on another host, which the message names.
     """
-    failed = f"{_FAILURES}{what}"
+    failed = f"{_FAILURES}{name}"
     if (error := sys.exc_info()[1]) is not None:
         client = distributed.global_state.client
         assert client is not None
@@ -149,15 +149,15 @@ def meet_unless_failed(what: str, meet: Callable[[], None]) -> None:
 
     def wait() -> None:
         try:
-            meet()
+            barrier()
             met.set_result(None)
         except Exception as error:
             met.set_exception(error)
 
-    threading.Thread(target=wait, name=f"meeting for {what}", daemon=True).start()
+    threading.Thread(target=wait, name=f"barrier {name}", daemon=True).start()
     while not futures.wait([met], timeout=_LOOK_SECONDS).done:
-        if (told := _put_where_all_meet(failed)) is not None:
-            raise OSError(told)
+        if (failure := _key_value(failed)) is not None:
+            raise OSError(failure)
     met.result()
 
 
@@ -221,7 +221,7 @@ class HostLiveness:
         """Return this host's progress report."""
         return f"{number} {place.marks} {place.step} {place.pulse} {state}"
 
-    def hear(self, host: int, said: str, now: float) -> None:
+    def record_sign(self, host: int, said: str, now: float) -> None:
         """Process the report of a host; unknown hosts are ignored."""
         if host not in self._said or said == self._said[host]:
             return
@@ -337,7 +337,7 @@ class HostWatch:
                     f"{_STATES}{me}", HostLiveness.beat(beats, _place, self._state), allow_overwrite=True
                 )
                 for name, value in client.key_value_dir_get(_STATES):
-                    roll.hear(int(name.rpartition("/")[2]), value, now)
+                    roll.record_sign(int(name.rpartition("/")[2]), value, now)
             except JaxRuntimeError as error:
                 if self._state == _ENDED:  # the first host closed the service
                     return

@@ -32,13 +32,19 @@ is another one. Each change is recorded with its step."""
 _ID_BYTES = 8
 
 _BEFORE = {
-    "matmul": "none",
-    "moments": "float32",
+    "matmul_quantization": "none",
+    "optimizer_state_dtype": "float32",
     "warmup_fraction": 0.0,
     "final_fraction": 1.0,
     "schedule": "cosine",
 }
 """Values of settings in runs from before these settings existed."""
+
+_FORMER_VALUES: dict[str, dict[Any, Any]] = {
+    "advantage": {"deviation": True, "mean": False},
+    "rounds": {"apart": True, "together": False},
+}
+"""Values of settings that had another name, to today's."""
 
 
 def settings_of(config: TrainingConfig) -> dict[str, Any]:
@@ -47,7 +53,7 @@ def settings_of(config: TrainingConfig) -> dict[str, Any]:
     if config.lora.rank is None:  # identities from before adapters have none
         del settings["lora"]
     else:  # older identities have neither trained token rows nor 8-bit weights
-        for name in ("tokens", "stored"):
+        for name in ("tokens", "weight_quantization"):
             if getattr(config.lora, name) == getattr(FULL, name):
                 del settings["lora"][name]
     return {name: value for name, value in settings.items() if name not in resumable_fields(type(config))}
@@ -131,7 +137,7 @@ def _different(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return an identity (of any version) under current names, without settings that change no result."""
-    found = {todays_name(name): value for name, value in identity.items()}
+    found = _todays_settings(identity)
     free: tuple[str, ...] = _IGNORED
     if not any(name.endswith("param_dtype") and value == "bfloat16" for name, value in found.items()):
         free = (*free, "rounding")
@@ -139,14 +145,29 @@ def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
         for setting, former in _BEFORE.items():
             found.setdefault(name.removesuffix("batch_size") + setting, former)
         if name.endswith("sft.batch_size"):
-            found.setdefault(name.removesuffix("batch_size") + "data.rounds", "together")  # the only way there was
+            # the only way there was
+            found.setdefault(name.removesuffix("batch_size") + "data.split_at_user_turns", False)
         if name.endswith("grpo.batch_size"):
             found.setdefault(name.removesuffix("batch_size") + "rounding", "nearest")  # while GRPO had no such setting
-            found.setdefault(name.removesuffix("batch_size") + "stored", "none")
+            found.setdefault(name.removesuffix("batch_size") + "weight_quantization", "none")
             found.setdefault(f"{name.removesuffix('batch_size')}objective.function", "grpo")
             for term in ("kl_coef", "entropy_coef"):
                 found.setdefault(f"{name.removesuffix('batch_size')}objective.{term}", 0.0)
     return {name: value for name, value in found.items() if name.rpartition(".")[2] not in free}
+
+
+def _todays_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an identity under current names, with current values."""
+    found: dict[str, Any] = {}
+    steps_ahead = identity.get("grpo.async_steps")
+    if steps_ahead is not None:  # with one of the two bounds
+        found["grpo.async_rollouts"] = steps_ahead > 0
+        unused = "grpo.surplus_max_age" if steps_ahead else "grpo.async_steps"
+        identity = {name: value for name, value in identity.items() if name != unused}
+    for name, value in identity.items():
+        former = name.rpartition(".")[2]
+        found[todays_name(name)] = _FORMER_VALUES[former][value] if former in _FORMER_VALUES else value
+    return found
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

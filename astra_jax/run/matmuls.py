@@ -10,7 +10,7 @@ from astra_jax.models.model import Model
 from astra_jax.run.chips import chip_of
 
 
-def check_matmul(matmul: str, model: Model, mesh: Mesh | None, field: str = "matmul") -> None:
+def check_matmul(matmul: str, model: Model, mesh: Mesh | None, field: str = "matmul_quantization") -> None:
     """Raise an error for formats that are not faster or not supported, before anything is read or compiled.
 
     A device that is not in the table, such as a CPU, emulates all formats slowly, for tests.

@@ -39,18 +39,18 @@ class Meter:
             self._flops += self._model.batch_flops(segment_ids_bt)
 
     def read(self) -> dict[str, float]:
-        """Return tokens a second and this process's peak memory. Known chips also have the share of their peak; it
-        counts documents by their own length, without padding and recomputation. Devices that report it also have their
-        peak memory."""
+        """Return metrics by name: tokens per second and this process's peak memory. Known chips also have the share of
+        their peak; it counts documents by their own length, without padding and recomputation. Devices that report it
+        also have their peak memory."""
         seconds = time.perf_counter() - self._started
         self.was_read = True
-        found = {"tokens_per_second": self._tokens / seconds}
-        found["peak_host_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        found = {"perf/tokens_per_second": self._tokens / seconds}
+        found["perf/peak_host_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         if self._peak is not None:
-            found["mfu"] = self._flops / seconds / self._peak
+            found["perf/mfu"] = self._flops / seconds / self._peak
         memory = jax.local_devices()[0].memory_stats() or {}
         if "peak_bytes_in_use" in memory:
-            found["peak_memory_gib"] = memory["peak_bytes_in_use"] / 2**30
+            found["perf/peak_device_memory_gib"] = memory["peak_bytes_in_use"] / 2**30
         return found
 
 

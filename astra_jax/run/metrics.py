@@ -29,6 +29,30 @@ EXHAUSTED = "exhausted/"
 """Prefix of the names in a row that is not a step: there was no batch for the next step. Its `step` is the last
 completed one; when the run resumes, the row is removed."""
 
+_FORMER_NAMES = {
+    **{name: f"train/{name}" for name in ("loss", "learning_rate", "trained_tokens", "skipped_steps")},
+    **{name: f"train/{name}" for name in ("router_entropy", "router_max_load", "router_idle_share")},
+    **{name: f"data/{name}" for name in ("mask_share", "padding_share", "row_tokens")},
+    **{name: f"perf/{name}" for name in ("tokens_per_second", "mfu", "peak_host_memory_gib")},
+    **{f"train/{name}": f"perf/{name}" for name in ("mfu", "peak_host_memory_gib")},
+    "peak_memory_gib": "perf/peak_device_memory_gib",
+    "train/peak_memory_gib": "perf/peak_device_memory_gib",
+    "gradient_norm": "train/grad_norm",
+    "train/gradient_norm": "train/grad_norm",
+    "train/shared_share": "data/shared_share",
+    "held_out_loss": "eval/loss",
+    "checkpoint_seconds": "seconds/checkpoint",
+    "tokens_per_second/rollout": "rollout/tokens_per_second",
+    "goodput/began": "goodput/started_at",
+    "filling/groups_within_delta": "filling/groups_below_min_std",
+    "filling/groups_voided": "filling/groups_unscored",
+    "filling/journal_anew": "filling/journal_restarted",
+    "filling/journal_unkept": "filling/journal_unwritten",
+    "exhausted/groups_within_delta": "exhausted/groups_below_min_std",
+    "exhausted/groups_voided": "exhausted/groups_unscored",
+}
+_FORMER_FILL = "train/row_fill"
+
 FLUSH_SECONDS = 30.0
 """Seconds between two copies to a bucket, which accepts at most one whole write of an object a second."""
 
@@ -238,9 +262,18 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in row.items()}
 
 
+def todays_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of any version under current names."""
+    found = {name if (today := _FORMER_NAMES.get(name, name)) in row else today: row[name] for name in row}
+    if _FORMER_FILL in found:
+        fill = found.pop(_FORMER_FILL)
+        found["data/padding_share"] = None if fill is None else 1 - fill
+    return found
+
+
 def read_metrics(dir: Folder) -> list[dict[str, Any]]:
     """Return the complete rows of `dir/metrics.jsonl`, each `{"step": int, name: float | None, …}`; empty without a
-    file.
+    file. Names of earlier versions are replaced by current ones.
 
     Raises:
         ValueError: a line other than a truncated last one is not JSON.
@@ -257,5 +290,5 @@ def read_metrics(dir: Folder) -> list[dict[str, Any]]:
             raise InputError(f"{path}, line {number} is not JSON ({error}); delete the line") from None
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise InputError(f"{path}, line {number} is no row of metrics; delete the line")
-        rows.append(row)
+        rows.append(todays_metrics(row))
     return rows

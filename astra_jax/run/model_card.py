@@ -26,7 +26,7 @@ CHECKPOINTS = "checkpoints"
 _LICENCE = re.compile(r"^license: ?([\w.-]{1,60})$", re.MULTILINE)
 _REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 _HEADER_BYTES = 1 << 14
-_OF_SPEED = ("seconds", "memory", "per_second", "mfu", "time", "share")
+_OF_SPEED = ("perf/", "goodput/", "servers/", "routing/", "seconds", "per_second", "share")
 """Parts of the names of metrics about speed and resources rather than results."""
 
 

@@ -18,7 +18,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from astra_jax.axes import stacked_matrices
 from astra_jax.run import moments
-from astra_jax.run.config import OPTIMIZERS, JitKey, OptimizerMemory, TrainingConfig
+from astra_jax.run.config import OPTIMIZERS, JitKey, TrainingConfig
 from synthesis.core.references import referred
 
 
@@ -54,7 +54,7 @@ def make_optimizer(
     if name not in OPTIMIZERS:
         optimizer = referred(name)(settings, learning_rate)
     clipped = _in_float32(optax.chain(_clipped(settings.max_grad_norm), optimizer))
-    return moments.in_bfloat16(clipped) if settings.moments == "bfloat16" else clipped
+    return moments.in_bfloat16(clipped) if settings.optimizer_state_dtype == "bfloat16" else clipped
 
 
 def learning_rate(settings: TrainingConfig | JitKey, steps: int) -> optax.Schedule:
@@ -152,7 +152,7 @@ def apply_gradients(
         total: the divisor of the sums, applied only here.
 
     Returns:
-        (params, optimizer state, metrics): `gradient_norm` before clipping, not finite if nothing was changed, and
+        (params, optimizer state, metrics): `train/grad_norm` before clipping, not finite if nothing was changed, and
         `weights_finite`, true if all new weights are finite.
     """
 
@@ -177,7 +177,7 @@ def apply_gradients(
         return unless_broken(new_params, params), unless_scheduled(new_state, state)
 
     params, opt_state = moments.stepped(step, params, opt_state, gradients, _keys(params, steps))
-    return params, opt_state, {"gradient_norm": norm, "weights_finite": all_finite(params)}
+    return params, opt_state, {"train/grad_norm": norm, "weights_finite": all_finite(params)}
 
 
 def all_finite(tree: Any) -> jax.Array:
@@ -187,7 +187,7 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def abstract_state(
-    like: Any, optimizer: optax.GradientTransformation, shardings: Any = None, *, memory: OptimizerMemory = "device"
+    like: Any, optimizer: optax.GradientTransformation, shardings: Any = None, *, offload: bool = False
 ) -> tuple[Any, Any]:
     """Return shapes, dtypes and shardings of the weights and the optimizer's state; statistics are sharded like their
     weights.
@@ -195,7 +195,8 @@ def abstract_state(
     Args:
         like: shapes and dtypes of the weights, see `Model.abstract_params`.
         shardings: a `NamedSharding` for each parameter; None is one device.
-        memory: of the statistics of the layers' matrices; all others, and counters, are on the devices.
+        offload: keep the statistics of the layers' matrices in the host's memory; all others, and counters, are on the
+            devices.
     """
     if shardings is None:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(jax.devices()[0]), like)
@@ -206,7 +207,7 @@ def abstract_state(
     def placed(path: Any, x: Any) -> jax.ShapeDtypeStruct:
         owner = moments.owner_of(path, x, by_path)
         place = everywhere if owner is None else by_path[owner]
-        if memory == "host" and owner in away:
+        if offload and owner in away:
             place = place.with_memory_kind(moments.HOST)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
@@ -215,7 +216,7 @@ def abstract_state(
 
 
 def initial_state(
-    params: Any, optimizer: optax.GradientTransformation, shardings: Any = None, *, memory: OptimizerMemory = "device"
+    params: Any, optimizer: optax.GradientTransformation, shardings: Any = None, *, offload: bool = False
 ) -> tuple[Any, Any]:
     """Return the weights and the optimizer's state, committed to their devices.
 
@@ -225,9 +226,9 @@ def initial_state(
     Args:
         params: taken over: arrays that are already placed correctly are not copied, and a step donates them.
         shardings: a `NamedSharding` for each parameter; None is one device.
-        memory: as in `abstract_state`.
+        offload: as in `abstract_state`.
     """
-    like, state = abstract_state(params, optimizer, shardings, memory=memory)
+    like, state = abstract_state(params, optimizer, shardings, offload=offload)
     places = jax.tree.map(lambda x: x.sharding, (like, state))
     params = jax.device_put(params, places[0])
     # Jitted, so the float32 copies of bfloat16 weights are never made; only their shapes are used.

@@ -60,7 +60,7 @@ StopReason = Literal["finished", "preempted", "exhausted"]
 command resumes it. `exhausted`: GRPO found no batch to train on."""
 
 _POLL_SECONDS = 0.2
-_SHOWN = ("loss", "tokens_per_second", "rollout/reward", "filling/valid_share")
+_SHOWN = ("train/loss", "perf/tokens_per_second", "rollout/reward", "filling/valid_share")
 """Metrics that the progress bar shows."""
 
 
@@ -199,7 +199,7 @@ class RunContext:
             NonFiniteError: a weight is not finite.
         """
         self._count_start()
-        model, lora, memory = self.model, self.config.lora, self.config.optimizer_memory
+        model, lora, offload = self.model, self.config.lora, self.config.optimizer_offload
         base = None if lora.rank is None else AdapterBase(model, lora, start, self._origin, mesh)
         trained, shardings = adapters.abstract_trained(model, lora), adapters.trained_shardings(model, lora, mesh)
 
@@ -208,7 +208,7 @@ class RunContext:
             if base is not None:
                 base.check(extra["frozen"])
 
-        like = abstract_state(trained, optimizer, shardings, memory=memory)
+        like = abstract_state(trained, optimizer, shardings, offload=offload)
         if (found := self.checkpointer.restore_latest(like, check)) is not None:
             step, params, opt_state, self._restored = found
             if step > self.steps:
@@ -223,7 +223,7 @@ class RunContext:
         else:
             step = 0
             first = start() if base is None else base.initial_adapters()
-            params, opt_state = initial_state(first, optimizer, shardings, memory=memory)
+            params, opt_state = initial_state(first, optimizer, shardings, offload=offload)
         frozen_params, digests = (None, {}) if base is None else (base.params, base.reference.digests)
         state = TrainState(step, params, opt_state, frozen_params, lora, digests)
         if broken := nonfinite_name(params) or (frozen_params and nonfinite_name(frozen_params)):
@@ -278,7 +278,7 @@ class RunContext:
         self.writer.truncate(step)
         kept = [row for row in rows if row["step"] <= step]
         # Rows that are removed count too: after a start without progress there may be no others.
-        began = next((row["goodput/began"] for row in rows if row.get("goodput/began")), self._started)
+        began = next((row["goodput/started_at"] for row in rows if row.get("goodput/started_at")), self._started)
         self._goodput = Goodput(kept, self._now(), began)
 
     # ----------------------------------------------------------------------------------------------------------- steps
@@ -315,8 +315,8 @@ class RunContext:
         return (lambda: heartbeat(self._number)) if jax.process_count() > 1 else None
 
     def end_step(self, state: TrainState, metrics: dict[str, Any]) -> None:
-        """Check a step's `loss`, `gradient_norm` and `weights_finite`, and whether to stop. On several hosts each must
-        call it after each step.
+        """Check a step's `train/loss`, `train/grad_norm` and `weights_finite`, and whether to stop. On several
+        hosts each must call it after each step.
 
         Args:
             metrics: arrays on the device, which are fetched only when the step is logged; `weights_finite` is removed.
@@ -358,7 +358,7 @@ class RunContext:
             NonFiniteError: see `log`.
         """
         skipped = float(self.finite.skipped.count)
-        whole = {**row, "checkpoint_seconds": self._saving_seconds, "skipped_steps": skipped}
+        whole = {**row, "seconds/checkpoint": self._saving_seconds, "train/skipped_steps": skipped}
         if self.writer is not None:
             whole |= self._goodput.step(self._now())
         self.history.append({"step": step, **whole})

@@ -36,7 +36,7 @@ from astra_jax.run import frozen
 from astra_jax.run.checkpoints import Checkpointer, named
 from synthesis.core.datasets import Folder
 
-Spelled = Mapping[int, tuple[int, ...]]
+TokenPieces = Mapping[int, tuple[int, ...]]
 """Token ids that spell a token, by its id."""
 
 
@@ -47,7 +47,7 @@ def load(
     shardings: Any = None,
     step: int | None = None,
     rows: int | None = None,
-    spelled: Spelled = MappingProxyType({}),
+    new_token_pieces: TokenPieces = MappingProxyType({}),
     adapter: Folder | None = None,
 ) -> Params:
     """Load weights from a Hugging Face folder if it has safetensors, otherwise from Orbax checkpoints.
@@ -56,18 +56,18 @@ def load(
 
     Args:
         rows: of the stored embedding, if the model has more: new rows are derived from the stored ones (`_with_rows`).
-        spelled: for each new row, the rows of tokens that spell its own (`ChatTokenizer.spelled`). A listed row that
-            the stored embedding has is replaced.
+        new_token_pieces: for each new row, the rows of tokens that spell its own (`ChatTokenizer.new_token_pieces`). A
+            listed row that the stored embedding has is replaced.
         adapter: a folder of `peft` whose adapter is merged into the weights, which must be Hugging Face's.
     """
     stored = model.vocab_size if rows is None else rows
-    if stored < model.vocab_size or any(number < stored for number in spelled):
+    if stored < model.vocab_size or any(number < stored for number in new_token_pieces):
         spread = shardings
         if shardings is not None and stored < model.vocab_size:
             spread = jax.tree_util.tree_map_with_path(_whole_vocabulary, shardings)
         fewer = dataclasses.replace(model, vocab_size=stored)
         params = load(directory, fewer, shardings=spread, step=step, adapter=adapter)
-        return _with_rows(params, model, shardings, spelled)
+        return _with_rows(params, model, shardings, new_token_pieces)
     if adapter is not None:
         change = partial(merged_tensors, adapter, _base_of(adapter, directory))
         return load_hf(Path(directory), model, shardings=shardings, change=change)
@@ -105,7 +105,7 @@ def _whole_vocabulary(path: tuple[Any, ...], sharding: NamedSharding) -> NamedSh
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:at], None, *sharding.spec[at + 1 :]))
 
 
-def _with_rows(params: Params, model: Model, shardings: Any, spelled: Spelled) -> Params:
+def _with_rows(params: Params, model: Model, shardings: Any, new_token_pieces: TokenPieces) -> Params:
     """Return the parameters with the model's number of token rows, in the embedding and in a separate head.
 
     A new row is the mean of the rows of the tokens that spell it, as is usual for added tokens (Gee et al. 2022, "Fast
@@ -119,8 +119,8 @@ def _with_rows(params: Params, model: Model, shardings: Any, spelled: Spelled) -
         if at is None:
             return leaf
         stored = leaf.shape[at]
-        anew = sorted(number for number in spelled if number < stored)
-        means = _means(spelled, [*anew, *range(stored, like.shape[at])], stored)
+        anew = sorted(number for number in new_token_pieces if number < stored)
+        means = _means(new_token_pieces, [*anew, *range(stored, like.shape[at])], stored)
 
         def grown(x: jax.Array) -> jax.Array:
             rows = jnp.moveaxis(x, at, 0)
@@ -142,7 +142,9 @@ def _with_rows(params: Params, model: Model, shardings: Any, spelled: Spelled) -
     return jax.tree_util.tree_map_with_path(one, params, abstract, shardings)
 
 
-def _means(spelled: Spelled, made: Iterable[int], stored: int) -> list[tuple[tuple[int, ...], float] | None]:
+def _means(
+    new_token_pieces: TokenPieces, made: Iterable[int], stored: int
+) -> list[tuple[tuple[int, ...], float] | None]:
     """Return, for each new row, the rows to average and a factor; None for the mean of all rows.
 
     Rows of the same pieces would be equal, and stay so in training until one occurs. So each is a hundredth shorter
@@ -154,10 +156,10 @@ def _means(spelled: Spelled, made: Iterable[int], stored: int) -> list[tuple[tup
     met = Counter[tuple[int, ...]]()
     means: list[tuple[tuple[int, ...], float] | None] = []
     for number in made:
-        pieces = spelled.get(number, ())
+        pieces = new_token_pieces.get(number, ())
         if any(not 0 <= piece < stored for piece in pieces):
             raise ValueError(f"token {number} is spelled {pieces}, and there are {stored} rows")
-        if own := [piece for piece in pieces if piece in spelled]:
+        if own := [piece for piece in pieces if piece in new_token_pieces]:
             raise ValueError(f"token {number} is spelled {pieces}, and the row of {own[0]} is made too")
         same = tuple(sorted(pieces))
         means.append((pieces, 0.99 ** met[same]) if pieces else None)
@@ -267,11 +269,11 @@ def _under(
         stored = read_config(base).vocab_size
         origin = frozen.WeightsSource("") if origin is None else origin
         step = origin.step if str(origin.step) in _steps(base) else None  # a copy may have another number
-        origin = frozen.WeightsSource(str(base), step, stored, origin.spelled)
+        origin = frozen.WeightsSource(str(base), step, stored, origin.new_token_pieces)
     if origin is None:
         raise WeightsError(f"{directory} has adapters, and does not say to which weights; say it with --base")
     try:
-        how: dict[str, Any] = {"step": origin.step, "rows": origin.rows, "spelled": origin.spelled}
+        how: dict[str, Any] = {"step": origin.step, "rows": origin.rows, "new_token_pieces": origin.new_token_pieces}
         found = load(origin.folder, model, shardings=shardings, **how)
     except UserError as error:
         raise WeightsError(

@@ -91,10 +91,10 @@ class ItemsRequest(ChatRequest, kw_only=True):
     """Request to `/v1/responses`, converted to a chat.
 
     Attributes:
-        told: fields of the request that the answer repeats.
+        echoed: fields of the request that the answer repeats.
     """
 
-    told: dict[str, Any] = {}
+    echoed: dict[str, Any] = {}
 
     @property
     def thinking_fields(self) -> tuple[str, ...]:
@@ -124,9 +124,9 @@ def items_request_of(fields: dict[str, Any]) -> ItemsRequest:
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(_list(fields.get("tools", []), "tools"))]
     reasoning, text = _part(fields, "reasoning"), _part(fields, "text")
     ignored += [f"reasoning.{name}" for name in reasoning if name not in _CARRIED_OUT["reasoning"]]
-    told = {name: fields.get(name) for name in ("instructions", "max_output_tokens")}
-    told |= {"tools": [_told(tool) for tool in tools], "text": {"format": {"type": "text"}, **text}}
-    told |= {"tool_choice": fields.get("tool_choice", "auto"), "metadata": metadata}
+    echoed = {name: fields.get(name) for name in ("instructions", "max_output_tokens")}
+    echoed |= {"tools": [_echoed_tool(tool) for tool in tools], "text": {"format": {"type": "text"}, **text}}
+    echoed |= {"tool_choice": fields.get("tool_choice", "auto"), "metadata": metadata}
     chat = {name: value for name, value in fields.items() if name not in _IGNORED and name not in _OWN}
     chat["messages"] = _messages(fields.get("input"), fields.get("instructions"))
     if "tools" in fields:
@@ -153,7 +153,7 @@ def items_request_of(fields: dict[str, Any]) -> ItemsRequest:
     except InvalidRequest as refused:
         raise in_items_words(refused) from None
     asked.ignored = (*map(_in_items_name, asked.ignored), *ignored)
-    return ItemsRequest(**{name: getattr(asked, name) for name in asked.__struct_fields__}, told=told)
+    return ItemsRequest(**{name: getattr(asked, name) for name in asked.__struct_fields__}, echoed=echoed)
 
 
 def in_items_words(refused: InvalidRequest) -> InvalidRequest:
@@ -209,7 +209,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": named}
 
 
-def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _echoed_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool as the answer repeats it, with all fields of OpenAI's schema."""
     function = tool["function"]
     return {
@@ -338,7 +338,7 @@ class ItemsResponse(Response[ItemsRequest]):
             "previous_response_id": None,
             "background": False,
             "truncation": "disabled",
-            **asked.told,
+            **asked.echoed,
         }
 
     def usage(self) -> dict[str, Any]:
@@ -435,8 +435,8 @@ class ItemsResponse(Response[ItemsRequest]):
         yield self._event("response.output_item.added", **at, item=begun)
         at |= {"item_id": item["id"]}
         yield self._event("response.function_call_arguments.delta", **at, delta=whole["arguments"])
-        told = {"name": whole["name"], "arguments": whole["arguments"]}
-        yield self._event("response.function_call_arguments.done", **at, **told)
+        echoed = {"name": whole["name"], "arguments": whole["arguments"]}
+        yield self._event("response.function_call_arguments.done", **at, **echoed)
         yield self._event("response.output_item.done", output_index=at["output_index"], item=whole)
 
     def _place(self) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def run(
     rows = result.history[_WARM_UP:]
     figures = {
         name: statistics.median(row[name] for row in rows)
-        for name in ("tokens_per_second", "mfu", "peak_memory_gib", "padding_share", "mask_share")
-        if name in rows[0]
+        for name in rows[0]
+        if name.startswith("perf/") or name in ("data/padding_share", "data/mask_share")
     }
     shape: dict[str, Any] = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(result.params)),

@@ -40,13 +40,13 @@ class DataConfig(Settings):
     Attributes:
         seq_len: tokens in a row; static, so that nothing recompiles.
         keep_reasoning: keep the thinking of every turn (see `ChatFormat.render`). Ours: True, because a rollout is
-            append-only and so the policy will see its earlier thinking. With rounds `apart`, the thinking of turns
-            before the user spoke last follows the chat format: no rollout has such turns.
-        rounds: of a conversation whose user speaks several times. `apart`: an example for each time, up to where the
-            user speaks again, trained on the turns since; it is what the model's template shows there when the model
-            is served, thoughts of earlier rounds left out where the template does. What the assistant says before the
-            user speaks at all is an example too. Rounds in which every turn has weight 0 are none. `together`: one
-            example of all.
+            append-only and so the policy will see its earlier thinking. With `split_at_user_turns`, the thinking of
+            turns before the user spoke last follows the chat format: no rollout has such turns.
+        split_at_user_turns: make an example for each time that the user of a conversation speaks, up to where the user
+            speaks again, trained on the turns since. It is what the model's template shows there when the model is
+            served, thoughts of earlier rounds left out where the template does. What the assistant says before the user
+            speaks at all is an example too. A round in which every turn has weight 0 gives no example. False: one
+            example per conversation.
         too_long: what happens to a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
             assistant turn that fits. Both are counted.
         tools: which tool documents the prompt shows: `all` that the trajectory was offered; `some`: those it called and
@@ -55,9 +55,9 @@ class DataConfig(Settings):
         thinking: False leaves all reasoning out.
         rename_entities: share of conversations, sampled for each epoch, whose entities get new names
             (`rename_entities`). For tiny models trained from scratch; a pretrained one copies names already.
-        rehearsed: share of examples that are of the rehearsal, where a run has one: conversations without tools,
-            against unlearning to talk (`rehearsal`). They come evenly between the others (also where some of those are
-            dropped), in an order of their own, and again and again if they are few.
+        self_generated_ratio: share of examples that are of the rehearsal, if a run has one: conversations without tools
+            that the model wrote itself, against unlearning to talk (`rehearsal`). They come evenly between the others
+            (also where some of those are dropped), in an order of their own, and again and again if they are few.
         workers: processes that make examples ahead, in turn; 0 makes them in this process, when they are needed. They
             are put in order before they are packed, so that batches do not depend on the number: it may change on
             resume.
@@ -68,12 +68,12 @@ class DataConfig(Settings):
 
     seq_len: Length
     keep_reasoning: bool = True
-    rounds: Literal["apart", "together"] = "apart"
+    split_at_user_turns: bool = True
     too_long: Literal["drop", "cut"] = "cut"
     tools: Literal["all", "some", "none"] = "all"
     thinking: bool = True
     rename_entities: Share = 0.0
-    rehearsed: Annotated[float, Bound(above=0, below=1)] = 0.25
+    self_generated_ratio: Annotated[float, Bound(above=0, below=1)] = 0.25
     workers: Annotated[int, Bound(least=0, most=1_024)] = 0
     packing_bins: Annotated[int, Bound(least=1, most=65_536)] = 64
     seed: Seed = 0
@@ -90,11 +90,11 @@ class DataStats:
 
     Attributes:
         lengths: tokens of each kept example, in the dataset's order; the maximum with `tools="some"`. An example is a
-            conversation, or one round of its user (`DataConfig.rounds`).
+            conversation, or one round of its user (`DataConfig.split_at_user_turns`).
         trainable: number of those tokens that are trained on, with any weight.
         dropped: conversations excluded, by reason. `too_long`; `no_assistant_turn`; `untrained`: every assistant turn
-            has weight 0; `not_in_format`: the chat format cannot express it; `tools_change`: rounds `together`, and a
-            tool is added in a later round.
+            has weight 0; `not_in_format`: the chat format cannot express it; `tools_change`: conversations are not
+            split, and a tool is added in a later round.
         cut: conversations that were shortened.
         dropped_at: indices of the dropped ones among all, ascending.
         first_dropped: for each reason the first example's id and its exact problem.
@@ -153,8 +153,8 @@ def shown(trajectory: Trajectory, config: DataConfig) -> tuple[list[Message], li
 
 
 def round_ends(roles: Sequence[str]) -> list[int]:
-    """Return the message count of each example with rounds `apart`. An example ends where the user speaks again, if the
-    assistant spoke meanwhile. A conversation that no user opens is one example."""
+    """Return the message count of each example with `split_at_user_turns`. An example ends where the user speaks again,
+    if the assistant spoke meanwhile. A conversation that no user opens is one example."""
     ends = [i for i in range(1, len(roles)) if roles[i] == "user" and roles[i - 1] != "user"]
     starts = [roles.index("user", end) for end in ends]
     opened = [0, *starts]
@@ -165,7 +165,7 @@ def round_ends(roles: Sequence[str]) -> list[int]:
 def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
     """Return the conversations that each become an example: the whole one, or the prefixes from `round_ends` with the
     tools available then."""
-    if config.rounds == "together":
+    if not config.split_at_user_turns:
         return [trajectory]
     roles = trained_roles(trajectory.messages)
     return [
@@ -188,11 +188,12 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     """Render and encode an example (`by_round`); drop or cut it if it has more than `config.seq_len` tokens."""
     messages, tools = shown(trajectory, config)
     users = [i for i, message in enumerate(messages) if message.role == "user"]
-    if config.rounds == "together" and trajectory.dialogue and trajectory.dialogue.restored_at_turn:
+    if not config.split_at_user_turns and trajectory.dialogue and trajectory.dialogue.restored_at_turn:
         # Chat formats list tools once, before all rounds.
-        return _dropped("tools_change", "a tool is there from a later round on; use data.rounds=apart")
-    # With rounds `apart`, turns before the last user turn have their own examples.
-    before = sum(one.role == "assistant" for one in messages[: users[-1]]) if users and config.rounds == "apart" else 0
+        return _dropped("tools_change", "a tool is there from a later round on; use data.split_at_user_turns=true")
+    # If split, turns before the last user turn have their own examples.
+    is_split = users and config.split_at_user_turns
+    before = sum(one.role == "assistant" for one in messages[: users[-1]]) if is_split else 0
     keep_reasoning = config.keep_reasoning and not before
     try:
         segments = tokenizer.format.render(messages, tools, keep_reasoning=keep_reasoning)
@@ -403,7 +404,7 @@ def _tokenised(trajectories: grain.MapDataset, tokenizer: ChatTokenizer, config:
 
 def _mixed(examples: grain.MapDataset, rehearsed: grain.MapDataset, config: DataConfig) -> grain.MapDataset:
     """Mix the rehearsal into `examples` by share, in an order that does not depend on the seed."""
-    return grain.MapDataset.mix([examples, rehearsed], [1 - config.rehearsed, config.rehearsed])
+    return grain.MapDataset.mix([examples, rehearsed], [1 - config.self_generated_ratio, config.self_generated_ratio])
 
 
 class _Source:
@@ -424,7 +425,7 @@ class _Source:
                 found = len(self._records)
             if found != count:
                 raise DatasetError(f"{path} is corrupt: {found} records, its card says {count}; synthesise it again")
-        if config.rounds == "apart":
+        if config.split_at_user_turns:
             counts = [len(round_ends(trained_roles(record.messages))) for record in each_record(path, Trajectory)]
             if max(counts, default=1) > 1:
                 self._places_e2 = np.array([(i, k) for i, n in enumerate(counts) for k in range(n)], np.int64)

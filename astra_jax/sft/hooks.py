@@ -28,7 +28,7 @@ from synthesis.core.records import Trajectory
 
 
 class HeldOutLoss(Hook):
-    """Log the loss on a held-out dataset as `held_out_loss`, every `eval_every` steps and after the last.
+    """Log the loss on a held-out dataset as `eval/loss`, every `eval_every` steps and after the last.
 
     Each example counts once. With `eval_batches` the loss is that of the first batches, always the same ones.
     """
@@ -42,12 +42,12 @@ class HeldOutLoss(Hook):
         with BatchIterator(path, tokenizer, held_out_data(config.data), config.batch_size) as batches:
             evaluated = itertools.islice(batches.epoch(), config.eval_batches)
             self._batches = [micro for batch in evaluated for micro in _micro_batches(batch, config)]
-        sums = partial(loss_sums, model=model, remat=config.remat, matmul=config.matmul, mesh=mesh)
+        sums = partial(loss_sums, model=model, remat=config.remat, matmul=config.matmul_quantization, mesh=mesh)
         self._sums = Program(sums, own=config.compiler_options)
         self._mesh = mesh
 
     def measure(self, run: Run, state: TrainState, batch: Any, row: Mapping[str, float]) -> dict[str, float]:
-        return {"held_out_loss": self.loss(state.inference_params())}
+        return {"eval/loss": self.loss(state.inference_params())}
 
     def loss(self, params: Params) -> float:
         """Return the loss per trained token, in nats."""

@@ -101,7 +101,7 @@ def prepare(
     tokenizer.check_fits(model.vocab_size)
     model.check_length(config.data.seq_len, "data.seq_len")
     check_options(config.compiler_options, mesh)
-    check_matmul(config.matmul, model, mesh)
+    check_matmul(config.matmul_quantization, model, mesh)
     adapters.check(model, config.lora)
     if mesh is not None:
         check_batch(mesh, config.batch_size, config.data.seq_len, "data.seq_len")
@@ -122,10 +122,11 @@ def prepare(
         read.append((rehearsed, rehearsal_card))
         more["rehearsal"] = rehearsal_card["digest"]
     else:  # the identity of runs from before there was rehearsal
-        settings["data"] = {name: value for name, value in settings["data"].items() if name != "rehearsed"}
+        settings["data"] = {name: value for name, value in settings["data"].items() if name != "self_generated_ratio"}
     if all(one.count == of["count"] for one, of in read):
-        # No user speaks twice, so that both values of `rounds` mean the same, and runs from before it resume.
-        settings["data"] = {**settings["data"], "rounds": "together"}
+        # No user speaks twice, so that both values of `split_at_user_turns` mean the same, and runs from before it
+        # resume.
+        settings["data"] = {**settings["data"], "split_at_user_turns": False}
     identity = run_identity(
         model=model_settings(model),
         sft=settings,

@@ -3,9 +3,10 @@
     the opening of a user's turn ─ the model writes the request ─ the model answers ─ a conversation without tools
 
 Conversations are sampled at temperature 1 from the weights that SFT starts from. Up to a constant, the loss on them is
-the divergence KL(first weights, trained weights). So a share of them (`DataConfig.rehearsed`) is an anchor that needs
-no second model in memory and no other data. The term is from pseudo-rehearsal (Robins 1995). That an aligned model
-writes a user's request when given only the opening of a user turn is from Magpie (Xu et al. 2024, arXiv:2406.08464).
+the divergence KL(first weights, trained weights). So a share of them (`DataConfig.self_generated_ratio`) is an anchor
+that needs no second model in memory and no other data. The term is from pseudo-rehearsal (Robins 1995). That an aligned
+model writes a user's request when given only the opening of a user turn is from Magpie (Xu et al. 2024,
+arXiv:2406.08464).
 
 Run it with `python -m launch.rehearse`, and use the result with `launch.sft --rehearsal`.
 """

@@ -25,7 +25,7 @@ from synthesis.core.datasets import Folder, check_dataset
 from synthesis.core.records import Trajectory
 
 FOLDER = "statistics"
-_WITHOUT_EFFECT = ("rename_entities", "rehearsed", "workers", "packing_bins", "seed")
+_WITHOUT_EFFECT = ("rename_entities", "self_generated_ratio", "workers", "packing_bins", "seed")
 """Settings that affect only the order and naming of examples, not the statistics."""
 
 

@@ -77,13 +77,13 @@ class StepInputs(NamedTuple):
     Attributes:
         batch: on the devices, [A, B / A, T].
         bucket_ids_a: see `train_step`.
-        shares: `mask_share` of the real tokens, `padding_share` of the computed positions, and `row_tokens` computed
-            per row.
+        metrics: `data/mask_share` of the real tokens, `data/padding_share` of the computed positions, and
+            `data/row_tokens` computed per row.
     """
 
     batch: PackedBatch
     bucket_ids_a: jax.Array | None
-    shares: dict[str, float]
+    metrics: dict[str, float]
 
 
 def step_inputs(batch: PackedBatch, step: int, config: SFTConfig, mesh: Mesh | None) -> StepInputs:
@@ -109,7 +109,7 @@ def step_inputs(batch: PackedBatch, step: int, config: SFTConfig, mesh: Mesh | N
     return StepInputs(
         to_device(batch, mesh, micro_batches=config.micro_batches),
         to_each_device(bucket_ids_a, mesh) if config.row_buckets else None,
-        {"mask_share": mask_share, "padding_share": padding_share, "row_tokens": row_tokens},
+        {"data/mask_share": mask_share, "data/padding_share": padding_share, "data/row_tokens": row_tokens},
     )
 
 
@@ -136,9 +136,9 @@ def train_step(
         bucket_ids_a: int32, index into `config.row_lengths` for each micro-batch; None if there is only one length.
 
     Returns:
-        (params, optimizer state, metrics on the device). If `gradient_norm` is not finite, nothing changes.
+        (params, optimizer state, metrics on the device). If `train/grad_norm` is not finite, nothing changes.
     """
-    loss_of = partial(loss_sums, model=model, lora=config.lora, remat=config.remat, matmul=config.matmul)
+    loss_of = partial(loss_sums, model=model, lora=config.lora, remat=config.remat, matmul=config.matmul_quantization)
     gradients, (loss, (count, router)) = accumulate_scan(
         loss_of, params, base, batch, mesh, lengths=(*sorted({*config.row_buckets}), None), bucket_ids_a=bucket_ids_a
     )
@@ -146,7 +146,7 @@ def train_step(
     params, opt_state, taken = apply_gradients(
         params, opt_state, gradients, count, optimizer=optimizer, rounding=config.rounding
     )
-    metrics = {"loss": loss / count, "trained_tokens": count, **taken}
+    metrics = {"train/loss": loss / count, "train/trained_tokens": count, **taken}
     if router is not None:
         metrics |= router_metrics(router)
     return params, opt_state, metrics
@@ -157,8 +157,8 @@ def abstract_arguments(model: Model, config: SFTConfig, steps: int, mesh: Mesh |
     `abstract_bucket_ids`."""
     trained = adapters.abstract_trained(model, config.lora)
     shardings = adapters.trained_shardings(model, config.lora, mesh)
-    optimizer, memory = sft_optimizer(config, steps), config.optimizer_memory
-    params, opt_state = abstract_state(trained, optimizer, shardings, memory=memory)
+    optimizer = sft_optimizer(config, steps)
+    params, opt_state = abstract_state(trained, optimizer, shardings, offload=config.optimizer_offload)
     place = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH, "context"))
     shape = (config.micro_batches, config.micro_batch_rows, config.data.seq_len)
     one, mask = (jax.ShapeDtypeStruct(shape, dtype, sharding=place) for dtype in (jnp.int32, jnp.float32))

@@ -63,7 +63,7 @@ def summarise(
     examples, tokens = float(len(stats.lengths)), float(stats.tokens)
     rows = [*_data_rows(config, stats, card, location(dataset).name)]
     if rehearsed is not None:
-        share = config.data.rehearsed / (1 - config.data.rehearsed)
+        share = config.data.self_generated_ratio / (1 - config.data.self_generated_ratio)
         more = examples * share
         examples, tokens = examples + more, tokens + more * statistics.fmean(rehearsed.lengths)
         rows.append(("rehearsal", f"{_read(rehearsed)}; {more:,.0f} more examples an epoch"))

@@ -64,8 +64,9 @@ def train(
         dataset: a dataset of `Trajectory` records.
         workdir: on disk or in a bucket, shared by all hosts; gets `checkpoints/`, `metrics/`, `samples/`,
             `statistics/` and `profile/`.
-        held_out: a dataset for `held_out_loss` and for the openings of samples.
-        rehearsal: a dataset of conversations without tools (`rehearsal.rehearse`), mixed in by `config.data.rehearsed`.
+        held_out: a dataset for `eval/loss` and for the openings of samples.
+        rehearsal: a dataset of conversations without tools (`rehearsal.rehearse`), mixed in by
+            `config.data.self_generated_ratio`.
         origin: the source of `start`'s weights; with adapters it is stored beside the checkpoints.
         mesh: devices to train on; None is one device.
         checkpoints: whether to write them; if not, only the result remains.
@@ -110,8 +111,8 @@ def train(
                 )
             run.end_step(state, metrics)
             if run.is_logged(state.step):
-                row = {name: float(value) for name, value in jax.device_get(metrics).items()} | inputs.shares
-                row |= {"learning_rate": float(rate(state.step - 1)), **run.meter.read()}
+                row = {name: float(value) for name, value in jax.device_get(metrics).items()}
+                row |= {"train/learning_rate": float(rate(state.step - 1)), **inputs.metrics, **run.meter.read()}
                 run.log(state, batch, row)
             run.save_if_due(state)
         run.finish(state)

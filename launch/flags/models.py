@@ -62,7 +62,9 @@ _DEADLINE = number_flag("host_deadline", 60.0, Seconds, "Seconds without a sign 
 _STEP_DEADLINE = number_flag(
     "host_step_deadline", 1800.0, Seconds, "Seconds by which a host may be behind the others before it is called hung."
 )
-_MEETING = number_flag("host_meeting_deadline", 300.0, Seconds, "Seconds in which all hosts are to come, at the start.")
+_RENDEZVOUS_DEADLINE = number_flag(
+    "rendezvous_deadline", 300.0, Seconds, "Seconds in which all hosts are to come, at the start."
+)
 
 _LATER = 60.0
 """Seconds by which JAX's own heartbeat, whose error names no host, is behind ours."""
@@ -76,14 +78,14 @@ def hosts() -> Iterator[None]:
 
     Raises:
         UsageError: some of the flags are missing, or there are several hosts without a mesh.
-        MeetingError: not all of them came.
+        RendezvousError: not all of them came.
         BackendError: JAX cannot start its backend, on several hosts.
     """
     import jax
 
     from astra_jax.run.backends import start_backend
     from astra_jax.run.hosts import HostWatch
-    from astra_jax.run.meeting import Meeting, meet
+    from astra_jax.run.rendezvous import RendezvousDeadline, rendezvous
 
     make_output_optional()  # also on the hosts that hold no lock
     given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
@@ -97,19 +99,19 @@ def hosts() -> Iterator[None]:
         yield
         return
     if _COORDINATOR.value is not None:
-        meet(
+        rendezvous(
             _COORDINATOR.value,
             _HOSTS.value,
             _HOST.value,
-            _MEETING.value,
+            _RENDEZVOUS_DEADLINE.value,
             lambda line: say(f"host {_HOST.value} {line}"),
         )
-    with Meeting(_MEETING.value):
+    with RendezvousDeadline(_RENDEZVOUS_DEADLINE.value):
         jax.distributed.initialize(
             _COORDINATOR.value,
             _HOSTS.value,
             _HOST.value,
-            initialization_timeout=int(_MEETING.value + _LATER),
+            initialization_timeout=int(_RENDEZVOUS_DEADLINE.value + _LATER),
             heartbeat_timeout_seconds=max(100, int(_DEADLINE.value + _LATER)),
         )
     with HostWatch(_DEADLINE.value, _STEP_DEADLINE.value):
@@ -346,9 +348,9 @@ def step() -> int | None:
     return None if found is None else int(said)
 
 
-def _spelled(rows: int) -> dict[int, tuple[int, ...]]:
-    """Those of the tokenizer's tokens of which the weights, an embedding of `rows`, have none; see its `spelled`."""
-    return load_tokenizer().spelled(rows, own=_is_own())
+def _new_token_pieces(rows: int) -> dict[int, tuple[int, ...]]:
+    """Return `ChatTokenizer.new_token_pieces` of weights with an embedding of `rows`."""
+    return load_tokenizer().new_token_pieces(rows, own=_is_own())
 
 
 def origin(config: TrainingConfig, model: Model) -> WeightsSource | None:
@@ -360,10 +362,10 @@ def origin(config: TrainingConfig, model: Model) -> WeightsSource | None:
     source = _source()
     found = WeightsSource(str(source.folder), step(), adapter=None if source.adapter is None else str(source.adapter))
     rows = _start(config.lora).model().vocab_size
-    spelled = _spelled(rows)
-    if rows >= model.vocab_size and not spelled:
+    new_token_pieces = _new_token_pieces(rows)
+    if rows >= model.vocab_size and not new_token_pieces:
         return found
-    return dataclasses.replace(found, rows=rows, spelled=spelled)
+    return dataclasses.replace(found, rows=rows, new_token_pieces=new_token_pieces)
 
 
 def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
@@ -418,5 +420,10 @@ def load(config: TrainingConfig, model: Model, mesh: Mesh | None) -> Params:
         what = "the base of an adapter that the run continues" if start.adapter is None else "with an adapter merged"
         say(f"{source.folder}: {what}, {source.adapter}")
     rows = start.model().vocab_size
-    how: dict[str, Any] = {"step": step(), "rows": rows, "spelled": _spelled(rows), "adapter": start.adapter}
+    how: dict[str, Any] = {
+        "step": step(),
+        "rows": rows,
+        "new_token_pieces": _new_token_pieces(rows),
+        "adapter": start.adapter,
+    }
     return weights.load(start.folder, model, shardings=shardings, **how)

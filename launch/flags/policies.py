@@ -101,8 +101,9 @@ def load(model: Model) -> Params:
     compilation_cache.keep_programs()
     found = _source()
     rows = found.model().vocab_size
-    spelled = found.load_tokenizer(_tokenizer_folder()).spelled(rows, own=_tokenizer_folder() == found.tokenizer)
-    how: dict[str, Any] = {"step": step(), "rows": rows, "spelled": spelled, "adapter": found.adapter}
+    tokenizer, is_own = found.load_tokenizer(_tokenizer_folder()), _tokenizer_folder() == found.tokenizer
+    new_token_pieces = tokenizer.new_token_pieces(rows, own=is_own)
+    how: dict[str, Any] = {"step": step(), "rows": rows, "new_token_pieces": new_token_pieces, "adapter": found.adapter}
     return weights.load(found.folder, model, shardings=shardings, **how)
 
 

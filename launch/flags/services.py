@@ -56,12 +56,12 @@ def max_waiting() -> flags.FlagHolder[int]:
     return number_flag("max_waiting", 1024, CountOrZero, "What may wait; more is answered 429.")
 
 
-def told_to_stop() -> asyncio.Event:
+def stop_signal() -> asyncio.Event:
     """Set by SIGTERM and Ctrl-C, which end nothing any more. Ask for it before what takes long to open."""
-    told = asyncio.Event()
+    stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
-    return told
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    return stopping
 
 
 def check_address(port: int) -> None:

@@ -110,18 +110,19 @@ def take_tokenizer(config: QuickstartConfig, folder: Path, target: Path) -> Chat
 def origin(folder: Path) -> WeightsSource:
     """What adapters to the weights keep of where those are. Raises `WeightsError` and `TokenizerError`."""
     rows = hf_checkpoint.read_config(folder).vocab_size
-    return WeightsSource(str(folder), rows=rows, spelled=ChatTokenizer.load(folder).spelled(rows, own=True))
+    pieces = ChatTokenizer.load(folder).new_token_pieces(rows, own=True)
+    return WeightsSource(str(folder), rows=rows, new_token_pieces=pieces)
 
 
 def load(model: Model, folder: Path) -> Params:
     """The weights, in as many rows as the model has. Raises as `origin` does."""
     found = origin(folder)
-    return weights.load(folder, model, rows=found.rows, spelled=found.spelled)
+    return weights.load(folder, model, rows=found.rows, new_token_pieces=found.new_token_pieces)
 
 
 def with_added_tokens(config: SFTConfig, folder: Path) -> SFTConfig:
     """The same; with adapters, rows of the tokens that the weights have none for are trained too."""
     if config.lora.rank is None:
         return config
-    tokens = tuple(sorted({*config.lora.tokens, *origin(folder).spelled}))
+    tokens = tuple(sorted({*config.lora.tokens, *origin(folder).new_token_pieces}))
     return dataclasses.replace(config, lora=dataclasses.replace(config.lora, tokens=tokens))

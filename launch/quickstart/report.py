@@ -87,7 +87,7 @@ def loss_curves(workdir: Path) -> Markup:
     parts = {"dialogue": "without tool documents", "tools": "with tool documents"}
     for folder in sorted((workdir / "sft").iterdir()):
         rows = read_metrics(folder / "metrics")
-        lines[parts[folder.name]] = [(offset + row["step"], row["loss"]) for row in rows]
+        lines[parts[folder.name]] = [(offset + row["step"], row["train/loss"]) for row in rows]
         offset += rows[-1]["step"] if rows else 0
     return charts.curves("SFT, loss per trained token", lines, across="step", low=0)
 

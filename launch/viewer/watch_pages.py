@@ -63,7 +63,7 @@ def curves_of(training: Training) -> dict[str, Markup]:
     """Plot the curves of a training, by title."""
     drawn = {}
     for title, lines in training.curves.items():
-        named = {name.rpartition("/")[2].replace("_", " "): points for name, points in lines.items()}
+        named = {name.replace("/", " ").replace("_", " "): points for name, points in lines.items()}
         low, high = 0.0 if title in _FROM_ZERO else None, 1.0 if title == "Rollouts" else None
-        drawn[title] = charts.curves(title, named, across=training.noun, low=low, high=high)
+        drawn[title] = charts.curves(title, named, across="step", low=low, high=high)
     return drawn

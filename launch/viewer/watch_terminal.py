@@ -51,7 +51,7 @@ def text(run: Watched) -> str:
 
 def _training(one: Training) -> list[str]:
     of, name = f" of {one.total:,}" if one.total else "", f" ({one.name})" if one.name else ""
-    lines = [f"{one.kind}{name}: {one.noun} {one.step:,}{of}"]
+    lines = [f"{one.kind}{name}: step {one.step:,}{of}"]
     for title, curves in one.curves.items():
         lines.append(f"  {title}")
         for name, points in curves.items():

@@ -34,12 +34,12 @@ T = TypeVar("T")
 Curves = Mapping[str, Sequence[tuple[float, float | None]]]
 
 CURVES: Mapping[str, tuple[str, ...]] = {
-    "Loss": ("loss", "held_out_loss"),
+    "Loss": ("train/loss", "eval/loss"),
     "Rollouts": ("rollout/reward", "train/reward", "rollout/recall", "rollout/precision"),
     "Held-out reward": ("eval/greedy/reward", "eval/sampled/reward"),
-    "Gradient norm": ("gradient_norm",),
-    "Sampler and trainer": ("mismatch_kl",),
-    "Tokens a second": ("tokens_per_second", "tokens_per_second/rollout", "tokens_per_second/update"),
+    "Gradient norm": ("train/grad_norm",),
+    "Sampler and trainer": ("train/mismatch_kl",),
+    "Tokens a second": ("perf/tokens_per_second", "rollout/tokens_per_second"),
     "Seconds": ("seconds/rollout", "seconds/update", "seconds/sync", "seconds/wait"),
 }
 """Charts of a training and the metrics on each, where a run has them."""
@@ -109,11 +109,6 @@ class Training:
     def step(self) -> int:
         """The last logged step, 0 before the first."""
         return int(self.rows[-1]["step"]) if self.rows else 0
-
-    @property
-    def noun(self) -> str:
-        """Word for its steps."""
-        return "update" if self.kind == "GRPO" else "step"
 
     @property
     def curves(self) -> dict[str, Curves]:
@@ -207,7 +202,7 @@ class Watcher:
         self._place: RunFolder = InBucket(epath.Path(workdir)) if in_bucket(workdir) else OnDisk(Path(workdir))
         self.name, self.workdir = self._place.name, self._place.files
         self._read: dict[Path, _Read] = {}
-        self._onlookers: dict[Path, JournalReader] = {}
+        self._journal_readers: dict[Path, JournalReader] = {}
         self._unread: list[str] = []
         run = self.look()
         if not (run.trainings or run.stages or run.datasets or run.command or run.state in ("running", "elsewhere")):
@@ -302,7 +297,7 @@ class Watcher:
         if not folder.is_dir():
             return None
         with contextlib.suppress(OSError, ValueError):  # finished and removed meanwhile, or damaged
-            return self._onlookers.setdefault(folder, JournalReader(folder)).look()
+            return self._journal_readers.setdefault(folder, JournalReader(folder)).look()
         return None
 
     def _json(self, path: Path) -> Mapping[str, Any]:
@@ -408,10 +403,11 @@ def _training_waits(one: Training) -> str:
     name, of = f"{one.kind}{f' ({one.name})' if one.name else ''}", f" of {one.total:,}" if one.total else ""
     if one.evaluation is not None:
         played = f"{one.evaluation.episodes:,} episodes are finished"
-        return f"{name} evaluates held-out environments after update {one.evaluation.update:,}: {played}."
+        return f"{name} evaluates held-out environments after step {one.evaluation.update:,}: {played}."
     if one.batch is not None:
         turns = f", {one.batch.open_turns:,} turns of unfinished ones" if one.batch.open_turns else ""
-        return f"{name} samples update {one.batch.update:,}{of}: {one.batch.episodes:,} episodes are finished{turns}."
+        done = f"{one.batch.episodes:,} episodes are finished{turns}"
+        return f"{name} samples the batch of step {one.batch.update:,}{of}: {done}."
     if one.rows:
         return f"{name} works on step {one.step + 1:,}{of}."
     return f"{name} is before its first step: it reads weights, compiles or makes the first batch."
@@ -425,7 +421,7 @@ def _exhausted(training: Training) -> str:
         rewards = f" Rewards: mean {mean}, min {low}, max {high}."
     masked = f" {found['masked_episodes']:,.0f} episodes were masked." if found.get("masked_episodes") else ""
     return (
-        f"Exhausted: {found.get('groups_sampled', 0):,.0f} groups were sampled for update {training.step:,}, and too "
+        f"Exhausted: {found.get('groups_sampled', 0):,.0f} groups were sampled after step {training.step:,}, and too "
         f"few were valid.{rewards}{masked} The newest page of sampled episodes says what to try."
     )
 

@@ -128,7 +128,7 @@ def test_ids_with_gaps_are_refused(tmp_path: Path) -> None:
 
 def test_trained_are_the_assistants_turns_with_the_added_tokens(plain: Path) -> None:
     tokenizer = ChatTokenizer.load(plain)
-    made = tokenise(trajectory(0, ["France", "Japan"]), tokenizer, DataConfig(seq_len=2_000, rounds="together"))
+    made = tokenise(trajectory(0, ["France", "Japan"]), tokenizer, DataConfig(seq_len=2_000, split_at_user_turns=False))
     said = tokenizer.decode([int(one) for one in made.tokens[made.loss_mask == 1]])
     wanted = [
         f'<tool_call>\n{{"name": "capital_of", "arguments": {{"country": "{country}"}}}}\n</tool_call><|im_end|>'
@@ -188,7 +188,7 @@ def test_new_rows_are_the_mean_of_the_rows_that_spell_them(tmp_path: Path, tied:
         count = int(np.prod(list(axes.values())))
         shardings = grown.param_shardings(make_mesh(**axes, devices=jax.devices()[:count]))
     for folder in ("hf", "orbax"):
-        made = weights.load(tmp_path / folder, grown, shardings=shardings, rows=381, spelled=spelled)
+        made = weights.load(tmp_path / folder, grown, shardings=shardings, rows=381, new_token_pieces=spelled)
         assert jax.tree.map(jnp.shape, made) == jax.tree.map(lambda leaf: leaf.shape, grown.abstract_params())
         if shardings is not None:
             assert jax.tree.map(lambda leaf: leaf.sharding, made) == shardings
@@ -212,7 +212,7 @@ def test_new_rows_are_the_mean_of_the_rows_that_spell_them(tmp_path: Path, tied:
     as_it_is = weights.load(tmp_path / "hf", model(381, tied=tied), rows=381)
     assert all(map(np.array_equal, jax.tree.leaves(as_it_is), jax.tree.leaves(params)))
     with pytest.raises(ValueError, match=r"token 400 is spelled \(381,\), and there are 381 rows"):
-        weights.load(tmp_path / "hf", grown, rows=381, spelled={400: (381,)})
+        weights.load(tmp_path / "hf", grown, rows=381, new_token_pieces={400: (381,)})
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -222,10 +222,15 @@ def test_spare_rows_of_added_tokens_are_made_of_the_rows_that_spell_them(plain, 
     tokenizer, big = ChatTokenizer.load(plain), model(400, tied=tied)
     params = big.init(jax.random.key(0))
     save_hf(params, big, tmp_path)
-    spelled = tokenizer.spelled(400, own=True)
-    assert spelled == tokenizer.spelled(384) and sorted(spelled) == sorted(tokenizer.new_ids) == [384, 385, 386, 387]
+    spelled = tokenizer.new_token_pieces(400, own=True)
+    assert spelled == tokenizer.new_token_pieces(384) and sorted(spelled) == sorted(tokenizer.new_ids) == [
+        384,
+        385,
+        386,
+        387,
+    ]
     shardings = None if axes is None else big.param_shardings(make_mesh(**axes, devices=jax.devices()[:4]))
-    made = weights.load(tmp_path, big, shardings=shardings, rows=400, spelled=spelled)
+    made = weights.load(tmp_path, big, shardings=shardings, rows=400, new_token_pieces=spelled)
     if shardings is not None:
         assert jax.tree.map(lambda leaf: leaf.sharding, made) == shardings
     for name, at in (("embed_vd", 0), *(() if tied else (("head_dv", 1),))):
@@ -234,14 +239,14 @@ def test_spare_rows_of_added_tokens_are_made_of_the_rows_that_spell_them(plain, 
         for number, pieces in spelled.items():
             np.testing.assert_allclose(new[number], old[list(pieces)].mean(0), atol=1e-7)
     with pytest.raises(ValueError, match=r"token 385 is spelled \(384, 3\), and the row of 384 is made too"):
-        weights.load(tmp_path, big, rows=400, spelled={384: (1, 2), 385: (384, 3)})
+        weights.load(tmp_path, big, rows=400, new_token_pieces={384: (1, 2), 385: (384, 3)})
 
 
 def test_tokens_that_a_vocabulary_has_keep_their_rows(tmp_path: Path) -> None:
     """Though its template knows no tools, and leaves them out: whoever trained the model may have trained them."""
     tokenizer = ChatTokenizer.load(make_folder(tmp_path, special=(*CHATML, *ADDED)))
     assert tokenizer.added == ADDED and tokenizer.new_ids == frozenset()
-    assert tokenizer.spelled(400, own=True) == {}
+    assert tokenizer.new_token_pieces(400, own=True) == {}
 
 
 @pytest.mark.parametrize("axes", by_day([{"fsdp": 2}, {"tensor": 2}], {"tensor": 2}))
@@ -253,7 +258,7 @@ def test_weights_with_made_rows_are_the_same_on_a_mesh_and_on_one_device(tmp_pat
     save_hf(params, stored, tmp_path)
     grown = stored if spare else dataclasses.replace(stored, vocab_size=4_224)
     spelled = {(4_000 if spare else 4_096) + i: (5 * i + 1, 5 * i + 2, 5 * i + 3, 77) for i in range(4)}
-    how = {"rows": 4_096, "spelled": spelled}
+    how = {"rows": 4_096, "new_token_pieces": spelled}
     alone = weights.load(tmp_path, grown, **how)
     shardings = grown.param_shardings(make_mesh(**axes, devices=jax.devices()[:2]))
     origin = frozen.WeightsSource(str(tmp_path), **how)
@@ -278,18 +283,18 @@ def test_of_a_folder_that_cuts_texts_added_files_and_spellings_are_those_of_one_
     stored.enable_truncation(2)
     stored.save(str(folder / "tokenizer.json"))
     cutting = ChatTokenizer.load(folder)
-    assert cutting.changed_files == whole.changed_files and cutting.spelled(384) == whole.spelled(384)
+    assert cutting.changed_files == whole.changed_files and cutting.new_token_pieces(384) == whole.new_token_pieces(384)
 
 
 def test_added_tokens_are_spelled_by_those_that_a_model_has_rows_for(plain: Path, tmp_path: Path) -> None:
     before, tokenizer = Tokenizer.from_file(str(plain / "tokenizer.json")), ChatTokenizer.load(plain)
     wanted = {number: tuple(before.encode(token).ids) for number, token in enumerate(ADDED, start=384)}
     assert all(len(pieces) > 1 for pieces in wanted.values())
-    assert tokenizer.spelled(384) == wanted and len(set(map(tuple, map(sorted, wanted.values())))) == 4
-    assert tokenizer.spelled(386) == {number: wanted[number] for number in (386, 387)}
-    assert tokenizer.spelled(388) == {}
+    assert tokenizer.new_token_pieces(384) == wanted and len(set(map(tuple, map(sorted, wanted.values())))) == 4
+    assert tokenizer.new_token_pieces(386) == {number: wanted[number] for number in (386, 387)}
+    assert tokenizer.new_token_pieces(388) == {}
     # A folder that has the tokens already, beside weights that have no rows for them.
     copy_tokenizer(plain, tmp_path, but=tokenizer.changed_files)
     for name, text in tokenizer.changed_files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert ChatTokenizer.load(tmp_path).spelled(384) == wanted
+    assert ChatTokenizer.load(tmp_path).new_token_pieces(384) == wanted

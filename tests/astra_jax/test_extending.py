@@ -76,7 +76,7 @@ def run_sft(model, chat_tokenizer, tmp_path):
 def test_own_optimizer_schedule_and_tracker(run_sft, tmp_path) -> None:
     own = {"optimizer": "mine:lion", "schedule": "mine:inverse_sqrt", "log_to": ("mine:CsvTracker",)}
     result = run_sft(dataclasses.replace(SFT, **own))
-    rates = [row["learning_rate"] for row in result.history]
+    rates = [row["train/learning_rate"] for row in result.history]
     schedule = referred("mine:inverse_sqrt")(SFT, 3)
     assert rates == pytest.approx([float(schedule(step)) for step in range(3)]) and rates[0] < rates[2]
     lines = (tmp_path / "run" / "metrics" / "metrics.csv").read_text().splitlines()
@@ -133,7 +133,7 @@ class Recorder(Hook):
         return {"own/rows": len(batch.tokens_bt)}
 
     def after_update(self, run, state, batch, row) -> None:
-        assert row["own/rows"] == 2 and "loss" in row
+        assert row["own/rows"] == 2 and "train/loss" in row
         self.calls.append(("after_update", state.step))
 
     def before_save(self, run, state) -> None:

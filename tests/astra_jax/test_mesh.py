@@ -125,9 +125,9 @@ def test_a_training_step_equals_one_device_and_accumulation(model, axes) -> None
     expected, expected_metrics = whole_step(model, 1, None)
     params, metrics = whole_step(model, 2, make_mesh(**axes) if axes else None)
     jax.tree.map(lambda ours, one: np.testing.assert_allclose(ours, one, atol=2e-5), params, expected)
-    assert metrics["loss"] == pytest.approx(expected_metrics["loss"], abs=1e-5)
-    assert metrics["gradient_norm"] == pytest.approx(expected_metrics["gradient_norm"], rel=1e-5)
-    for name in expected_metrics.keys() - {"loss", "gradient_norm"}:
+    assert metrics["train/loss"] == pytest.approx(expected_metrics["train/loss"], abs=1e-5)
+    assert metrics["train/grad_norm"] == pytest.approx(expected_metrics["train/grad_norm"], rel=1e-5)
+    for name in expected_metrics.keys() - {"train/loss", "train/grad_norm"}:
         assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-5), name
 
 

@@ -104,7 +104,7 @@ def test_a_trajectory_has_the_renderers_tags_alone(tokenizer: ChatTokenizer, spe
     for keep, thinking in product([True, False], [True, False]):
         if tag == "</think>" and not thinking:
             continue  # in content without reasoning: as the template has it, what stands before is thought
-        config = DataConfig(seq_len=100_000, keep_reasoning=keep, thinking=thinking, rounds="together")
+        config = DataConfig(seq_len=100_000, keep_reasoning=keep, thinking=thinking, split_at_user_turns=False)
         wanted = tokenise(trajectory(INNOCENT), tokenizer, config)
         made = tokenise(trajectory(tag), tokenizer, config)
         assert counted(made.tokens, special) == counted(wanted.tokens, special) != []
@@ -139,6 +139,6 @@ def test_no_text_joins_what_stands_around_it_to_a_tag(
     fields = trajectory(text)
     if "</think>" in text:  # in a content without reasoning the template reads it
         return
-    config = DataConfig(seq_len=100_000, keep_reasoning=True, rounds="together")
+    config = DataConfig(seq_len=100_000, keep_reasoning=True, split_at_user_turns=False)
     made, wanted = (tokenise(one, tokenizer, config).tokens for one in (fields, trajectory(INNOCENT)))
     assert counted(made, special) == counted(wanted, special)

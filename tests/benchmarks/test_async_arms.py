@@ -54,8 +54,11 @@ async def with_a_request_under_way(kind: type, folder: Path) -> AsyncIterator[tu
     """The server, the policy, its weights, of which version 1 is there, and the request, which waits for the server."""
     model = tiny_model(640, 4096)
     params = model.init(jax.random.key(0))
-    async with emulated(1) as (server,), policy_on([server], model, folder, kind=kind, most_age=2) as policy:
-        await policy.update(params, 1)
+    async with (
+        emulated(1) as (server,),
+        policy_on([server], model, folder, kind=kind, max_off_policy_steps=2) as policy,
+    ):
+        await policy.load_weights(params, 1)
         server.hangs.clear()
         first = asyncio.create_task(policy.generate([1, 2], SAMPLING))
         await until(lambda: server.here)
@@ -64,7 +67,7 @@ async def with_a_request_under_way(kind: type, folder: Path) -> AsyncIterator[tu
 
 async def test_a_drained_update_waits_for_requests_and_requests_for_it(tmp_path: Path) -> None:
     async with with_a_request_under_way(measured.DrainedPolicy, tmp_path) as (server, policy, params, first):
-        update = asyncio.create_task(policy.update(params, 2))
+        update = asyncio.create_task(policy.load_weights(params, 2))
         second = asyncio.create_task(policy.generate([1, 2], SAMPLING))
         await asyncio.sleep(0.3)
         assert server.asked == 1 and len(server.syncs) == 1 and not update.done()
@@ -75,7 +78,7 @@ async def test_a_drained_update_waits_for_requests_and_requests_for_it(tmp_path:
 
 async def test_an_update_in_flight_waits_for_nobody(tmp_path: Path) -> None:
     async with with_a_request_under_way(measured.ClockedPolicy, tmp_path) as (server, policy, params, first):
-        await policy.update(params, 2)
+        await policy.load_weights(params, 2)
         assert len(server.syncs) == 2 and not first.done()
         server.hangs.set()
         assert (await first).versions == [1, 2]

@@ -97,7 +97,7 @@ def _metrics(drill: Drill) -> Iterator[str]:
         yield f"metrics have the steps {[row['step'] for row in rows]}, not each of {steps} once"
     shares = [row["goodput/share"] for row in rows]
     kept = [row["goodput/kept_seconds"] for row in rows]
-    began = {row["goodput/began"] for row in rows}
+    began = {row["goodput/started_at"] for row in rows}
     if not all(0 <= share <= 1 for share in shares) or kept != sorted(kept) or len(began) > 1:
         yield f"goodput is not one count over all starts: {shares}"
     if left := sorted(path.name for path in (drill.workdir / "rollouts").glob("*")):

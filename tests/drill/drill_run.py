@@ -54,7 +54,7 @@ CONFIG = GRPORun(%(model)s, GRPOConfig(
 DEADLINES = {
     "host_deadline": 6,
     "host_step_deadline": 60,
-    "host_meeting_deadline": 60,
+    "rendezvous_deadline": 60,
     "rollout_stall_seconds": 4,
     "rollout_sync_seconds": 10,
     "rollout_patience_seconds": 30,
@@ -68,7 +68,7 @@ OF_VLLM_DEADLINES = DEADLINES | {
     "rollout_timeout_seconds": 120,
 }
 """Where the servers are real: they take half a minute to start on a machine that has all of this to do."""
-PATIENT = ["--host_deadline=120", "--host_meeting_deadline=300", "--rollout_stall_seconds=120"]
+PATIENT = ["--host_deadline=120", "--rendezvous_deadline=300", "--rollout_stall_seconds=120"]
 """When nobody fails any more, a busy machine is not to be taken for one that hangs."""
 LONGEST_END = 3 * 60.0
 """Seconds within which hosts end by themselves when one of them has; the longest of those deadlines, thrice."""
@@ -137,7 +137,8 @@ class Drill:
             f"--config={world / 'config.py'}",
             f"--weights={world / 'serve'}",
             "--mesh=data=-1",
-            f"--config.grpo.async_steps={self.async_steps}",
+            f"--config.grpo.async_rollouts={str(self.async_steps > 0).lower()}",
+            f"--config.grpo.max_off_policy_steps={self.async_steps or 1}",
         ]
 
 

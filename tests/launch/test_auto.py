@@ -158,7 +158,7 @@ def test_less_memory_computes_more_again_and_fewer_rows() -> None:
         one, choices = auto.choose_for_devices(config, model, place, (), tokens=2_048, rows=16)
         found.append((one.micro_batch_size, one.remat))
         assert ("it may not fit" in choices[0].reason) == (gib == 4)
-        assert ("--config.sft.optimizer_memory=host" in choices[0].reason) == (gib == 4)
+        assert ("--config.sft.optimizer_offload=true" in choices[0].reason) == (gib == 4)
     assert found[0] == (4, "none") and found[-1] == (1, "full")
     remats = ["none", "dots", "heads", "attention", "full"]
     assert [remats.index(remat) for _, remat in found] == sorted(remats.index(remat) for _, remat in found)

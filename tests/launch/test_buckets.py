@@ -188,17 +188,17 @@ def test_what_is_read_is_fetched_and_what_is_not_there_is_named(either) -> None:
 
 def test_metrics_are_there_when_they_were_flushed(bucket) -> None:
     with MetricWriter("gs://bucket/metrics") as writer:
-        writer.write(1, {"loss": 1.0})
-        writer.write(2, {"loss": 2.0})
+        writer.write(1, {"train/loss": 1.0})
+        writer.write(2, {"train/loss": 2.0})
         writer.flush()
-        writer.write(3, {"loss": 3.0})
+        writer.write(3, {"train/loss": 3.0})
         assert [row["step"] for row in read_metrics("gs://bucket/metrics")] == [1, 2]
     lines = bucket.get("metrics/metrics.jsonl").splitlines()
-    assert [json.loads(line) for line in lines] == [{"step": i, "loss": float(i)} for i in (1, 2, 3)]
+    assert [json.loads(line) for line in lines] == [{"step": i, "train/loss": float(i)} for i in (1, 2, 3)]
     with MetricWriter("gs://bucket/metrics") as writer:
         writer.truncate(2)
-        writer.write(3, {"loss": 9.0})
-    assert [row["loss"] for row in read_metrics("gs://bucket/metrics")] == [1.0, 2.0, 9.0]
+        writer.write(3, {"train/loss": 9.0})
+    assert [row["train/loss"] for row in read_metrics("gs://bucket/metrics")] == [1.0, 2.0, 9.0]
     assert [name for name in bucket.names("metrics/") if name.startswith("events.out.")]
 
 

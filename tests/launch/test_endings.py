@@ -21,7 +21,7 @@ from astra_jax.base.files import StorageError
 from astra_jax.base.progress import log_above_progress, progress_bar
 from astra_jax.base.terminal import printable
 from astra_jax.rollout.vllm.server import PolicyError, Unreachable
-from astra_jax.run.meeting import HostsMissing, MeetingError
+from astra_jax.run.rendezvous import HostsMissing, RendezvousError
 from launch.flags import endings
 from launch.flags.cli import UsageError, load_config
 from launch.flags.summaries import print_rejected
@@ -359,7 +359,7 @@ def test_what_is_no_refusal_of_ours_is_a_bug(error) -> None:
         (Unreachable("no rollout server answers"), 69),
         (PolicyError("serves another model"), 2),
         (HostsMissing("host 1 of 2 did not come within 300 s"), 69),
-        (MeetingError("two hosts are number 1"), 2),
+        (RendezvousError("two hosts are number 1"), 2),
         (StorageError("gs://bucket/run could not be read"), 69),
         (SandboxUnreachable("no sandbox service answers"), 69),
         (SandboxError("it asks for another token"), 2),

@@ -37,7 +37,7 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
             assert ended.out.splitlines()[-1].startswith("held-out reward 0.") and "(greedy), " in ended.out
             assert f"2 environments, update 0 → {updates}" in ended.out
             rows = rows[1:]
-            assert all(row["train/trained_tokens"] > 0 and row["train/gradient_norm"] > 0 for row in rows)
+            assert all(row["train/trained_tokens"] > 0 and row["train/grad_norm"] > 0 for row in rows)
             pages = [f"update_{update:05}.html" for update in range(1, updates + 1)]
             assert bucket.names("run/episodes/") == pages
         assert all(b"How many people live" in bucket.get(f"run/episodes/{page}") for page in pages)

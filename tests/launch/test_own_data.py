@@ -94,7 +94,7 @@ def trained(world, hub, start, tmp_path_factory) -> tuple[Path, Path]:
 def test_a_model_of_the_hub_is_trained_on_ones_own_file(world, hub, start, trained) -> None:
     run, home = trained
     kept = home / "astra-jax" / "data"
-    assert "held_out_loss" in read_metrics(run / "metrics")[-1]
+    assert "eval/loss" in read_metrics(run / "metrics")[-1]
     assert len(list(kept.iterdir())) == 2
     assert not any("original" in path for _, path, _ in hub.asked)
     # The same from what is kept: the Hub is not asked, and both files are read no more.
@@ -117,7 +117,7 @@ def test_a_run_is_a_complete_model(world, trained) -> None:
     for one in (home / "astra-jax" / "data").iterdir():
         assert f"`{read_card(one)['digest']}`" in card
     last = read_metrics(run / "metrics")[-1]
-    assert f"| held_out_loss | {last['held_out_loss']:.6g} |" in card and "## Figures at step 2\n" in card
+    assert f"| eval/loss | {last['eval/loss']:.6g} |" in card and "## Figures at step 2\n" in card
     assert '"learning_rate": 0.02' in card and "tokens_per_second" not in card
     transformers = pytest.importorskip("transformers")
     tokenizer, said = transformers.AutoTokenizer.from_pretrained(folder), trajectories(1)[0]

@@ -113,7 +113,7 @@ config = models.with_added_tokens(config, made)
 model = dataclasses.replace(model, vocab_size=made.rows(model.vocab_size))
 found = models.origin(config, model)
 embedding = models.load(config, model, None)["embed_vd"]
-print(config.lora.tokens, found.step, found.rows, sorted(found.spelled), float(embedding[384:388].max()))
+print(config.lora.tokens, found.step, found.rows, sorted(found.new_token_pieces), float(embedding[384:388].max()))
 """
 
 

@@ -105,7 +105,7 @@ def test_sft_trains_on_it_beside_its_data(world: Path, rehearsal: Path, start: P
         "data": world / "trajectories",
         "rehearsal": rehearsal,
         "workdir": tmp_path / "run",
-        "config.sft.data.rehearsed": 0.5,
+        "config.sft.data.self_generated_ratio": 0.5,
     }
     given = {name: f"--{name}={value}" for name, value in flags.items()}
     ended = start(*given.values(), module="launch.sft")

@@ -120,16 +120,18 @@ def assert_same_losses(workdir: Path, whole: Path) -> None:
     ours, theirs = (read_metrics(one / "metrics") for one in (workdir, whole))
     assert [row["step"] for row in ours] == [row["step"] for row in theirs] == list(range(1, STEPS + 1))
     for a, b in zip(ours, theirs, strict=True):
-        assert {a[name] for name in ("loss", "gradient_norm")} == {b[name] for name in ("loss", "gradient_norm")}
+        assert {a[name] for name in ("train/loss", "train/grad_norm")} == {
+            b[name] for name in ("train/loss", "train/grad_norm")
+        }
 
 
 def test_a_run_says_what_it_was_and_what_it_came_to(finished) -> None:
     rows = read_metrics(finished / "metrics")
-    evaluated = [row["step"] for row in rows if "held_out_loss" in row]
+    evaluated = [row["step"] for row in rows if "eval/loss" in row]
     assert evaluated == sorted({*range(4, STEPS + 1, 4), STEPS})
-    assert rows[-1]["held_out_loss"] < rows[3]["held_out_loss"]
-    assert rows[-1]["checkpoint_seconds"] > 0 and rows[-1]["tokens_per_second"] > 0 and "mfu" not in rows[-1]
-    assert rows[-1]["peak_host_memory_gib"] > 0
+    assert rows[-1]["eval/loss"] < rows[3]["eval/loss"]
+    assert rows[-1]["seconds/checkpoint"] > 0 and rows[-1]["perf/tokens_per_second"] > 0 and "perf/mfu" not in rows[-1]
+    assert rows[-1]["perf/peak_host_memory_gib"] > 0
     samples = {path.name: path.read_text() for path in (finished / "samples").iterdir()}
     assert sorted(samples) == [f"{step:08d}.txt" for step in sorted({*range(5, STEPS + 1, 5), STEPS})]
     assert all(text.count("--- the model") == 2 and "What is the capital of" in text for text in samples.values())
@@ -268,8 +270,10 @@ def assert_trained_like(workdir: Path, whole: Path) -> None:
     """The losses of another reduction order, of the same examples."""
     ours, theirs = (read_metrics(one / "metrics") for one in (workdir, whole))
     assert [row["step"] for row in ours] == list(range(1, STEPS + 1))
-    np.testing.assert_allclose([r["loss"] for r in ours], [r["loss"] for r in theirs], rtol=2e-3)
-    assert [r["trained_tokens"] for r in ours] == [r["trained_tokens"] for r in theirs], "no example twice or never"
+    np.testing.assert_allclose([r["train/loss"] for r in ours], [r["train/loss"] for r in theirs], rtol=2e-3)
+    assert [r["train/trained_tokens"] for r in ours] == [r["train/trained_tokens"] for r in theirs], (
+        "no example twice or never"
+    )
 
 
 @pytest.mark.nightly
@@ -338,7 +342,7 @@ def test_a_run_in_a_bucket_that_is_killed_goes_on_and_is_the_same_run(
     for a, b in zip(final_state(ours), final_state(finished), strict=True):
         np.testing.assert_array_equal(a, b)
     rows = read_metrics(ours / "metrics")
-    assert rows[-1]["held_out_loss"] == read_metrics(finished / "metrics")[-1]["held_out_loss"]
+    assert rows[-1]["eval/loss"] == read_metrics(finished / "metrics")[-1]["eval/loss"]
     assert_in_tensorboard(ours / "metrics", rows)
     samples, theirs = (
         {file.name: file.read_bytes() for file in (one / "samples").iterdir()} for one in (ours, finished)
@@ -382,7 +386,12 @@ def test_bench_writes_a_row(world, start, tmp_path) -> None:
     row = json.loads(start.begin(*without_data).wait().out)
     assert row == json.loads((tmp_path / "run" / "bench.jsonl").read_text())
     assert not [*(tmp_path / "run").rglob("checkpoints/*/params")] + [*(tmp_path / "run").rglob("checkpoints/[0-9]*")]
-    assert row["tokens_per_second"] > 0 and row["steps"] == 3 and row["seq_len"] == 512 and 0 < row["mask_share"] < 1
+    assert (
+        row["perf/tokens_per_second"] > 0
+        and row["steps"] == 3
+        and row["seq_len"] == 512
+        and 0 < row["data/mask_share"] < 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ with locked(workdir):
     (workdir / "run.json").write_text(json.dumps({"config": {"grpo": {"steps": 5}}}))
     with MetricWriter(workdir / "metrics") as writer:
         for step in (1, 2):
-            writer.write(step, {"loss": 1 / step, "rollout/reward": 0.25 * step})
+            writer.write(step, {"train/loss": 1 / step, "rollout/reward": 0.25 * step})
         BATCH
         with Journal(workdir / "journal.sqlite") as journal:
             journal.add("verify", "a", b"[]")
@@ -92,11 +92,11 @@ def test_a_run_goes_on_and_is_killed(running) -> None:
     (training,) = seen.trainings
     assert (training.kind, training.step, training.total) == ("GRPO", 2, 5)
     assert training.curves == {
-        "Loss": {"loss": [(1.0, 1.0), (2.0, 0.5)]},
+        "Loss": {"train/loss": [(1.0, 1.0), (2.0, 0.5)]},
         "Rollouts": {"rollout/reward": [(1.0, 0.25), (2.0, 0.5)]},
     }
     assert training.batch and (training.batch.update, training.batch.episodes, training.batch.open_turns) == (3, 0, 4)
-    assert seen.waits == "GRPO samples update 3 of 5: 0 episodes are finished, 4 turns of unfinished ones."
+    assert seen.waits == "GRPO samples the batch of step 3 of 5: 0 episodes are finished, 4 turns of unfinished ones."
     (stage,) = seen.stages
     assert (stage.name, stage.passed, stage.rejected) == ("verify", 1, {"too_short": 1})
     process.kill()
@@ -116,9 +116,9 @@ def test_an_exhausted_run_is_not_finished(tmp_path: Path, updates: int) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"config": {"grpo": {"steps": updates + 1}}}))
     with MetricWriter(tmp_path / "metrics") as writer:
         for step in range(1, updates + 1):
-            writer.write(step, {"loss": 1 / step, "rollout/reward": 0.25})
+            writer.write(step, {"train/loss": 1 / step, "rollout/reward": 0.25})
         rewards = {"exhausted/reward_mean": 0.125, "exhausted/reward_min": 0, "exhausted/reward_max": 0.5}
-        writer.write(updates, {"exhausted/groups_sampled": 32, **rewards, "skipped_steps": 0})
+        writer.write(updates, {"exhausted/groups_sampled": 32, **rewards, "train/skipped_steps": 0})
     pages = [f"exhausted_{updates:05}.html", *(f"update_{step:05}.html" for step in range(updates, 0, -1))]
     (tmp_path / "episodes").mkdir()
     for page in pages:
@@ -126,7 +126,7 @@ def test_an_exhausted_run_is_not_finished(tmp_path: Path, updates: int) -> None:
     seen = Watcher(tmp_path).look()
     (training,) = seen.trainings
     assert (seen.state, training.kind, training.step, len(training.rows)) == ("exhausted", "GRPO", updates, updates)
-    assert f"Exhausted: 32 groups were sampled for update {updates}" in seen.waits
+    assert f"Exhausted: 32 groups were sampled after step {updates}" in seen.waits
     assert "mean 0.125, min 0, max 0.5" in seen.waits and [page.name for page in training.episodes] == pages
     with MetricWriter(tmp_path / "metrics") as writer:  # the same command resumes
         writer.truncate(updates)
@@ -177,7 +177,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 def test_without_a_terminal_it_is_said_once(tmp_path: Path) -> None:
     ended = watch(grpo_workdir(tmp_path / "run"), "--terminal")
     assert ended.returncode == 0 and ended.stderr == ""
-    assert "GRPO: update 40 of 140" in ended.stdout and "gpu-2.cluster.example.com:8000: serving 0" in ended.stdout
+    assert "GRPO: step 40 of 140" in ended.stdout and "gpu-2.cluster.example.com:8000: serving 0" in ended.stdout
     # A sample is a stranger's text.
     assert "\x1b" not in ended.stdout and "\\x1b[2J" in ended.stdout
 
@@ -193,13 +193,13 @@ def test_in_a_terminal_it_is_drawn_over(tmp_path: Path) -> None:
     shown = _until(terminal, lambda text: text.count("\x1b[H") > 1)
     with open(workdir / "metrics" / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 41, "loss": 0.5}\n')
-    shown += _until(terminal, lambda text: "update 41 of 140" in text)
+    shown += _until(terminal, lambda text: "step 41 of 140" in text)
     os.kill(child, signal.SIGINT)
     shown += _until(terminal, lambda text: False)  # to its end
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert shown.startswith("\x1b[?1049h") and "Traceback" not in shown
     last = shown.rpartition("\x1b[?1049l")[2]
-    assert "GRPO: update 41 of 140" in last  # which stays
+    assert "GRPO: step 41 of 140" in last  # which stays
     page = re.sub(r"\x1b\[[?\d]*[a-zA-Z]", "", shown.partition("\x1b[H")[2].partition("\x1b[H")[0])
     assert len(page.splitlines()) <= 40 and max(map(len, page.splitlines())) <= 80
     assert "\x1b[2J" not in shown

@@ -187,7 +187,7 @@ def test_the_program_shows_one_and_refuses_what_is_none(bucket: Storage, tmp_pat
 
     ended = watch(sent(grpo_workdir(tmp_path / "run"), bucket, "said"))
     assert ended.returncode == 0 and ended.stderr == ""
-    assert ended.stdout.startswith("gs://bucket/said\n") and "GRPO: update 40 of 140" in ended.stdout
+    assert ended.stdout.startswith("gs://bucket/said\n") and "GRPO: step 40 of 140" in ended.stdout
     for address, code, words in (
         ("gs://bucket/none", 2, "--workdir=gs://bucket/none: there is no folder gs://bucket/none; give that of a run"),
         ("gs://bucket", 2, "--workdir=gs://bucket names no folder in a bucket"),

@@ -307,7 +307,7 @@ def grpo_workdir(workdir: Path) -> Path:
     (workdir / "run.json").write_text(json.dumps(record), encoding="utf-8")
     with MetricWriter(workdir / "metrics") as writer:
         for step in range(1, 41):
-            row = {"loss": 0.1 / step, "gradient_norm": 1.0 + step % 3, "mismatch_kl": 1e-4 * step}
+            row = {"train/loss": 0.1 / step, "train/grad_norm": 1.0 + step % 3, "train/mismatch_kl": 1e-4 * step}
             row |= {f"rollout/{name}": min(0.95, 0.3 + step / 70) for name in ("reward", "recall", "precision")}
             row |= {f"seconds/{name}": 10.0 + step for name in ("rollout", "update")}
             for server, there in (("gpu-1.cluster.example.com:8000", 1.0), ("gpu-2.cluster.example.com:8000", 0.0)):
@@ -346,7 +346,7 @@ def quickstart_report(workdir: Path) -> Path:
         with MetricWriter(workdir / folder / "metrics") as writer:
             for step in range(1, steps + 1):
                 rollouts = {f"rollout/{name}": 0.3 + step / 70 for name in ("reward", "recall", "precision")}
-                writer.write(step, {"loss": 4 / (1 + step / 9)} | (rollouts if folder == "grpo" else {}))
+                writer.write(step, {"train/loss": 4 / (1 + step / 9)} | (rollouts if folder == "grpo" else {}))
     said = msgspec.to_builtins(messages(QUESTION)[1:])
     kept = {one.id: {"messages": said, "finish": "answered", "score": None, "right": False} for one in environments}
     held_out = {}

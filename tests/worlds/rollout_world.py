@@ -131,10 +131,10 @@ class ScriptedSampler:
     def metrics(self) -> dict[str, float]:
         return {}
 
-    async def prepare(self, params, version: int) -> None:
+    async def publish_weights(self, params, version: int) -> None:
         """Nothing."""
 
-    async def update(self, params, version: int) -> None:
+    async def load_weights(self, params, version: int) -> None:
         self.version = version
 
     async def sleep(self) -> None:

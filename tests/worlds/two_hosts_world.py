@@ -72,14 +72,14 @@ async def run(tokenizer: ChatTokenizer, workdir: Path, mesh, *, fails: int = -1,
     publisher = Publisher(workdir / "policy", MODEL, dtype="float32")
 
     class Sampler(ScriptedSampler):
-        async def update(self, params, version):
+        async def load_weights(self, params, version):
             if dies == version and jax.process_index() == 1:
                 os._exit(9)
             publisher.publish(params, version)
             await asyncio.to_thread(publisher.wait)
             if fails == version and jax.process_index() == 0:
                 raise PolicyError(f"no rollout server took version {version} over")
-            await super().update(params, version)
+            await super().load_weights(params, version)
 
         async def generate(self, *arguments, **options):
             assert jax.process_index() == 0, "only the first host samples"

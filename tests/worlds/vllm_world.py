@@ -343,7 +343,7 @@ async def drawn_during(policy: VLLMSampler, params: Params, version: int) -> lis
     calls = asyncio.gather(*(call(place) for place in range(16)))
     await asyncio.sleep(0.4)
     try:
-        await policy.update(params, version)
+        await policy.load_weights(params, version)
     finally:
         over.set()
         by_caller = await calls

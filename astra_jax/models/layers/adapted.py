@@ -21,7 +21,7 @@ class LoRAWeight:
     """Linear layer's matrix and its adapter, of one layer or, with a leading axis, stacked over layers.
 
     Attributes:
-        w: [in ..., out ...], the frozen weights, or `quantized.stored`.
+        w: [in ..., out ...], the frozen weights, or the result of `quantized.quantize`.
         a: [in ..., rank], float32.
         b: [rank, out ...], float32.
         scale: factor of the product.
@@ -44,13 +44,13 @@ def is_adapted(w: Any) -> bool:
 
 def is_wrapped(w: Any) -> bool:
     """Return whether a matrix is adapted or stored in 8 bits, and so not a plain array."""
-    return is_adapted(w) or quantized.is_stored(w)
+    return is_adapted(w) or quantized.is_quantized(w)
 
 
-def plain(w: Any, dtype: Any = None) -> Array:
+def materialize(w: Any, dtype: Any = None) -> Array:
     """Return a matrix as one plain array that computes the same; arrays are returned unchanged."""
-    if quantized.is_stored(w):
-        return quantized.restored(w)
+    if quantized.is_quantized(w):
+        return quantized.dequantize(w)
     return merged(w, dtype) if is_adapted(w) else w
 
 
@@ -62,5 +62,5 @@ def merged(w: LoRAWeight, dtype: Any = None) -> Array:
     stacked = (0,) if w.a.ndim + w.b.ndim - 2 > w.w.ndim else ()
     over = ((w.a.ndim - 1,), (len(stacked),))
     product = jax.lax.dot_general(w.a, w.b, (over, (stacked, stacked)), precision=jax.lax.Precision.HIGHEST)
-    under = plain(w.w)
+    under = materialize(w.w)
     return (under.astype(jnp.float32) + w.scale * product).astype(dtype or under.dtype)

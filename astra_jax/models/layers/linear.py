@@ -29,14 +29,15 @@ def linear(
 
     Args:
         x: activations; `w` is cast to their dtype.
-        w: an array; or a `quantized.stored` one, which has no gradient; or an `adapted.LoRAWeight` one of either.
+        w: an array; or a result of `quantized.quantize`, which has no gradient; or an `adapted.LoRAWeight` one of
+            either.
         contracted: number of input axes: the last ones of `x` and the first ones of `w`.
         mesh: mesh of both, x as [B, T, in ...]; None is one device.
         writes: on a mesh: whether the model's width is the output, and not the input; see `axes`.
-        matmul: a name of `matmuls.MATMULS`.
+        matmul: a name of `matmuls.MATMUL_QUANTIZATIONS`.
     """
-    if quantized.is_stored(w):
-        return quantized.with_stored(x, w, contracted, mesh, writes)
+    if quantized.is_quantized(w):
+        return quantized.matmul_quantized(x, w, contracted, mesh, writes)
     if is_adapted(w):
         y = linear(x, w.w, contracted, mesh, writes, matmul)
         # Thin matrices, such as a router: their gradients are summed whole, and matmuls in `x`'s dtype are fast.

@@ -43,14 +43,15 @@ def router_metrics(sums_l: RouterSums) -> dict[str, Array]:
     """Return scalars to log from sums that are stacked over layers.
 
     Returns:
-        `router_entropy` (nats, mean over layers), `router_max_load` (the busiest expert's tokens over the mean, of the
-        worst layer; 1 is balanced), `router_idle_share` (experts that no token chose).
+        Metrics by name: `train/router_entropy` (nats, mean over layers), `train/router_max_load` (the busiest expert's
+        tokens over the mean, of the worst layer; 1 is balanced), `train/router_idle_share` (experts that no token
+        chose).
     """
     load_le = sums_l.assigned_e / jnp.maximum(sums_l.assigned_e.mean(-1, keepdims=True), 1.0)
     return {
-        "router_entropy": jnp.mean(sums_l.entropy / jnp.maximum(sums_l.tokens, 1.0)),
-        "router_max_load": load_le.max(),
-        "router_idle_share": jnp.mean(sums_l.assigned_e == 0),
+        "train/router_entropy": jnp.mean(sums_l.entropy / jnp.maximum(sums_l.tokens, 1.0)),
+        "train/router_max_load": load_le.max(),
+        "train/router_idle_share": jnp.mean(sums_l.assigned_e == 0),
     }
 
 

@@ -95,12 +95,12 @@ def _dot(x: Any, y: Any, axes_x: range, axes_y: range) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def stored(w: Array, outputs: tuple[int, ...]) -> Any:
+def quantize(w: Array, outputs: tuple[int, ...]) -> Any:
     """Return a matrix as a `qwix.QArray` of int8 with a float32 scale for each index of the axes `outputs`."""
     return _scaled(w, jnp.int8, outputs)
 
 
-def stored_outputs(path: Any) -> tuple[int, ...] | None:
+def quantized_axes(path: Any) -> tuple[int, ...] | None:
     """Return `outputs`, with layers, of the stacked leaf at a JAX key path; None if it is not a hidden layer's matrix.
 
     Leaves with None are not stored in 8 bits.
@@ -109,18 +109,18 @@ def stored_outputs(path: Any) -> tuple[int, ...] | None:
     return None if sides is None else (0, *sides[1])
 
 
-def is_stored(w: Any) -> bool:
-    """Return whether a matrix is a result of `stored`."""
+def is_quantized(w: Any) -> bool:
+    """Return whether a matrix is a result of `quantize`."""
     return not isinstance(w, jax.Array) and hasattr(w, "qvalue")
 
 
-def restored(w: Any) -> Array:
-    """Return a `stored` matrix as float32 numbers."""
+def dequantize(w: Any) -> Array:
+    """Return a quantized matrix as float32 numbers."""
     return w.qvalue.astype(jnp.float32) * w.scale
 
 
-def described(w: Any, sharding: Sharding) -> Any:
-    """Return shapes and dtypes of a `stored` matrix: its numbers have `sharding`; scales have outputs only."""
+def quantized_shapes(w: Any, sharding: Sharding) -> Any:
+    """Return shapes and dtypes of a quantized matrix: its numbers have `sharding`; scales have outputs only."""
     of_scale = sharding
     if isinstance(sharding, NamedSharding):
         spec = [axis if size > 1 else None for axis, size in zip(sharding.spec, w.scale.shape, strict=False)]
@@ -133,23 +133,25 @@ def described(w: Any, sharding: Sharding) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def with_stored(x: Array, w: Any, contracted: int, mesh: AnyMesh | None, writes: bool) -> Array:
-    """Multiply by a `stored` matrix, which has no gradient; x and its gradient are not quantised. See `forward`.
+def matmul_quantized(x: Array, w: Any, contracted: int, mesh: AnyMesh | None, writes: bool) -> Array:
+    """Multiply by a quantized matrix, which has no gradient; x and its gradient are not quantised. See `forward`.
 
     Decoding waits for the weights, and under adapters they fill the memory. So they are read in 8 bits, and the chip
     converts them to x's dtype for the matmul.
     """
-    return _with_stored(x, w, contracted, mesh, writes)[0]
+    return _matmul_quantized(x, w, contracted, mesh, writes)[0]
 
 
-def _with_stored(x: Array, w: Any, contracted: int, mesh: AnyMesh | None, writes: bool) -> tuple[Array, Any]:
+def _matmul_quantized(x: Array, w: Any, contracted: int, mesh: AnyMesh | None, writes: bool) -> tuple[Array, Any]:
     rows, there = x.ndim - contracted, _gathered(w, mesh, writes)
     numbers = ((tuple(range(rows, x.ndim)), tuple(range(contracted))), ((), ()))
     y = jax.lax.dot_general(x, there.qvalue.astype(x.dtype), numbers, preferred_element_type=jnp.float32)
     return (y * w.scale.reshape(w.scale.shape[contracted:])).astype(x.dtype), w
 
 
-def _with_stored_backward(contracted: int, mesh: AnyMesh | None, writes: bool, w: Any, dy: Array) -> tuple[Array, None]:
+def _matmul_quantized_backward(
+    contracted: int, mesh: AnyMesh | None, writes: bool, w: Any, dy: Array
+) -> tuple[Array, None]:
     rows, there = dy.ndim - (w.ndim - contracted), _gathered(w, mesh, writes)
     scaled = (dy.astype(jnp.float32) * w.scale.reshape(w.scale.shape[contracted:])).astype(dy.dtype)
     numbers = ((tuple(range(rows, dy.ndim)), tuple(range(contracted, w.ndim))), ((), ()))
@@ -157,4 +159,4 @@ def _with_stored_backward(contracted: int, mesh: AnyMesh | None, writes: bool, w
     return dx.astype(dy.dtype), None
 
 
-with_stored.defvjp(_with_stored, _with_stored_backward)
+matmul_quantized.defvjp(_matmul_quantized, _matmul_quantized_backward)

@@ -49,21 +49,21 @@ def check_cache_fits(
     slots: int,
     max_length: int,
     mesh: Mesh | None,
-    stored: str = "none",
+    weight_quantization: str = "none",
     *,
     settings: str = "--slots or --max_length",
 ) -> None:
     """Raise an error before allocation if the cache does not fit beside the weights.
 
     Args:
-        stored: see `EngineConfig.stored`.
+        weight_quantization: see `EngineConfig`.
         settings: names of the user's settings for `slots` and `max_length`, for the message.
 
     Raises:
         SettingError: the message has the required and available memory.
-        InputError, UserError: the model's matrices cannot be stored so, see `Model.check_matmul`.
+        InputError, UserError: the model's matrices cannot be kept in this form, see `Model.check_matmul`.
     """
-    keys, weights = bytes_wanted(model, slots, max_length, mesh, stored, platform_of(mesh))
+    keys, weights = bytes_wanted(model, slots, max_length, mesh, weight_quantization, platform_of(mesh))
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     if keys + weights > (there := memory_of(device)):
         raise SettingError(
@@ -74,7 +74,7 @@ def check_cache_fits(
 
 
 def unroll_decode_layers(
-    model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str, *, device: jax.Device
+    model: Model, slots: int, max_length: int, mesh: Mesh | None, weight_quantization: str, *, device: jax.Device
 ) -> bool:
     """Return whether decoding should use separate arrays per layer (`Model.for_decoding`) and an unrolled loop.
 
@@ -86,23 +86,23 @@ def unroll_decode_layers(
     platform = device.platform
     if mesh is not None or platform not in ("cpu", "gpu", "cuda"):
         return False
-    return platform == "cpu" or 2 * sum(bytes_wanted(model, slots, max_length, mesh, stored, platform)) <= memory_of(
-        device
-    )
+    return platform == "cpu" or 2 * sum(
+        bytes_wanted(model, slots, max_length, mesh, weight_quantization, platform)
+    ) <= memory_of(device)
 
 
 def bytes_wanted(
-    model: Model, slots: int, max_length: int, mesh: Mesh | None, stored: str, platform: str
+    model: Model, slots: int, max_length: int, mesh: Mesh | None, weight_quantization: str, platform: str
 ) -> tuple[int, int]:
     """Return bytes per device for keys and values, and for weights. Raises as `check_cache_fits`."""
-    model.check_matmul(stored, "stored")
+    model.check_matmul(weight_quantization, "weight_quantization")
     dtype = kept_dtype(model.dtype, platform)
     cache = jax.eval_shape(partial(model.cache, slots, max_length, dtype=dtype))
     params = model.abstract_params()
     width = jnp.dtype(model.dtype).itemsize
 
     def held(path: Any, count: int) -> int:
-        return count * (1 if stored != "none" and stacked_matrices(path) is not None else width)
+        return count * (1 if weight_quantization != "none" and stacked_matrices(path) is not None else width)
 
     if mesh is None:
         keys = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))

@@ -275,4 +275,4 @@ def _read(cache: Caches, index_r: Array | None, window: int) -> tuple[Caches, Ca
     if isinstance(cache, Cache):
         return cache, lambda layer: layer.window(window) if index_r is None else layer.window(window).sliced(index_r)
     taken = each(lambda layer: layer.window(window), cache)
-    return taken if index_r is None else each(lambda layer: layer.taken(index_r), taken), lambda layer: layer
+    return taken if index_r is None else each(lambda layer: layer.gather_rows(index_r), taken), lambda layer: layer

@@ -42,7 +42,7 @@ class Engine:
         Args:
             params: the model's parameters on the devices that will also have the cache. Not copied, except for the
                 changes of `Model.for_decoding`.
-            version: version of the weights until `update`.
+            version: version of the weights until `load_weights`.
 
         Raises:
             SettingError: the devices do not have enough memory for the cache.
@@ -171,23 +171,23 @@ class Engine:
             if session and slot.session == session:
                 slot.session = ""
 
-    async def prepare(self, params: Any, version: int) -> None:
-        """See `TrainableSampler.prepare`. There is nothing to prepare."""
+    async def publish_weights(self, params: Any, policy_version: int) -> None:
+        """See `TrainableSampler.publish_weights`. Nothing is published."""
 
-    async def update(self, params: Any, version: int) -> None:
+    async def load_weights(self, params: Any, policy_version: int) -> None:
         """Replace the weights between two device steps. Running requests continue with the new ones, and all keys and
         values are recomputed."""
         self._start()
         if self._update is not None:
             raise EngineError(f"an update to version {self._update[1]} is still under way; await it first")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._update = (params, version, done)
+        self._update = (params, policy_version, done)
         self._wake.set()
         await done
 
     async def sleep(self) -> None:
         """See `TrainableSampler.sleep`: frees cache and weights, unless a request is running. Later requests wait for
-        `update`."""
+        `load_weights`."""
         self._start()
         self._sleep = self._sleep or asyncio.get_running_loop().create_future()
         self._wake.set()

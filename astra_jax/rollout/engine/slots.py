@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from astra_jax.base.settings import Length, OneOf, Settings, Slots
-from astra_jax.models.matmuls import STORED
+from astra_jax.models.matmuls import WEIGHT_QUANTIZATIONS
 from astra_jax.rollout.sampler import Alternatives, Sampling
 
 _LARGE = 1 << 25
@@ -29,8 +29,9 @@ class EngineConfig(Settings):
             a quarter, a sixteenth … of it. None: 64 on CPUs, else 2,048.
         decode_chunk: tokens that one decode call samples for each of its rows; new requests wait for its end. None: 16
             on CPUs, else 32.
-        stored: how the layers' matrices are kept, and read in each step: in the model's dtype (`none`), or in 8 bits
-            with a scale for each output (`int8`), half of the bytes. Tokens and logprobs then follow these weights.
+        weight_quantization: how the layers' matrices are kept, and read in each step: in the model's dtype (`none`), or
+            in 8 bits with a scale for each output (`int8`), half of the bytes. Tokens and logprobs then follow these
+            weights.
         min_window: attention reads the first 1, 1.5, 2, 3, 4, ... x this many cache positions: the least that holds the
             longest row. None: 128 on CPUs, else 1,024.
     """
@@ -40,7 +41,7 @@ class EngineConfig(Settings):
     prefill_chunk: Length | None = None
     decode_chunk: Length | None = None
     min_window: Length | None = None
-    stored: Annotated[str, OneOf(STORED)] = "none"
+    weight_quantization: Annotated[str, OneOf(WEIGHT_QUANTIZATIONS)] = "none"
 
     def on(self, platform: str, *, weights: int = 0) -> Shapes:
         """Return the shapes on this platform, with a number for each.

@@ -61,11 +61,11 @@ class Worker:
         self._mesh = mesh_of(params)
         device = next(iter(jax.tree.leaves(params)[0].devices()))
         self.shapes = config.on(device.platform, weights=sum(model.matmul_parameters()))
-        self._stored = config.stored
-        wanted = (model, self.shapes.slots, self.shapes.max_length, self._mesh, self._stored)
+        self._weight_quantization = config.weight_quantization
+        wanted = (model, self.shapes.slots, self.shapes.max_length, self._mesh, self._weight_quantization)
         check_cache_fits(*wanted)
         self.model, self.stats = model, stats
-        self._written_out = unroll_decode_layers(*wanted, device=device)
+        self._is_unrolled = unroll_decode_layers(*wanted, device=device)
         self._compiled_for: dict[str, Any] = {"model": model, "platform": device.platform}
         self._params, self._prepared = params, False
         self.cache: Any = self._empty_cache()
@@ -159,12 +159,12 @@ class Worker:
             self._give_back()  # memory freed by an update
             self.cache = self._empty_cache()
         if not self._prepared:
-            how: dict[str, Any] = {"apart": self._written_out, "stored": self._stored}
+            how: dict[str, Any] = {"unstacked": self._is_unrolled, "weight_quantization": self._weight_quantization}
             self._params, self._prepared = committed(self.model.for_decoding(self._params, **how)), True
 
     def _empty_cache(self) -> Caches:
         shapes = self.shapes
-        return empty_cache(self.model, shapes.slots, shapes.max_length, self._mesh, stacked=not self._written_out)
+        return empty_cache(self.model, shapes.slots, shapes.max_length, self._mesh, stacked=not self._is_unrolled)
 
     # ------------------------------------------------------------------------------------------------ before decoding
 

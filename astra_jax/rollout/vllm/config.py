@@ -44,8 +44,8 @@ class VLLMConfig(Settings):
         answer_seconds: for its answer to a look.
         run_id: of the run whose weights they get: `identity.run_id` of its workdir; a new one, if none is given.
         lease_seconds: for how long after the last look a server is still this run's; another is refused there.
-        most_age: most updates by which weights may be old if an update of the servers fell into a completion; 0
-            discards all such completions. GRPO's `async_steps`.
+        max_off_policy_steps: most steps by which weights may be old if an update of the servers fell into a completion;
+            0 discards all such completions. GRPO's, with `async_rollouts`.
         attempts: how often one request is sent before it is given up: it may be what the servers die of.
     """
 
@@ -67,7 +67,7 @@ class VLLMConfig(Settings):
     answer_seconds: Seconds = 20.0
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
     lease_seconds: Annotated[float, Bound(above=0, most=3600)] = 60.0
-    most_age: CountOrZero = 0
+    max_off_policy_steps: CountOrZero = 0
     attempts: Count = 8
 
     def __post_init__(self) -> None:

@@ -72,7 +72,7 @@ class Fleet:
         self.version: int | None = None
         self.versions: dict[str, int] = {}
         self.servers: list[RolloutServer] = []
-        self.router = Router(room=config.cache_tokens, requests=config.requests_per_server, slack=config.slack)
+        self.router = Router(capacity=config.cache_tokens, requests=config.requests_per_server, slack=config.slack)
         self._addresses = Addresses(config.urls, config.sync)
         self._way, self._max_length = way, max_length
         self._changed = asyncio.Event()
@@ -90,7 +90,11 @@ class Fleet:
     def still_counts(self, label: str) -> bool:
         """Return whether tokens sampled by weights of this label are recent enough to train on."""
         version = self.versions.get(label)
-        return version is not None and self.version is not None and self.version - version <= self.config.most_age
+        return (
+            version is not None
+            and self.version is not None
+            and self.version - version <= self.config.max_off_policy_steps
+        )
 
     @property
     def serving(self) -> list[RolloutServer]:
@@ -386,7 +390,7 @@ class Fleet:
         asked = self.label, server.syncs
         try:
             found = await _read(server, self._way.version(server, self.config.answer_seconds))
-            still = server.moves((await server.figures(self.config.answer_seconds)).tokens)
+            still = server.moves((await server.fetch_metrics(self.config.answer_seconds)).tokens)
         except (*FAILURES, PolicyError) as error:
             server.unanswered += 1
             if server.unanswered >= LOOKS:
@@ -430,7 +434,7 @@ class Fleet:
         await _read(server, self._way.check(server, self._max_length, seconds))
         await server.find_route(seconds)
         with contextlib.suppress(*FAILURES):  # it need not report its cache size
-            await server.figures(seconds)
+            await server.fetch_metrics(seconds)
         server.checked = True
 
     # ------------------------------------------------------------------------------------------------------ logging
@@ -457,7 +461,7 @@ class Fleet:
             "in_flight": float(server.asked),
             "waiting": float(load.waiting + load.requests - server.asked),
             "tokens_in_flight": float(load.held),
-            "cache_tokens": float(load.room),
+            "cache_tokens": float(load.capacity),
             "preemptions": server.preemptions,
             "tokens_per_second": server.pace(),
             **{name: float(count) for name, count in asdict(server.counts).items()},

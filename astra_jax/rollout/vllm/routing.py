@@ -56,7 +56,7 @@ class Placement:
 class _Seat:
     """Requests placed on a server and waiting for it."""
 
-    room: int
+    capacity: int
     open: bool = True
     held: int = 0
     requests: int = 0
@@ -66,7 +66,7 @@ class _Seat:
 
     @property
     def load(self) -> float:
-        return (self.held + self.queued) / self.room
+        return (self.held + self.queued) / self.capacity
 
     def need(self, one: Placement) -> int:
         """Return the additional tokens that this request would occupy."""
@@ -90,13 +90,13 @@ class ServerLoad:
         requests: placed there.
         held: tokens that they occupy.
         waiting: requests for which there is no room yet.
-        room: total capacity.
+        capacity: in tokens.
     """
 
     requests: int
     held: int
     waiting: int
-    room: int
+    capacity: int
 
 
 class Router:
@@ -105,16 +105,16 @@ class Router:
     A session is an episode. Sessions whose names are equal up to the last dot form a group and share a prompt prefix.
 
     Args:
-        room: capacity in tokens of a server that does not report its own.
+        capacity: in tokens of a server that does not report its own.
         requests: most requests on a server at once.
-        slack: share of a server's room, see above.
+        slack: share of a server's capacity, see above.
 
     Attributes:
         placed, stayed, moved: requests placed; those placed on the server with their prefix; those placed on another.
     """
 
-    def __init__(self, *, room: int, requests: int, slack: float) -> None:
-        self._room, self._requests, self._slack = room, requests, slack
+    def __init__(self, *, capacity: int, requests: int, slack: float) -> None:
+        self._capacity, self._requests, self._slack = capacity, requests, slack
         self._seats: dict[str, _Seat] = {}
         self._homes: dict[str, str] = {}  # by session
         self._begun: dict[str, int] = {}  # by session: its number
@@ -127,14 +127,14 @@ class Router:
 
     # ---------------------------------------------------------------------------------------------------- servers
 
-    def open(self, server: str, room: int | None = None) -> None:
+    def open(self, server: str, capacity: int | None = None) -> None:
         """Accept requests on this server from now on.
 
         Args:
-            room: capacity in tokens; None if the server does not report it.
+            capacity: in tokens; None if the server does not report it.
         """
-        seat = self._seats.setdefault(server, _Seat(self._room))
-        seat.open, seat.room = True, max(1, room or self._room)
+        seat = self._seats.setdefault(server, _Seat(self._capacity))
+        seat.open, seat.capacity = True, max(1, capacity or self._capacity)
         self._fill(server)
 
     def close(self, server: str) -> None:
@@ -153,8 +153,8 @@ class Router:
 
     def load(self, server: str) -> ServerLoad:
         """Return the load of a server, also of one that was never opened."""
-        seat = self._seats.get(server) or _Seat(self._room)
-        return ServerLoad(seat.requests, seat.held, len(seat.waiting), seat.room)
+        seat = self._seats.get(server) or _Seat(self._capacity)
+        return ServerLoad(seat.requests, seat.held, len(seat.waiting), seat.capacity)
 
     @property
     def waiting(self) -> int:
@@ -285,7 +285,7 @@ class Router:
             return False
         if not seat.requests:
             return True
-        return seat.requests < self._requests and seat.held + seat.need(one) <= seat.room
+        return seat.requests < self._requests and seat.held + seat.need(one) <= seat.capacity
 
     def _place_anywhere(self) -> bool:
         """Place requests from the common queue in order, as long as they fit. Return whether any was placed."""
@@ -308,7 +308,7 @@ class Router:
             }
             if not fits:
                 break
-            server = min(fits, key=lambda name: ((fits[name].held + fits[name].need(one)) / fits[name].room, name))
+            server = min(fits, key=lambda name: ((fits[name].held + fits[name].need(one)) / fits[name].capacity, name))
             heapq.heappop(self._anywhere)
             self._place(one, server)
             any_placed = True

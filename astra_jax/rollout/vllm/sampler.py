@@ -9,7 +9,7 @@ waits until a server has room (`routing.py`). Servers can join and leave during 
 
 A failed server is taken out of service, and its requests go to another. Nothing is lost, since a turn is a function of
 its token ids. The server returns once it has the current weights. Tokens sampled by other weights are discarded and
-counted. With `most_age`, a completion that spans an update is used, each token with its own version.
+counted. With `max_off_policy_steps`, a completion that spans an update is used, each token with its own version.
 
 `fleet.py` decides which servers serve, `server.py` is one server's HTTP, `sync.py` replaces its weights; see
 docs/vllm.md.
@@ -40,13 +40,13 @@ __all__ = ["PolicyError", "VLLMConfig", "VLLMSampler"]
 
 
 class VLLMSampler:
-    """Samples from vLLM servers, and keeps their weights at the last `update`. Implements `TrainableSampler`.
+    """Samples from vLLM servers, and keeps their weights at the last `load_weights`. Implements `TrainableSampler`.
 
     Each host creates one. All publish weights; only the first talks to the servers.
 
     Args:
-        publisher: writes the weights of `update`. Its folder must be readable by the servers under the same path. A
-            `Publisher` for `sync="plugin"`, a `DirectPublisher` for `"direct"`, a `FolderPublisher` for `"reload"`.
+        publisher: writes the weights of `load_weights`. Its folder must be readable by the servers under the same path.
+            A `Publisher` for `sync="plugin"`, a `DirectPublisher` for `"direct"`, a `FolderPublisher` for `"reload"`.
         vocabulary: digest of the tokenizer's vocabulary, from `tokenizer.vocabulary_digest`.
         max_length: tokens of the longest sequence that will be requested.
 
@@ -90,7 +90,7 @@ class VLLMSampler:
 
     @property
     def aliases_params(self) -> bool:
-        """False: `update` publishes the arrays first."""
+        """False: `load_weights` publishes the arrays first."""
         return False
 
     @property
@@ -125,8 +125,8 @@ class VLLMSampler:
 
         Raises:
             ValueError: the servers refuse the request, for instance because it exceeds their context.
-            PolicyError: before the first `update`; or no server was available for `patience_seconds`; or `attempts`
-                failed.
+            PolicyError: before the first `load_weights`; or no server was available for `patience_seconds`; or
+                `attempts` failed.
         """
         if self.fleet.version is None:
             raise PolicyError("the servers have no weights yet; await update(params, version) first")
@@ -156,7 +156,11 @@ class VLLMSampler:
             finally:
                 place.leave(drawn)
             synced, drew = server.syncs != syncs, set(labels)
-            spans = self.config.most_age > 0 and draw.labels is not None and all(map(self.fleet.still_counts, drew))
+            spans = (
+                self.config.max_off_policy_steps > 0
+                and draw.labels is not None
+                and all(map(self.fleet.still_counts, drew))
+            )
             if not (synced and spans) and (drew != {label} or (synced and draw.labels is None)):
                 server.counts.stale += 1
                 if not synced:
@@ -178,9 +182,9 @@ class VLLMSampler:
         """Forget the server of a session."""
         self.fleet.release(session)
 
-    async def prepare(self, params: Params, version: int) -> None:
-        """Publish the weights, see `TrainableSampler.prepare`. Failed writes are retried, since a full disk may get
-        room.
+    async def publish_weights(self, params: Params, policy_version: int) -> None:
+        """Publish the weights, see `TrainableSampler.publish_weights`. Failed writes are retried, since a full disk may
+        get room.
 
         Raises:
             PublishError: they could not be written within `patience_seconds`; on several hosts, at once.
@@ -190,30 +194,30 @@ class VLLMSampler:
         until, pause = loop.time() + self.config.patience_seconds, self.config.check_seconds
         while True:
             try:
-                await self._sync_way.publish(params, version)
+                await self._sync_way.publish(params, policy_version)
             except PublishError as error:
                 left = until - loop.time()
                 if left <= 0 or jax.process_count() > 1:  # several hosts would have to try again together
                     raise
                 logging.warning("%s; it is tried again for %.0f s", printable(str(error)), left)
             else:
-                self._published = version
+                self._published = policy_version
                 return
             await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, 60.0)
 
-    async def update(self, params: Params, version: int) -> None:
+    async def load_weights(self, params: Params, policy_version: int) -> None:
         """Publish weights and load them on every available server. Servers that fail are taken out of service.
 
         Raises:
-            PublishError: as in `prepare`, which is called if it was not yet.
+            PublishError: as in `publish_weights`, which is called if it was not yet.
             PolicyError: no server loaded them within `patience_seconds`; the message lists every reason.
         """
-        if self._published != version:
-            await self.prepare(params, version)
+        if self._published != policy_version:
+            await self.publish_weights(params, policy_version)
         self._published = None
         if is_first():
-            await self.fleet.update(version)
+            await self.fleet.update(policy_version)
 
     async def sleep(self) -> None:
         """See `TrainableSampler.sleep`. Nothing is freed: the servers have their own memory."""

@@ -20,7 +20,7 @@ import aiohttp
 from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.http_responses import AnswerTooLarge, read_answer
 from astra_jax.rollout.sampler import Sampling
-from astra_jax.rollout.vllm.figures import ServerFigures, figures_of
+from astra_jax.rollout.vllm.server_metrics import ServerMetrics, parse_metrics
 from synthesis.core.stages import rng_for
 
 
@@ -201,7 +201,7 @@ class RolloutServer:
         leaving: it gets no new requests, and is removed when none is in flight.
         stalled: it sampled nothing for too long and no token since; it may still answer checks.
         cache: tokens that fit its KV cache; None if it does not report this.
-        preemptions: see `ServerFigures`; 0 if not reported.
+        preemptions: see `ServerMetrics`; 0 if not reported.
         reason: cause for being out of service; "" before anything is known.
         unanswered: unanswered checks in a row.
         settled: set while no sync is running; requests wait for it.
@@ -284,7 +284,7 @@ class RolloutServer:
         one = Sampling(max_tokens=1, stop_ids=(), seed=0)
         self.route.draw(await self.post(self.route.path, self.route.body([0], one), seconds))
 
-    async def figures(self, seconds: float) -> ServerFigures:
+    async def fetch_metrics(self, seconds: float) -> ServerMetrics:
         """Read the server's metrics, and store its `cache` and `preemptions`.
 
         Raises:
@@ -292,7 +292,7 @@ class RolloutServer:
         """
         status, text = await self._exchange("GET", "/metrics", None, seconds, None)
         try:
-            found = figures_of(text if status == 200 else "")
+            found = parse_metrics(text if status == 200 else "")
         except ValueError as error:
             raise NotServing(f"/metrics answers what is no number: {error}") from None
         self.cache, self.preemptions = found.cache, found.preemptions or 0.0

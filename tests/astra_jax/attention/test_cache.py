@@ -81,7 +81,7 @@ def test_parts_are_read_and_copied_as_the_whole(lengths: tuple[int, ...]) -> Non
     parts = in_parts(whole, lengths)
     assert (parts.length, parts.dtype) == (whole.length, whole.dtype)
     rows = jnp.array([3, 1, ROWS])
-    assert_equal(joined(parts.taken(rows)), whole.taken(rows))
+    assert_equal(joined(parts.gather_rows(rows)), whole.gather_rows(rows))
     for length in range(1, LENGTH + 1):
         assert_equal(joined(parts.window(length)), whole.window(length))
         moved = (jnp.array([1, 1, 0]), jnp.array([3, 0, ROWS]), length)

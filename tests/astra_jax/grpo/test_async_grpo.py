@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables
+from metrics_page import undocumented
 from rollout_world import tiny_model
 from sft_world import starting
 
@@ -63,7 +64,7 @@ async def test_strictly_online_it_is_the_plain_loop_to_the_bit(model, params, ch
     plain = Sampler(chat_tokenizer)
     parts = (plain, Tables(), ENVIRONMENTS, chat_tokenizer, CONFIG.episode)
     sampler = GroupSampler(*parts, group_size=3, seed=0, at_once=CONFIG.episodes_at_once)
-    buffer = GroupBuffer(CONFIG.batch_size, min_reward_std=CONFIG.min_reward_std, max_age=CONFIG.surplus_max_age)
+    buffer = GroupBuffer(CONFIG.batch_size, min_reward_std=CONFIG.min_reward_std, max_age=CONFIG.max_off_policy_steps)
     weights, state = initial_state(jax.tree.map(jnp.copy, params), grpo_optimizer(CONFIG))
     for update in range(CONFIG.steps):
         plain.version = update
@@ -79,7 +80,7 @@ async def test_rollouts_go_on_across_updates_and_over_a_kill(
     model, params, chat_tokenizer, tmp_path, monkeypatch
 ) -> None:
     """Its batches after the last checkpoint are trained on again, to the bit, and nothing of them is drawn again."""
-    config = dataclasses.replace(CONFIG, async_steps=2, steps=8, checkpoint_every=4)
+    config = dataclasses.replace(CONFIG, async_rollouts=True, max_off_policy_steps=2, steps=8, checkpoint_every=4)
     busy, asked, lives = False, 0, []
 
     def update(weights, state, groups, *arguments, **options):
@@ -87,7 +88,7 @@ async def test_rollouts_go_on_across_updates_and_over_a_kill(
         busy = True
         time.sleep(0.1)
         busy = False
-        lives[-1][options["update"]] = groups
+        lives[-1][options["policy_version"]] = groups
         return update_step(weights, state, groups, *arguments, **options)
 
     class Remote(Unhurried):
@@ -157,7 +158,7 @@ def groups_of(versions: list[int], seed: int = 0) -> list[Group]:
 
 def updated(model, params, groups: list[Group], config: GRPOConfig):
     state = initial_state(jax.tree.map(jnp.copy, params), grpo_optimizer(config))
-    weights, _, metrics = update_step(*state, groups, model, config, update=7)
+    weights, _, metrics = update_step(*state, groups, model, config, policy_version=7)
     return jax.device_get(weights), metrics
 
 
@@ -165,15 +166,19 @@ def test_a_token_counts_as_it_would_online_and_is_measured_by_its_age(model, par
     """What drew it is in its logprob; its age is for the metrics alone."""
     groups = groups_of([5, 6, 7])
     online, plain = updated(model, params, groups, SHORT)
-    old, metrics = updated(model, params, groups, dataclasses.replace(SHORT, async_steps=3))
+    old, metrics = updated(
+        model, params, groups, dataclasses.replace(SHORT, async_rollouts=True, max_off_policy_steps=3)
+    )
     for a, b in zip(jax.tree.leaves(online), jax.tree.leaves(old), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    assert not any(name.startswith("age_") for name in plain)
-    shares = [metrics[f"age_{age}_share"] for age in range(3)]
+    assert not any(name.startswith("train/age_") for name in plain)
+    assert not undocumented([metrics]) - {"weights_finite"}
+    shares = [metrics[f"train/age_{age}_share"] for age in range(3)]
     assert min(shares) > 0.25 and sum(shares) == pytest.approx(1) and not any("age_3" in name for name in metrics)
     for figure in ("mismatch_kl", "mismatch_abs", "tis_clipped_share"):
-        total = sum(share * metrics[f"age_{age}_{figure}"] for age, share in enumerate(shares))
-        assert total == pytest.approx(metrics[figure], rel=1e-4) == pytest.approx(plain[figure], rel=1e-4)
+        total = sum(share * metrics[f"train/age_{age}_{figure}"] for age, share in enumerate(shares))
+        of_all = metrics[f"train/{figure}"], plain[f"train/{figure}"]
+        assert of_all == pytest.approx((total, total), rel=1e-4)
 
 
 def test_a_checkpoint_of_before_has_its_tokens_versions() -> None:
@@ -191,5 +196,7 @@ def test_a_checkpoint_of_before_has_its_tokens_versions() -> None:
 
 
 def test_a_deadline_is_for_strictly_online_batches() -> None:
-    with pytest.raises(SettingError, match="deadline_seconds is 60 with async_steps=2"):
-        dataclasses.replace(CONFIG, async_steps=2, deadline_seconds=60.0)
+    with pytest.raises(SettingError, match="deadline_seconds is 60 with async_rollouts=True"):
+        dataclasses.replace(CONFIG, async_rollouts=True, deadline_seconds=60.0)
+    with pytest.raises(SettingError, match="max_off_policy_steps is 0 with async_rollouts=True"):
+        dataclasses.replace(CONFIG, async_rollouts=True, max_off_policy_steps=0)

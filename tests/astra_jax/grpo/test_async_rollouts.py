@@ -60,7 +60,9 @@ class Disk:
     async def live(self, policy: Unsteady, *, saves: int, journaled: bool = True) -> dict:
         """Train from the last checkpoint to the end, or die of it; returns the last state."""
         step, weights, state = self.checkpoints[-1]
-        config = dataclasses.replace(CONFIG, async_steps=self.k, steps=UPDATES + 1)
+        config = dataclasses.replace(
+            CONFIG, async_rollouts=self.k > 0, max_off_policy_steps=self.k or 1, steps=UPDATES + 1
+        )
         journals = Journals(self.folder, "run", "i") if journaled else None
         rollouts = AsyncRollouts(policy, Tables(), ENVIRONMENTS, policy.tokenizer, config, journals)
         if state:

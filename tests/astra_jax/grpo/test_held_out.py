@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import pytest
 from grpo_world import MODEL, caller
+from metrics_page import undocumented
 from own_objects_world import Calculatrice
 from rollout_world import ScriptedSampler, make_environment, tiny_model
 from sft_world import starting
@@ -119,7 +120,7 @@ def is_even(id: str, number: int) -> bool:
 
 def trained(workdir: Path) -> list[dict[str, float]]:
     """The rows of the updates, without times and evaluations."""
-    left = ("eval/", "seconds", "tokens_per_second", "goodput", "checkpoint", "train/peak_host_memory_gib")
+    left = ("eval/", "seconds/", "rollout/tokens_per_second", "goodput/", "perf/")
     rows = [row for row in read_metrics(workdir / "metrics") if row["step"]]
     return [{name: value for name, value in row.items() if not name.startswith(left)} for row in rows]
 
@@ -145,6 +146,7 @@ def test_before_and_after_greedy_and_sampled_by_kind(whole) -> None:
     )  # fmt: skip
     report = json.loads((workdir / "held_out" / "update_00000002.json").read_text())
     assert report["environments"][0] == {"id": "10+20", "kind": "facile", "greedy": [1.0], "sampled": [1.0, 1.0]}
+    assert not undocumented(result.history)
     assert result.history[-1]["eval/greedy/solved"] == values["eval/greedy/solved"]
     assert "Held-out reward" in Watcher(workdir).look().trainings[0].curves
     last = held_out.summary_line(report, json.loads((workdir / "held_out" / "update_00000000.json").read_text()))
@@ -187,9 +189,9 @@ class NotedEngine(Engine):
 
     noted: list[str]
 
-    async def update(self, params, version: int) -> None:
+    async def load_weights(self, params, version: int) -> None:
         self._note("update")
-        await super().update(params, version)
+        await super().load_weights(params, version)
 
     async def generate(self, token_ids, sampling, *, session=""):
         self._note("evaluation" if session.startswith("evaluate.") else "training")
@@ -286,7 +288,7 @@ async def test_what_cannot_be_judged_is_masked_and_counted(run, whole, chat_toke
 
 @pytest.mark.nightly
 async def test_with_rollouts_across_updates(run, chat_tokenizer, tmp_path) -> None:
-    config = dataclasses.replace(CONFIG, async_steps=1, eval_every=1)
+    config = dataclasses.replace(CONFIG, async_rollouts=True, eval_every=1)
     await run("run", Calculator(chat_tokenizer), config)
     found = evaluated(tmp_path / "run")
     assert list(found) == [0, 1, 2] and found[0] == found[1] == found[2]

@@ -130,7 +130,7 @@ def test_what_was_trained_on_is_trained_on_again(chat_tokenizer, kills, fail_at,
 @pytest.mark.parametrize("k", [0, 1])
 async def test_who_gave_a_batch_up_samples_others_the_next_time(chat_tokenizer, tmp_path, k) -> None:
     """From the same checkpoint: it had been saved before the rollouts, and is not saved again."""
-    config = dataclasses.replace(CONFIG, async_steps=k, max_groups_per_step=4)
+    config = dataclasses.replace(CONFIG, async_rollouts=k > 0, max_off_policy_steps=k or 1, max_groups_per_step=4)
     first, kind = Sampler(chat_tokenizer), AsyncRollouts if k else Rollouts
     first.script = lambda session, turn, seed: by_seed(session, turn, seed if session.startswith("group9.") else 0)
     found, before = [], 0
@@ -263,7 +263,7 @@ async def test_a_disk_that_takes_nothing_ends_no_run(tmp_path, chat_tokenizer, c
     policy = Sampler(chat_tokenizer)
     with caplog.at_level("WARNING"):
         batch = await one_life(policy, tmp_path / "file" / "rollouts")
-    assert batch.filling.counts["journal_unkept"] > 3 and len(batch.groups) == 2
+    assert batch.filling.counts["journal_unwritten"] > 3 and len(batch.groups) == 2
     assert sum("cannot be written" in line for line in caplog.messages) == 1
 
 

@@ -355,7 +355,7 @@ def rollouts_of(policy, tokenizer, environment, folder: Path | None = None, **se
         batch_size=2, group_size=8, concurrent_groups=2, episode=EPISODE, row_buckets=(2_000,), steps=4, **settings
     )
     journals = None if folder is None else Journals(folder, run="r", identity="i")
-    kind = AsyncRollouts if config.async_steps else Rollouts
+    kind = AsyncRollouts if config.async_rollouts else Rollouts
     return kind(policy, None, [environment], tokenizer, config, journals)
 
 
@@ -368,11 +368,13 @@ async def batch_of(rollouts: Rollouts):
         await rollouts.close()
 
 
-@pytest.mark.parametrize("async_steps", by_day([0, 1], 0))
-async def test_a_run_whose_episodes_are_masked_by_what_they_did_is_stopped(chat_tokenizer, async_steps: int) -> None:
+@pytest.mark.parametrize("async_rollouts", by_day([False, True], False))
+async def test_a_run_whose_episodes_are_masked_by_what_they_did_is_stopped(
+    chat_tokenizer, async_rollouts: bool
+) -> None:
     """Left are the episodes that did not look: no fair sample of the policy's."""
     environment = OwnEnvironment(Guessed("unscored"))
-    options = {"async_steps": async_steps}
+    options = {"async_rollouts": async_rollouts}
     with pytest.raises(MaskedShareError) as stopped:
         await batch_of(rollouts_of(Looking(chat_tokenizer), chat_tokenizer, environment, **options))
     said = str(stopped.value)
@@ -387,11 +389,11 @@ async def test_a_run_whose_episodes_are_masked_by_what_they_did_is_stopped(chat_
     assert counts["masked_reward_failed"] == counts["masked_episodes"] > 4 and counts["masked_share"] > 0.2
 
 
-@pytest.mark.parametrize("async_steps", by_day([0, 1], 1))
+@pytest.mark.parametrize("async_rollouts", by_day([False, True], True))
 async def test_a_few_masked_episodes_are_counted_and_stop_nothing(
-    chat_tokenizer, tmp_path, capsys, async_steps: int
+    chat_tokenizer, tmp_path, capsys, async_rollouts: bool
 ) -> None:
-    environment, options = OwnEnvironment(Guessed("scored")), {"async_steps": async_steps}
+    environment, options = OwnEnvironment(Guessed("scored")), {"async_rollouts": async_rollouts}
     policy = Looking(chat_tokenizer, lost=3)
     batch = await batch_of(rollouts_of(policy, chat_tokenizer, environment, tmp_path, **options))
     assert batch.filling.counts["masked_request_failed"] == 3

@@ -93,7 +93,7 @@ def test_every_token_lies_in_a_row_once_and_prompts_once_a_row(sizes, rows, seed
     rng = np.random.default_rng(seed)
     episodes = [make_episode(rng, 0.0, int(n)) for n in rng.integers(4, 80, sum(sizes))]
     episodes, groups = of_prompts(episodes, sizes, rng)
-    batches = pack(episodes, range(len(episodes)), row_buckets=(128, 256), rows=rows, groups=groups, update=5)
+    batches = pack(episodes, range(len(episodes)), row_buckets=(128, 256), rows=rows, groups=groups, policy_version=5)
     found = {}
     for batch in batches:
         for tokens, segments, positions, advantages, mask, logps, ages in zip(

@@ -44,7 +44,13 @@ def params(model):
 
 def of_age(async_steps: int):
     """One configuration each, so that its programs are compiled once."""
-    return dataclasses.replace(CONFIG, async_steps=async_steps, checkpoint_every=2, dump_batches=True)
+    return dataclasses.replace(
+        CONFIG,
+        async_rollouts=async_steps > 0,
+        max_off_policy_steps=async_steps or 1,
+        checkpoint_every=2,
+        dump_batches=True,
+    )
 
 
 def sha256(params) -> str:
@@ -60,10 +66,10 @@ class Observed:
         self.groups: dict[int, list] = {}
 
     def update_step(self, params, state, groups, *arguments, **options):
-        if options["update"] == self.dies:
+        if options["policy_version"] == self.dies:
             raise Killed
         result = update_step(params, state, groups, *arguments, **options)
-        self.weights[options["update"]], self.groups[options["update"]] = sha256(result[0]), groups
+        self.weights[options["policy_version"]], self.groups[options["policy_version"]] = sha256(result[0]), groups
         return result
 
 
@@ -221,7 +227,7 @@ async def refused(run, folder: Path, tmp_path: Path, words: str, config=None, **
 async def test_what_does_not_fit_is_refused_by_name(run, model, params, copied, tmp_path) -> None:
     no = partial(refused, run, copied, tmp_path)
     await no("grpo.learning_rate is 0.01 there, 0.5 here", dataclasses.replace(of_age(0), learning_rate=0.5))
-    await no("grpo.async_steps is 0 there, 2 here", of_age(2))
+    await no("grpo.async_rollouts is False there, True here", of_age(2))
     larger = dataclasses.replace(model, d_ff=64)
     await no("model.d_ff is 32 there, 64 here", model=larger, start=larger.init(jax.random.key(1)))
     await no("began from other weights; give those as --weights", start=model.init(jax.random.key(2)))

@@ -23,7 +23,7 @@ from astra_jax.base.settings import SettingError
 from astra_jax.mesh import batch_sharding, make_mesh
 from astra_jax.models import adapters, hf_checkpoint
 from astra_jax.models.layers.adapted import is_adapted
-from astra_jax.models.layers.quantized import is_stored
+from astra_jax.models.layers.quantized import is_quantized
 from astra_jax.models.llama.presets import LlamaConfig
 from astra_jax.models.lora import LoRA
 from astra_jax.models.peft import load, names_table, save
@@ -142,9 +142,9 @@ def test_merged_weights_compute_the_same_here_and_in_transformers(name, tmp_path
     joined = adapters.attach_lora(trained, base, lora)
     np.testing.assert_allclose(logits_of(joined, model, tokens), expected, atol=2e-4, rtol=0)
     for apart in (True, False):  # as decoding reads them
-        served = model.for_decoding(joined, apart=apart)
+        served = model.for_decoding(joined, unstacked=apart)
         assert not any(map(is_adapted, jax.tree.leaves(served, is_leaf=is_adapted)))
-    jax.tree.map(np.testing.assert_array_equal, model.for_decoding(merged, apart=False), served)
+    jax.tree.map(np.testing.assert_array_equal, model.for_decoding(merged, unstacked=False), served)
 
 
 def test_what_peft_made_is_read_and_written_again(tmp_path) -> None:
@@ -250,7 +250,7 @@ def test_peft_makes_room_for_added_tokens_by_the_tokenizer_beside_adapters(tmp_p
     stored = LlamaConfig(**(SIZES | {"vocab_size": 384}), tie_embeddings=True)
     hf_model(stored).save_pretrained(tmp_path / "base")
     model, lora = replace(stored, vocab_size=tokenizer.rows(384)), LoRA(rank=2, tokens=(384, 385, 386, 387))
-    base = weights.load(tmp_path / "base", model, rows=384, spelled=tokenizer.spelled(384))
+    base = weights.load(tmp_path / "base", model, rows=384, new_token_pieces=tokenizer.new_token_pieces(384))
     trained = drawn(model, lora)
     save(trained, model, lora, tmp_path / "peft", base=str(tmp_path / "base"))
     chat_files.save_tokenizer(tmp_path / "base", tmp_path / "peft", tokenizer.changed_files)
@@ -346,11 +346,11 @@ IN_8_BITS = [name for name, (model, _) in CASES.items() if not model.n_experts]
 @pytest.mark.parametrize("name", by_day(IN_8_BITS, "tied, with tokens"))
 def test_adapters_over_8_bits_train_as_over_the_numbers_that_these_are(name) -> None:
     """Loss and gradients; and those numbers are the weights', to half a step of their output's scale."""
-    model, lora = CASES[name][0], replace(CASES[name][1], stored="int8")
+    model, lora = CASES[name][0], replace(CASES[name][1], weight_quantization="int8")
     base, trained, tokens = model.init(jax.random.key(0)), drawn(model, lora), tokens_of(model, length=40)
     under = lying(base, lora)
     numbers = adapters.without_adapters(under)
-    matrices = [path for path, x in jax.tree.leaves_with_path(under, is_leaf=is_stored) if is_stored(x)]
+    matrices = [path for path, x in jax.tree.leaves_with_path(under, is_leaf=is_quantized) if is_quantized(x)]
     assert len(matrices) == len(adapters.adaptable(model))
     for entry in adapters.adaptable(model).values():
         stored, near = (adapters.at_path(tree, entry.path) for tree in (under, numbers))
@@ -368,33 +368,35 @@ def test_adapters_over_8_bits_train_as_over_the_numbers_that_these_are(name) -> 
     merged = adapters.without_adapters(joined)
     assert float(loss_of(model, lora, None, tokens)(merged)) == pytest.approx(float(ours[0]), abs=1e-5)
     for apart in (True, False):
-        served, plain = (model.for_decoding(one, apart=apart) for one in (joined, merged))
+        served, plain = (model.for_decoding(one, unstacked=apart) for one in (joined, merged))
         jax.tree.map(np.testing.assert_array_equal, served, plain)
 
 
 @pytest.mark.parametrize("mesh", [None, {"fsdp": 4, "tensor": 2}])
 def test_what_lies_under_adapters_in_8_bits_is_planned_as_it_is_laid_down(mesh) -> None:
     """Shapes, types and places; a quarter of the bytes of float32, but for embedding, norms and scales."""
-    lora = LoRA(rank=3, stored="int8")
+    lora = LoRA(rank=3, weight_quantization="int8")
     devices = None if mesh is None else make_mesh(**mesh)
     like = adapters.abstract_base(DENSE, lora, devices)
     base = lying(DENSE.init(jax.random.key(0)), lora)
     assert jax.tree.structure(like) == jax.tree.structure(base)
     placed = jax.device_put(base, jax.tree.map(lambda x: x.sharding, like))
     jax.tree.map(lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype) or pytest.fail(f"{x} {y}"), like, placed)
-    matrices = [x for x in jax.tree.leaves(base, is_leaf=is_stored) if is_stored(x)]
+    matrices = [x for x in jax.tree.leaves(base, is_leaf=is_quantized) if is_quantized(x)]
     numbers = sum(x.qvalue.size for x in matrices)
     assert numbers == DENSE.matmul_parameters()[0]
     assert sum(x.qvalue.nbytes + x.scale.nbytes for x in matrices) < 1.2 * numbers
 
 
 def test_8_bits_that_adapters_cannot_lie_on_are_refused() -> None:
-    with pytest.raises(SettingError, match="stored is int8, and rank None"):
-        LoRA(stored="int8")
-    with pytest.raises(InputError, match="lora.stored is int8; the grouped matmuls of experts"):
-        adapters.check(CASES["qwen3, experts"][0], LoRA(rank=3, stored="int8"))
-    with pytest.raises(SettingError, match="matmul is int8, lora.stored int8"):
-        SFTConfig(data=DataConfig(seq_len=64), matmul="int8", lora=LoRA(rank=4, stored="int8"))
+    with pytest.raises(SettingError, match="weight_quantization is int8, and rank None"):
+        LoRA(weight_quantization="int8")
+    with pytest.raises(InputError, match="lora.weight_quantization is int8; the grouped matmuls of experts"):
+        adapters.check(CASES["qwen3, experts"][0], LoRA(rank=3, weight_quantization="int8"))
+    with pytest.raises(SettingError, match="matmul_quantization is int8, lora.weight_quantization int8"):
+        SFTConfig(
+            data=DataConfig(seq_len=64), matmul_quantization="int8", lora=LoRA(rank=4, weight_quantization="int8")
+        )
 
 
 def loss_and_gradients(model, lora, mesh, matmul="none"):
@@ -438,7 +440,7 @@ def on_one_device(model, lora):
     ],
 )
 def test_eight_devices_equal_one(model, axes, stored) -> None:
-    lora = LoRA(rank=3, tokens=(1, 5, 6), stored=stored)  # tokens which divide into no axis
+    lora = LoRA(rank=3, tokens=(1, 5, 6), weight_quantization=stored)  # tokens which divide into no axis
     expected_loss, expected = on_one_device(model, lora)
     loss, gradients = loss_and_gradients(model, lora, make_mesh(**axes))
     assert loss == pytest.approx(expected_loss, abs=1e-5)

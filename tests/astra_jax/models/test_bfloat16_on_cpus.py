@@ -207,7 +207,7 @@ def test_training_goes_as_in_float32(batch) -> None:
         found = []
         for _ in range(8):
             *state, metrics = train_step(*state, batch, model=model, config=config, steps=8)
-            found.append(float(metrics["loss"]))
+            found.append(float(metrics["train/loss"]))
         return found
 
     wide, narrow = losses(WIDE), losses(NARROW)

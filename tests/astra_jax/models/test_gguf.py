@@ -193,8 +193,8 @@ def test_smollm2_is_what_transformers_reads_and_knows_the_capital_of_france(tmp_
     assert (chat.vocab_size, grown.vocab_size) == (49_156, 49_280)
     prompt = chat.format.render([Message("user", asked[0]["content"])], [], add_generation_prompt=True)
     assert chat.encode_segments(prompt)[0] == ids["input_ids"][0].tolist()
-    spelled = chat.spelled(model.vocab_size)
-    params = weights.load(tmp_path / "hf", grown, rows=model.vocab_size, spelled=spelled)
+    new_token_pieces = chat.new_token_pieces(model.vocab_size)
+    params = weights.load(tmp_path / "hf", grown, rows=model.vocab_size, new_token_pieces=new_token_pieces)
     drawn = logits(grown, params, ids["input_ids"])
     assert np.abs(drawn[..., : model.vocab_size] - wanted.numpy()).max() < 5e-4
 

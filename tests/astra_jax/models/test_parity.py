@@ -227,7 +227,7 @@ def test_decoding_with_the_cache_equals_the_whole_sequence(family: str, stacked:
     params = config.init(jax.random.key(0))
     tokens = tokens_of(config, length=24)
     expected = logits_of(params, config, tokens)
-    served = params if stacked else config.for_decoding(params, apart=True)
+    served = params if stacked else config.for_decoding(params, unstacked=True)
     cache = config.cache(2, 32, stacked=stacked, part=part)
     assert isinstance(cache[0], ChunkedCache) == (part is not None)
     step = jax.jit(config.forward_cached)

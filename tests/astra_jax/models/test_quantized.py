@@ -77,13 +77,15 @@ def test_training_in_8_bits_follows_the_curve_of_float32() -> None:
     batch = jax.tree.map(lambda x: jnp.asarray(x)[None], packed_batch())
 
     def curve(matmul: str, dtype: str = "float32") -> np.ndarray:
-        config = SFTConfig(data=DataConfig(seq_len=LENGTH), batch_size=ROWS, learning_rate=1e-2, matmul=matmul)
+        config = SFTConfig(
+            data=DataConfig(seq_len=LENGTH), batch_size=ROWS, learning_rate=1e-2, matmul_quantization=matmul
+        )
         trained = dataclasses.replace(model, dtype=dtype)
         params, state = initial_state(trained.init(jax.random.key(0)), sft_optimizer(config, 30))
         losses = []
         for _ in range(30):
             params, state, metrics = train_step(params, state, batch, model=trained, config=config, steps=30)
-            losses.append(metrics["loss"])
+            losses.append(metrics["train/loss"])
         return np.asarray(jax.device_get(losses))
 
     exact = curve("none")

@@ -182,11 +182,11 @@ def test_what_is_read_and_written_goes_by_the_types_that_it_is_kept_in() -> None
     assert of(remat="none") == 28 * weights + 3 * 2 * 3 * (layers + head)
     assert of(sizes=mesh) == 28 * weights / 8 + 3 * 2 * (5 * layers - DOWN + 4 * head) / 2  # gathers are written
     narrow = dataclasses.replace(model, param_dtype="bfloat16")
-    assert of(narrow, remat="none", moments="bfloat16") == 14 * weights + 3 * 2 * 3 * (layers + head)
-    assert of(optimizer_memory="host", remat="none") == 12 * weights + 3 * 2 * 3 * (layers + head)
+    assert of(narrow, remat="none", optimizer_state_dtype="bfloat16") == 14 * weights + 3 * 2 * 3 * (layers + head)
+    assert of(optimizer_offload=True, remat="none") == 12 * weights + 3 * 2 * 3 * (layers + head)
     thin = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(model, LoRA(rank=16))))
     assert of(lora=LoRA(rank=16), remat="none") == 28 * thin + 3 * 2 * 2 * (layers + head)
-    assert of(lora=LoRA(rank=16, stored="int8"), remat="none") == 28 * thin + 3 * 2 * (layers + 2 * head)
+    assert of(lora=LoRA(rank=16, weight_quantization="int8"), remat="none") == 28 * thin + 3 * 2 * (layers + 2 * head)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_what_is_read_and_written_goes_by_the_types_that_it_is_kept_in() -> None
         ("sft:14b", "h200:4", 16_384, {"row_buckets": "[16384]", "batch_size": "16"}),  # none of them is shorter
         ("sft:qwen2.5-0.5b", "v5e:2x2", 120_000, {"lora.rank": "16", "lora.alpha": "8", "lora.targets": '["q_proj"]'}),
         ("grpo:14b", "v6e:4x4", 32_768, {}),
-        ("grpo:14b", "v6e:4x4", 120_000, {"moments": "bfloat16"}),
+        ("grpo:14b", "v6e:4x4", 120_000, {"optimizer_state_dtype": "bfloat16"}),
         ("grpo:smollm2-135m", "h200:2x8", 4_096, {}),
     ],
 )
@@ -243,8 +243,8 @@ def test_a_run_of_adapters_is_planned_with_their_state_alone(plan, planned) -> N
         """--config.sft.lora.rank=16 --config.sft.lora.alpha=8.0 --config.sft.lora.targets='["q_proj","down_proj"]'"""
         in (result.out)
     )
-    narrow = plan(*RUN, *lora, "--config.lora.stored=int8")
-    assert narrow.code == 0 and "--config.sft.lora.stored=int8" in narrow.out, narrow.errors
+    narrow = plan(*RUN, *lora, "--config.lora.weight_quantization=int8")
+    assert narrow.code == 0 and "--config.sft.lora.weight_quantization=int8" in narrow.out, narrow.errors
     bytes_ = json.loads(narrow.out.splitlines()[-1])["bytes_by_kind"]["arguments"]
     assert found[1] - bytes_ == pytest.approx(3 * model.matmul_parameters()[0] / 4, rel=0.1)
     refused = plan(*RUN, "--config.lora.rank=16", '--config.lora.targets=["experts"]')

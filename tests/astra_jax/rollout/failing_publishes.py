@@ -85,13 +85,13 @@ def test_a_folder_that_is_removed_while_it_is_written_to(params, tmp_path) -> No
 
 async def test_an_update_waits_for_room_on_the_disk(params, tmp_path, caplog) -> None:
     async with emulated(1) as (server,), policy_on([server], MODEL, tmp_path, answer_seconds=20.0) as policy:
-        await policy.update(params, 1)
+        await policy.load_weights(params, 1)
         with caplog.at_level(logging.WARNING), full_disk(ROOM):
-            preparing = asyncio.create_task(policy.prepare(params, 2))
+            preparing = asyncio.create_task(policy.publish_weights(params, 2))
             while not any("version 2 could not be published" in line for line in caplog.messages):
                 await asyncio.sleep(0.01)
         await preparing
-        await policy.update(params, 2)
+        await policy.load_weights(params, 2)
         assert server.syncs == ["r1:1", "r1:2"]
 
 
@@ -100,9 +100,9 @@ async def test_patience_with_a_disk_ends(params, tmp_path) -> None:
         emulated(1) as (server,),
         policy_on([server], MODEL, tmp_path, patience_seconds=0.2, answer_seconds=20.0) as policy,
     ):
-        await policy.update(params, 1)
+        await policy.load_weights(params, 1)
         with full_disk(ROOM), pytest.raises(PublishError, match="version 2 could not be published"):
-            await policy.update(params, 2)
+            await policy.load_weights(params, 2)
         assert server.syncs == ["r1:1"] and policy.fleet.version == 1
 
 
@@ -112,7 +112,7 @@ async def test_servers_draw_and_come_back_while_the_next_version_is_written(para
         emulated(2) as (first, second),
         policy_on([first, second], MODEL, tmp_path, answer_seconds=20.0) as policy,
     ):
-        await policy.update(params, 1)
+        await policy.load_weights(params, 1)
         written, waited = threading.Event(), Publisher.wait
 
         def wait(self: Publisher) -> None:
@@ -120,7 +120,7 @@ async def test_servers_draw_and_come_back_while_the_next_version_is_written(para
             waited(self)
 
         monkeypatch.setattr(Publisher, "wait", wait)
-        preparing = asyncio.create_task(policy.prepare(params, 2))
+        preparing = asyncio.create_task(policy.publish_weights(params, 2))
         second.version = "none"  # started again
         sampling = Sampling(max_tokens=2, stop_ids=(), seed=0)
         while second.syncs != ["r1:1", "r1:1"]:
@@ -129,6 +129,6 @@ async def test_servers_draw_and_come_back_while_the_next_version_is_written(para
         assert not written.is_set() and first.syncs == ["r1:1"]
         written.set()
         await preparing
-        await policy.update(params, 2)
+        await policy.load_weights(params, 2)
         assert (await policy.generate([1, 2], sampling)).policy_version == 2
         assert first.items[-1] == second.items[-1] == str(tmp_path / "policy" / "2" / "params")

@@ -573,7 +573,7 @@ async def test_a_policy_hands_its_address_over_as_it_hands_over_a_folder() -> No
         server.config = MODEL.to_hf()
         async with VLLMSampler(config, publisher, vocabulary="", max_length=100) as policy:
             for update in (1, 2):
-                await policy.update(weights(MODEL, update), update)
+                await policy.load_weights(weights(MODEL, update), update)
                 (item,) = set(server.items)
                 assert server.syncs[-1] == f"r1:{update}"
                 wanted = dict(hf_tensors(weights(MODEL, update), MODEL))

@@ -253,7 +253,7 @@ def test_groups_that_begin_alike_prefill_each_prompt_once(params):
         for event in begun:
             await event.wait()
         first = engine.stats.snapshot()
-        await engine.update(other, 7)
+        await engine.load_weights(other, 7)
         return [await one for one in running], first, engine.stats.since(first)
 
     got, first, second = run(params, groups)
@@ -300,7 +300,7 @@ def test_an_update_swaps_the_weights_of_what_is_under_way(params):
         for event in drawn:
             await event.wait()
         copied = engine.stats.copied_tokens
-        await engine.update(other, 7)
+        await engine.load_weights(other, 7)
         late = await engine.generate(text, sampling(1, max_tokens=40), session="late")
         return [await one for one in running], late, engine.stats.copied_tokens - copied
 
@@ -404,7 +404,7 @@ def test_a_closed_engine_holds_nothing_on_the_devices(params):
 
     async def draw(engine: Engine) -> list[Completion]:
         kept.append(engine)
-        await engine.update(other, 7)
+        await engine.load_weights(other, 7)
         return await all_of(engine, prompts(3), temperature=0.0)
 
     gc.disable()
@@ -434,9 +434,9 @@ def test_asleep_it_holds_nothing_and_requests_wait_for_the_next_weights(params):
         early = asyncio.ensure_future(all_of(engine, texts))
         await asyncio.sleep(0.2)
         waited = engine.waiting == len(texts) and not early.done()
-        await engine.update(other, 6)
+        await engine.load_weights(other, 6)
         await early
-        await asyncio.gather(engine.sleep(), engine.update(other, 7))
+        await asyncio.gather(engine.sleep(), engine.load_weights(other, 7))
         return await all_of(engine, texts), waited
 
     async def awake(engine: Engine) -> list[Completion]:
@@ -480,7 +480,7 @@ def test_bad_requests_and_failures(params):
     run(params, refused)
 
     async def broken(engine):
-        await engine.update({"not": "a model"}, 1)
+        await engine.load_weights({"not": "a model"}, 1)
         waiting = [asyncio.ensure_future(engine.generate([1, 2], sampling(i))) for i in range(10)]
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(r, EngineError) for r in results)

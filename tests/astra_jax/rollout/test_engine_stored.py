@@ -27,7 +27,9 @@ from astra_jax.rollout.sampler import Completion, Sampling
 
 pytest.importorskip("qwix", reason=f"8 bits want {quantized.INSTALL}")
 MODEL = engine_model(62)
-SHAPES = EngineConfig(slots=4, max_length=64, prefill_chunk=8, decode_chunk=4, min_window=64, stored="int8")
+SHAPES = EngineConfig(
+    slots=4, max_length=64, prefill_chunk=8, decode_chunk=4, min_window=64, weight_quantization="int8"
+)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
 
@@ -41,7 +43,7 @@ def rounded(params):
     def one(path, x):
         if (sides := stacked_matrices(path)) is None:
             return x
-        kept = quantized.stored(x, (0, *sides[1]))
+        kept = quantized.quantize(x, (0, *sides[1]))
         assert kept.qvalue.dtype == jnp.int8 and kept.scale.size == x.size // np.prod([x.shape[i] for i in sides[0]])
         return kept.qvalue * kept.scale
 
@@ -56,7 +58,7 @@ def drawn(*params, config=SHAPES) -> list[Completion]:
             found = []
             for version, each in enumerate(params):
                 if version:
-                    await engine.update(each, version)
+                    await engine.load_weights(each, version)
                 sampling = Sampling(max_tokens=12, stop_ids=(), seed=0, temperature=0)
                 found.append(await engine.generate(PROMPT, sampling))
             return found
@@ -67,7 +69,9 @@ def drawn(*params, config=SHAPES) -> list[Completion]:
 @pytest.fixture(scope="module")
 def expected() -> list[Completion]:
     """By an engine of the rounded weights, as they are."""
-    return drawn(rounded(weights(0)), rounded(weights(1)), config=dataclasses.replace(SHAPES, stored="none"))
+    return drawn(
+        rounded(weights(0)), rounded(weights(1)), config=dataclasses.replace(SHAPES, weight_quantization="none")
+    )
 
 
 @pytest.mark.parametrize("sizes", [None, {}, {"fsdp": 2, "tensor": 2}], ids=str)
@@ -87,7 +91,9 @@ def test_it_draws_by_the_rounded_weights(expected, monkeypatch, sizes) -> None:
 
 def test_a_steps_floor_is_what_it_keeps() -> None:
     model = dataclasses.replace(MODEL, dtype="bfloat16")
-    kept = jax.eval_shape(lambda: model.for_decoding(model.init(jax.random.key(0)), apart=False, stored="int8"))
+    kept = jax.eval_shape(
+        lambda: model.for_decoding(model.init(jax.random.key(0)), unstacked=False, weight_quantization="int8")
+    )
     layers = jax.tree_util.tree_leaves_with_path(kept["layers"])
     matrices = sum(x.size * x.dtype.itemsize for path, x in layers if "norm" not in jax.tree_util.keystr(path))
     assert decoding_bytes(model, 0, 0, "int8") == matrices + 2 * model.d_model * model.vocab_size
@@ -104,7 +110,7 @@ def test_room_is_for_what_is_kept(monkeypatch) -> None:
     with pytest.raises(SettingError, match="and the weights"):
         check_cache_fits(model, 1, 16, None)
     check_cache_fits(model, 1, 16, None, "int8")
-    with pytest.raises(InputError, match="stored is int8; the grouped matmuls of experts are not quantised"):
+    with pytest.raises(InputError, match="weight_quantization is int8; the grouped matmuls of experts"):
         check_cache_fits(dataclasses.replace(MODEL, n_experts=4, experts_per_token=2), 1, 16, None, "int8")
 
 
@@ -117,7 +123,8 @@ def test_a_tpu_reads_8_bits() -> None:
     )
     mesh = make_mesh(devices=Slice.parse("v6e:2x2").devices()[:1])
     whole, narrow = (
-        lower_decode(model, 16, 512, 8, mesh, stored=stored).compile().memory_analysis() for stored in ("none", "int8")
+        lower_decode(model, 16, 512, 8, mesh, weight_quantization=stored).compile().memory_analysis()
+        for stored in ("none", "int8")
     )
     saved = whole.argument_size_in_bytes - narrow.argument_size_in_bytes
     assert saved == pytest.approx(decoding_bytes(model, 0, 0) - decoding_bytes(model, 0, 0, "int8"), rel=0.05)

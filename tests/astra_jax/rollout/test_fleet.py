@@ -8,6 +8,7 @@ import logging
 import jax
 import pytest
 from emulated_rollouts import EmulatedServer, Lease, emulated, policy_on, spans, until
+from metrics_page import undocumented
 from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 
 from astra_jax.grpo import train as grpo
@@ -72,7 +73,7 @@ def hang(server: EmulatedServer) -> None:
 async def test_what_is_in_flight_at_a_server_that_hangs_is_drawn_elsewhere(policy, params, how) -> None:
     """It answers no look any more; or it does, but draws no token."""
     async with emulated(2) as (first, second), policy([first, second], stall_seconds=0.5) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         hang(first)
         running = asyncio.create_task(draw(opened, 6))
         await until(lambda: first.asked and second.asked)
@@ -91,7 +92,7 @@ async def test_what_is_in_flight_at_a_server_that_hangs_is_drawn_elsewhere(polic
 async def test_a_server_whose_engine_hangs_is_taken_back_once_it_draws(policy, params) -> None:
     """Its API answers all the while, and it would be the emptiest."""
     async with emulated(2) as (first, second), policy([first, second], stall_seconds=0.5) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         hang(first)
         first.stands = True
         assert await draw(opened, 6) == [1] * 6
@@ -99,7 +100,7 @@ async def test_a_server_whose_engine_hangs_is_taken_back_once_it_draws(policy, p
         asked = first.asked
         await until(lambda: first.tries > 2)
         assert not out.serving and "it draws no token" in out.reason
-        await opened.update(params, 2)  # which it takes over, as its process is there
+        await opened.load_weights(params, 2)  # which it takes over, as its process is there
         await until(lambda: first.syncs[-1] == "r1:2" and out.sync is None)
         tried = first.tries
         await until(lambda: first.tries > tried + 1)
@@ -117,25 +118,27 @@ async def test_a_server_whose_engine_hangs_is_taken_back_once_it_draws(policy, p
 
 async def test_one_failed_request_is_no_reason_for_a_sync(policy, params) -> None:
     async with emulated(1) as (server,), policy([server]) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         server.answers = [503]
         assert await draw(opened, 1) == [1]
         assert server.syncs == ["r1:1"] and opened.stats.failures == 1 and opened.stats.dropped == 0
 
 
 @pytest.mark.parametrize(
-    "most_age, updates, versions, stale",
+    "max_off_policy_steps, updates, versions, stale",
     [(0, [2], [2, 2], 1), (1, [2], [1, 2], 0), (1, [2, 3], [3, 3], 1), (2, [2, 3], [1, 3], 0)],
 )
-async def test_an_update_falls_into_a_completion(policy, params, most_age, updates, versions, stale) -> None:
+async def test_an_update_falls_into_a_completion(
+    policy, params, max_off_policy_steps, updates, versions, stale
+) -> None:
     """It counts by its spans, or is drawn again where its first tokens are too old."""
-    async with emulated(1) as (server,), policy([server], most_age=most_age) as opened:
-        await opened.update(params, 1)
+    async with emulated(1) as (server,), policy([server], max_off_policy_steps=max_off_policy_steps) as opened:
+        await opened.load_weights(params, 1)
         hang(server)
         running = asyncio.create_task(opened.generate([1, 2], SAMPLING, session="episode"))
         await until(lambda: server.asked)
         for version in updates:
-            await opened.update(params, version)
+            await opened.load_weights(params, version)
         server.hangs.set()
         completion = await running
         assert completion.versions == versions and completion.token_ids == [5, 6]
@@ -143,8 +146,8 @@ async def test_an_update_falls_into_a_completion(policy, params, most_age, updat
 
 
 async def test_weights_of_another_process_are_never_a_span_of_ours(policy, params) -> None:
-    async with emulated(1) as (server,), policy([server], most_age=5) as opened:
-        await opened.update(params, 3)
+    async with emulated(1) as (server,), policy([server], max_off_policy_steps=5) as opened:
+        await opened.load_weights(params, 3)
         for label in ("r2:3", "r1:2", "r1:3, unchecked", "none"):
             server.answers = [{"weight_versions": spans(["r1:3", label])}]
             assert (await opened.generate([1, 2], SAMPLING)).versions == [3, 3]
@@ -172,7 +175,7 @@ ODD = {
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
 async def test_an_odd_answer_is_an_attempt_that_failed(policy, params, odd) -> None:
     async with emulated(1) as (server,), policy([server]) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         server.answers = [odd]
         assert await draw(opened, 1) == [1]
         assert opened.stats.failures == 1 and opened.stats.completions == 1
@@ -180,7 +183,7 @@ async def test_an_odd_answer_is_an_attempt_that_failed(policy, params, odd) -> N
 
 async def test_the_lookout_survives_what_a_server_says_of_itself(policy, params) -> None:
     async with emulated(2) as (first, second), policy([first, second]) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         for odd in ({"version": None}, {"version": {"a": []}}, {"max_model_len": "many", "version": "9"}):
             first.described = odd
             await until(lambda: not opened.fleet.servers[0].serving)
@@ -193,12 +196,12 @@ async def test_the_lookout_survives_what_a_server_says_of_itself(policy, params)
 
 async def test_an_update_does_not_wait_for_one_that_hangs(policy, params) -> None:
     async with emulated(3) as servers, policy(servers, min_servers=2) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         servers[0].sync_hangs.clear()
         async with asyncio.timeout(20):
-            await opened.update(params, 2)
+            await opened.load_weights(params, 2)
             assert await draw(opened, 6) == [2] * 6
-            await opened.update(params, 3)  # while its sync to 2 hangs
+            await opened.load_weights(params, 3)  # while its sync to 2 hangs
             assert await draw(opened, 6) == [3] * 6
         assert servers[0].syncs == ["r1:1", "r1:2"] and servers[0].asked == 0
         servers[0].sync_hangs.set()
@@ -208,10 +211,10 @@ async def test_an_update_does_not_wait_for_one_that_hangs(policy, params) -> Non
 
 async def test_a_sync_that_fails_everywhere_is_tried_again(policy, params) -> None:
     async with emulated(2) as servers, policy(servers) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         for server in servers:
             server.sync_status = 500
-        update = asyncio.create_task(opened.update(params, 2))
+        update = asyncio.create_task(opened.load_weights(params, 2))
         await until(lambda: all(len(server.syncs) > 2 for server in servers))
         assert not update.done()
         servers[1].sync_status = 200
@@ -221,26 +224,26 @@ async def test_a_sync_that_fails_everywhere_is_tried_again(policy, params) -> No
 
 async def test_patience_ends_with_every_reason(policy, params) -> None:
     async with emulated(2) as servers, policy(servers, patience_seconds=0.3) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         for server in servers:
             server.sync_status = 500
         with pytest.raises(PolicyError, match="took version 2 over") as error:
-            await opened.update(params, 2)
+            await opened.load_weights(params, 2)
         assert all(server.url in str(error.value) for server in servers) and "a full disk" in str(error.value)
 
 
 async def test_why_a_server_is_out_is_still_told_while_it_is_tried_again(policy, params) -> None:
     """Its next sync was under way as an update ended, and the reason became that it was not done yet."""
     async with emulated(2) as (first, second), policy([first, second]) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         second.sync_status = 500
-        await opened.update(params, 2)
+        await opened.load_weights(params, 2)
         (out,) = (server for server in opened.fleet.servers if server.url == second.url)
         await until(lambda: "a full disk" in out.reason)
         second.sync_hangs.clear()
         tried = len(second.syncs)
         await until(lambda: len(second.syncs) > tried)
-        await opened.update(params, 3)
+        await opened.load_weights(params, 3)
         assert out.sync is not None and "a full disk" in out.reason
         second.sync_status = 200
         second.sync_hangs.set()
@@ -251,7 +254,7 @@ async def test_the_first_sync_tells_at_once_how_servers_were_started(policy, par
     async with emulated(1) as (server,), policy([server], patience_seconds=3600.0) as opened:
         server.sync_status = 400
         with pytest.raises(PolicyError, match="took version 1 over.*a full disk"):
-            await opened.update(params, 1)
+            await opened.load_weights(params, 1)
 
 
 async def test_a_start_without_one_of_several(policy, params, caplog) -> None:
@@ -264,7 +267,7 @@ async def test_a_start_without_one_of_several(policy, params, caplog) -> None:
                 pass
         with caplog.at_level(logging.WARNING):
             async with policy([first, second]) as opened:
-                await opened.update(params, 1)
+                await opened.load_weights(params, 1)
                 assert await draw(opened, 3) == [1] * 3
                 await until(lambda: sum(second.url in line for line in caplog.messages))
                 told = sum(second.url in line for line in caplog.messages)
@@ -283,12 +286,12 @@ async def test_a_start_without_one_of_several(policy, params, caplog) -> None:
 async def test_a_second_trainer_is_refused_by_name(policy, params) -> None:
     """It came to its own update 1 and trained on the other's weights of update 1."""
     async with emulated(1) as (server,), policy([server]) as first:
-        await first.update(params, 1)
+        await first.load_weights(params, 1)
         with pytest.raises(PolicyError, match="is held by the run r1 for .*, and r2 is another: give this run servers"):
             async with policy([server], run_id="r2"):
                 pass
         async with policy([server]) as successor:  # of the same run: the first one was preempted
-            await successor.update(params, 1)
+            await successor.load_weights(params, 1)
             assert await draw(successor, 1) == [1] and server.syncs == ["r1:1", "r1:1"]
 
 
@@ -301,10 +304,10 @@ async def test_another_run_takes_over_when_the_lease_has_run_out(policy, params)
             with pytest.raises(PolicyError, match="is held by the run r1"):
                 async with policy([server], run_id="r2"):
                     pass
-            await first.update(params, 1)
+            await first.load_weights(params, 1)
         await until(lambda: server.lease.state is None)
         async with policy([server], run_id="r2", patience_seconds=0.5) as second:
-            await second.update(params, 1)
+            await second.load_weights(params, 1)
             assert server.version == "r2:1" and await draw(second, 1) == [1]
             server.lease, server.version = Lease(), "r3:1"  # it was away, and another run has had it since
             server.lease.take("r3", 60.0)
@@ -316,10 +319,10 @@ async def test_weights_of_the_same_name_by_a_process_before_are_not_taken_for_it
     """A preempted run comes to its update 2 again, with other weights, while a server has been away since."""
     async with emulated(2) as (here, away):
         async with policy([here, away]) as first:
-            await first.update(params, 2)
+            await first.load_weights(params, 2)
         await away.stop()
         async with policy([here, away]) as successor:
-            await successor.update(params, 2)
+            await successor.load_weights(params, 2)
             await away.start(int(away.url.rpartition(":")[2]))
             await until(lambda: len(successor.fleet.serving) == 2)
             assert away.syncs == ["r1:2", "r1:2"]
@@ -369,7 +372,7 @@ async def test_a_server_that_computes_or_samples_otherwise_is_refused(policy) ->
 
 async def test_requests_say_all_that_a_generation_config_could(policy, params) -> None:
     async with emulated(1) as (server,), policy([server], **PATIENT) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         await draw(opened, 1)
         asked = server.bodies[-1]["sampling_params"]
         assert (asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (0, 0.0, 1.0)
@@ -380,9 +383,10 @@ async def test_requests_say_all_that_a_generation_config_could(policy, params) -
 
 async def test_metrics_have_a_row_for_each_server(policy, params) -> None:
     async with emulated(2) as servers, policy(servers) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         await draw(opened, 5)
         found = opened.metrics()
+        assert not undocumented([found])
         places = [server.url.removeprefix("http://") for server in servers]
         assert sum(found[f"servers/{place}/completions"] for place in places) == 5
         assert sum(found[f"servers/{place}/tokens"] for place in places) == 10
@@ -408,10 +412,10 @@ async def test_a_run_whose_servers_end_it_keeps_what_it_trained(pool, chat_token
     )
 
     class Gone(ScriptedSampler):
-        async def update(self, params, version):
+        async def load_weights(self, params, version):
             if version == 3:
                 raise PolicyError("no rollout server took version 3 over")
-            await super().update(params, version)
+            await super().load_weights(params, version)
 
     def by_seed(session, turn, seed):
         return call("capital_of", country="France") if turn == 0 and seed % 2 else f"I say {seed % 7}."

@@ -16,8 +16,8 @@ from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.settings import SettingError
 from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.addresses import Addresses
-from astra_jax.rollout.vllm.figures import figures_of
 from astra_jax.rollout.vllm.sampler import PolicyError, VLLMConfig, VLLMSampler
+from astra_jax.rollout.vllm.server_metrics import parse_metrics
 
 SAMPLING = Sampling(max_tokens=2, stop_ids=(), seed=0)
 PATIENT = {"answer_seconds": 20.0}  # nothing is silent here, and a busy machine may be slow
@@ -54,7 +54,7 @@ async def test_a_file_of_servers_is_read_again(policy, params, tmp_path, caplog)
     async with emulated(3) as (first, second, third):
         file.write_text(f"# ours\n{first.url}\n\n{second.url}/  # a comment\n")
         async with policy([], urls=(f"@{file}",)) as opened:
-            await opened.update(params, 1)
+            await opened.load_weights(params, 1)
             await asyncio.gather(draw(opened, ["a"], length=1), draw(opened, ["b"]))
             assert first.asked == second.asked == 1 and third.looks == 0
             if second.bodies[0]["token_ids"] == [1]:  # where "a" is
@@ -67,7 +67,7 @@ async def test_a_file_of_servers_is_read_again(policy, params, tmp_path, caplog)
             await until(lambda: first.here == 2)
             file.write_text(f"{second.url}\n{third.url}\n")
             await until(lambda: opened.metrics()[f"servers/{place(first)}/leaving"] == 1)
-            await opened.update(params, 2)  # it is not synced any more
+            await opened.load_weights(params, 2)  # it is not synced any more
             await draw(opened, [f"c{i}" for i in range(8)] + ["a"])
             assert first.asked == 3 and first.syncs == ["r1:1"] and opened.stats.completions == 11
             assert not any(one.done() for one in running)
@@ -103,7 +103,7 @@ async def test_a_server_that_is_named_again_before_it_has_left_stays(policy, par
         both = f"{first.url}\n{second.url}"
         file.write_text(both)
         async with policy([], urls=(f"@{file}",)) as opened:
-            await opened.update(params, 1)
+            await opened.load_weights(params, 1)
             first.hangs.clear()
             running = asyncio.create_task(draw(opened, [f"a{i}" for i in range(4)]))
             await until(lambda: first.here == 2)
@@ -138,7 +138,7 @@ async def test_a_name_is_looked_up_again(policy, params, monkeypatch) -> None:
         port = int(first.url.rpartition(":")[2])
         await second.start(port, "127.0.0.2")
         opened = await stack.enter_async_context(policy([], urls=(f"dns+http://servers.test:{port}",)))
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         await draw(opened, ["a", "b"])
         assert first.asked == 2 and second.looks == 0
         addresses.append("127.0.0.2")
@@ -158,7 +158,7 @@ async def test_requests_wait_for_room_in_the_servers_own_cache(policy, params) -
     async with emulated(2) as (small, silent):
         small.cache = 100
         async with policy([small, silent], cache_tokens=200) as opened:
-            await opened.update(params, 1)
+            await opened.load_weights(params, 1)
             small.hangs.clear()
             silent.hangs.clear()
             running = asyncio.create_task(draw(opened, [f"a{i}" for i in range(12)], length=38))
@@ -178,7 +178,7 @@ async def test_requests_wait_for_room_in_the_servers_own_cache(policy, params) -
 async def test_mates_and_later_turns_are_at_one_server(policy, params) -> None:
     """Eight groups of four, two turns each; the group's prompt is known by its first token."""
     async with emulated(2) as servers, policy(servers) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
 
         async def episode(group: int, number: int) -> None:
             session = f"group{group}.{number}"
@@ -196,11 +196,11 @@ async def test_mates_and_later_turns_are_at_one_server(policy, params) -> None:
 async def test_a_look_that_an_update_falls_into_tells_nothing(policy, params) -> None:
     """The server said its version, then took a new one over, then said the rest: it was left out for the old one."""
     async with emulated(1) as (server,), policy([server]) as opened:
-        await opened.update(params, 1)
+        await opened.load_weights(params, 1)
         server.metrics_hang.clear()
         asked = server.metrics_asked
         await until(lambda: server.metrics_asked > asked)
-        await opened.update(params, 2)
+        await opened.load_weights(params, 2)
         server.metrics_hang.set()
         looks = server.looks
         await until(lambda: server.looks > looks + 1)
@@ -260,9 +260,9 @@ async def test_a_certificate_is_the_names_and_not_the_addresses() -> None:
 def test_what_room_a_server_has_is_read_from_its_metrics() -> None:
     """vLLM 0.32's own lines, cut; with two engines the blocks are of both."""
     one = 'vllm:cache_config_info{block_size="16",engine="%d",kv_cache_size_tokens="%s",num_gpu_blocks="1024"} 1.0\n'
-    assert figures_of(one % (0, "8192") + one % (1, "8192")).cache == 16_384
-    assert figures_of(one % (0, "None") + one % (1, "None")).cache == 16_384
-    found = figures_of('vllm:num_preemptions_total{engine="0"} 3.0\nvllm:generation_tokens_total{engine="0"} 7.0\n')
+    assert parse_metrics(one % (0, "8192") + one % (1, "8192")).cache == 16_384
+    assert parse_metrics(one % (0, "None") + one % (1, "None")).cache == 16_384
+    found = parse_metrics('vllm:num_preemptions_total{engine="0"} 3.0\nvllm:generation_tokens_total{engine="0"} 7.0\n')
     assert (found.cache, found.preemptions, found.tokens) == (None, 3, 7)
     with pytest.raises(ValueError):
-        figures_of("vllm:generation_tokens_total many\n")
+        parse_metrics("vllm:generation_tokens_total many\n")

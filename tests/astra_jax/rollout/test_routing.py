@@ -18,7 +18,7 @@ class Fleet:
     """Servers that draw what they are told, and a router that does not know how much."""
 
     def __init__(self, rooms: Sequence[int], *, requests: int = 1000) -> None:
-        self.router = Router(room=1000, requests=requests, slack=SLACK)
+        self.router = Router(capacity=1000, requests=requests, slack=SLACK)
         self.rooms = {f"s{i}": room for i, room in enumerate(rooms)}
         self.open: set[str] = set()
         self.flying: list[Placement] = []
@@ -57,7 +57,7 @@ class Fleet:
 
 def share(fleet: Fleet, name: str) -> float:
     load = fleet.router.load(name)
-    return load.held / load.room
+    return load.held / load.capacity
 
 
 def test_tokens_are_balanced_and_not_requests() -> None:
@@ -178,7 +178,7 @@ def test_a_server_that_failed_a_request_is_avoided_while_there_is_another() -> N
 
 def test_allowances_follow_what_is_drawn() -> None:
     """All that may be drawn at first; then what those in flight come to in the mean, and never more than they may."""
-    router = Router(room=10**9, requests=10**6, slack=SLACK)
+    router = Router(capacity=10**9, requests=10**6, slack=SLACK)
     router.open("s")
     assert router.allowance(4_000) == 4_000
     lengths = [100] * 9 + [1_000]
@@ -208,7 +208,7 @@ def test_whatever_comes(seed: int, servers: int, episodes: int) -> None:
         for name in names:
             load, here = router.load(name), fleet.at(name)
             assert load.requests == len(here) and load.held >= 0 and (load.held == 0) == (not here)
-            assert len(here) <= 1 or load.held <= load.room
+            assert len(here) <= 1 or load.held <= load.capacity
         assert router.waiting == len(fleet.waiting) and all(not one.server for one in fleet.waiting)
         assert len({id(one) for one in (*fleet.flying, *fleet.waiting)}) == len(fleet.flying) + len(fleet.waiting)
         idle = [name for name in fleet.open if not fleet.at(name)]
@@ -262,7 +262,7 @@ def test_no_server_is_idle_while_a_request_waits_for_it(seed: int) -> None:
     waits for whoever has room came after those who wait here."""
     draws = random.Random(seed)
     names = "abcd"[: draws.randint(2, 4)]
-    router = Router(room=100, requests=draws.choice((1, 2, 3)), slack=draws.choice((0.05, 0.125, 0.5)))
+    router = Router(capacity=100, requests=draws.choice((1, 2, 3)), slack=draws.choice((0.05, 0.125, 0.5)))
     for name in names:
         router.open(name)
     live: list[Placement] = []

@@ -72,7 +72,7 @@ async def test_servers_follow_the_trainer(worlds, servers) -> None:
     async with world.policy(*servers) as policy:
         for version, seed in ((1, 1), (2, 2), (3, 1)):
             params = weights(world.model, seed)
-            await policy.update(params, version)
+            await policy.load_weights(params, version)
             await assert_same(policy, params, world, version)
         assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0
         for server in policy.fleet.servers:
@@ -89,7 +89,7 @@ async def test_draws_are_the_same_in_both_ways_of_asking(worlds, servers) -> Non
     drawn = []
     for server in (first, second):
         async with world.policy(server) as policy:
-            await policy.update(params, 1)
+            await policy.load_weights(params, 1)
             await assert_same(policy, params, world, 1)
             drawn.append([await policy.generate(PROMPTS[1], one) for one in (stop, nucleus)])
             with pytest.raises(ValueError, match="maximum (model|context) length"):
@@ -105,7 +105,7 @@ async def test_what_a_sync_falls_into_is_drawn_again_where_nobody_says_which_wei
     world, server = worlds["untied"], servers[1]
     old, new = weights(world.model, 1), weights(world.model, 2)
     async with world.policy(server, check_seconds=60.0) as policy:  # the request finds it, not a look
-        await policy.update(old, 1)
+        await policy.load_weights(old, 1)
         completions = await drawn_during(policy, new, 2)
         assert {one.policy_version for one in completions} <= {1, 2}
         assert policy.stats.stale > 0 and policy.stats.dropped == 0
@@ -130,7 +130,7 @@ async def test_draws_are_reproducible_and_stop_where_they_are_told(worlds, serve
     world = worlds["untied"]
     params = weights(world.model, 1)
     async with world.policy(*servers) as policy:
-        await policy.update(params, 1)
+        await policy.load_weights(params, 1)
         sampling = Sampling(max_tokens=200, stop_ids=(7, 8, 9, 10, *range(20, 60)), seed=3, temperature=0.8)
         first = await policy.generate(PROMPTS[1], sampling, session="a")
         again = await policy.generate(PROMPTS[1], sampling, session="b")
@@ -146,7 +146,7 @@ async def test_seeds_of_long_prompts_draw_the_same_alone_and_among_others(worlds
     prompts = [[(7 * i + j) % 500 + 20 for j in range(1_500)] for i in range(12)]
     sampling = [Sampling(max_tokens=3, stop_ids=(), seed=i, temperature=1.0) for i in range(12)]
     async with world.policy(servers[0], attempts=1) as policy:
-        await policy.update(weights(world.model, 1), 1)
+        await policy.load_weights(weights(world.model, 1), 1)
         together = await asyncio.gather(*(policy.generate(*one) for one in zip(prompts, sampling, strict=True)))
         for i in (0, 7, 11):
             alone = await policy.generate(prompts[i], sampling[i])
@@ -160,8 +160,8 @@ async def test_requests_in_flight_survive_a_sync_and_their_tokens_are_labelled(w
     """Where older weights may draw: what the sync falls into goes on, and each token's logprob is of those it names."""
     world = worlds["untied"]
     by_version = {1: weights(world.model, 1), 2: weights(world.model, 2)}
-    async with world.policy(servers[0], most_age=1) as policy:
-        await policy.update(by_version[1], 1)
+    async with world.policy(servers[0], max_off_policy_steps=1) as policy:
+        await policy.load_weights(by_version[1], 1)
         completions = await drawn_during(policy, by_version[2], 2)
         assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0
     spanning = [one for one in completions if len(set(one.versions)) > 1]
@@ -179,7 +179,7 @@ async def test_a_bad_checkpoint_is_refused_and_the_old_weights_go_on(worlds, ser
     bad = world.folder / "bad"
     params = weights(world.model, 1)
     async with world.policy(server) as policy:
-        await policy.update(params, 5)
+        await policy.load_weights(params, 5)
         good = world.folder / "policy" / "5"
 
         def refused(item: Path, *words: str) -> None:
@@ -238,16 +238,16 @@ async def test_weights_out_of_the_trainers_memory_are_those_of_its_files_to_the_
         return [greedy(server, prompt) for prompt in PROMPTS]
 
     async with world.policy(server) as policy:
-        await policy.update(params, 1)
+        await policy.load_weights(params, 1)
         by_files = drawn()
     async with world.direct_policy(server) as (policy, publisher):
-        await policy.update(weights(world.model, 1), 2)
+        await policy.load_weights(weights(world.model, 1), 2)
         assert all(one != other for one, other in zip(drawn(), by_files, strict=True))
-        await policy.update(params, 3)
+        await policy.load_weights(params, 3)
         assert drawn() == by_files
-        await policy.update(params | {"embed_vd": 1.5 * params["embed_vd"]}, 4)  # the rest is there already
+        await policy.load_weights(params | {"embed_vd": 1.5 * params["embed_vd"]}, 4)  # the rest is there already
         assert drawn() != by_files
-        await policy.update(params, 5)
+        await policy.load_weights(params, 5)
         assert drawn() == by_files
         await assert_same(policy, params, world, 5)
         item = publisher.publish(params, 6)
@@ -264,7 +264,7 @@ async def test_who_may_sample_may_not_sync(worlds, servers, tmp_path) -> None:
     world, server = worlds["untied"], servers[0]
     params = weights(world.model, 1)
     async with world.policy(server) as policy:
-        await policy.update(params, 5)
+        await policy.load_weights(params, 5)
         item = {"item": str(world.folder / "policy" / "5" / "params"), "version": "r1:6"}
         for headers, words in (
             ({"X_Astra_Sync_Key": KEY}, "another key than that of this server's ASTRA_SYNC_KEY_FILE"),
@@ -336,12 +336,12 @@ async def test_what_other_weights_drew_is_thrown_away(worlds, servers) -> None:
     world, server = worlds["untied"], servers[0]
     params = weights(world.model, 1)
     async with world.policy(server) as policy:
-        await policy.update(params, 1)
+        await policy.load_weights(params, 1)
         publisher = world.publisher()
         item = str(publisher.publish(weights(world.model, 2), 2))
         publisher.wait()
         assert post(server, "/v1/policy/sync", {"item": item, "version": "r1:2"})[0] == 200  # behind the policy's back
-        await policy.update(params, 3)
+        await policy.load_weights(params, 3)
         assert post(server, "/v1/policy/sync", {"item": item.replace("/2/", "/3/"), "version": "r1:99"})[0] == 200
         completion = await policy.generate(PROMPTS[0], GREEDY)
         assert completion.policy_version == 3
@@ -355,7 +355,7 @@ async def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_wei
     first, second = servers
     params = weights(world.model, 2)
     async with world.policy(first, second) as policy:
-        await policy.update(params, 1)
+        await policy.load_weights(params, 1)
         sampling = Sampling(max_tokens=400, stop_ids=(), seed=0)
         calls = [policy.generate(PROMPTS[0], sampling, session=f"episode {i}") for i in range(24)]
         running = asyncio.gather(*calls)
@@ -366,7 +366,7 @@ async def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_wei
         assert policy.stats.failures > 0 and policy.stats.dropped == 1
         assert all(server.cache and server.cache >= CONTEXT for server in policy.fleet.servers)  # by their own metrics
         newer = weights(world.model, 3)
-        await policy.update(newer, 2)  # while one is away
+        await policy.load_weights(newer, 2)  # while one is away
         second.start()
         await asyncio.to_thread(second.wait)
         for _ in range(100):
@@ -386,7 +386,7 @@ async def test_grpo_trains_on_what_the_servers_draw(worlds, servers) -> None:
     params, opt_state = initial_state(weights(world.model, 4), grpo_optimizer(config))
     environments = [make_environment()]
     async with SandboxPool() as pool, world.policy(servers[0], max_length=1600) as policy:
-        await policy.update(params, 0)
+        await policy.load_weights(params, 0)
         sampler = GroupSampler(policy, pool, environments, world.tokenizer, episode, group_size=2, seed=0)
         for update in (1, 2):
             group = await sampler()
@@ -400,8 +400,8 @@ async def test_grpo_trains_on_what_the_servers_draw(worlds, servers) -> None:
             assert all(one.sampled_by == [update - 1] for one in scored)
             groups = [msgspec.structs.replace(group, episodes=scored)]
             params, opt_state, metrics = update_step(params, opt_state, groups, world.model, config)
-            assert metrics["mismatch_abs"] < 1e-4 and metrics["trained_tokens"] > 0
-            await policy.update(params, update)
+            assert metrics["train/mismatch_abs"] < 1e-4 and metrics["train/trained_tokens"] > 0
+            await policy.load_weights(params, update)
             await assert_same(policy, params, world, update)
         assert policy.stats.stale == 0
 
@@ -417,12 +417,12 @@ async def test_two_ranks_take_their_slices_of_what_is_read_once(worlds) -> None:
 async def follow(world: World, server: Server, greedy: Sampling) -> None:
     async with world.direct_policy(server) as (policy, _):
         params = weights(world.model, 3)
-        await policy.update(params, 0)
+        await policy.load_weights(params, 0)
         await assert_same(policy, params, world, 0, greedy)
     async with world.policy(server) as policy:
         for version, seed in ((1, 1), (2, 2)):
             params = weights(world.model, seed)
-            await policy.update(params, version)
+            await policy.load_weights(params, version)
             await assert_same(policy, params, world, version, greedy)
         again = {"item": str(world.folder / "policy" / "2" / "params"), "version": "r1:2"}
         status, answer = await asyncio.to_thread(post, server, "/v1/policy/sync", again)

@@ -41,7 +41,7 @@ async def test_a_server_of_each_family_follows_the_trainer(worlds, servers, fami
     async with world.policy(server) as policy:
         for version, seed in ((1, 1), (2, 2)):
             params = weights(world.model, seed)
-            await policy.update(params, version)
+            await policy.load_weights(params, version)
             await assert_same(policy, params, world, version)
         assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0
     # What the comparison is worth: biases and the rotary embedding's scaling are seen in it.

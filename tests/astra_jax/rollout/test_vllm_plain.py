@@ -58,7 +58,7 @@ async def test_a_server_as_it_comes_follows_the_trainer(world, plain) -> None:
     async with world.policy(plain[0], sync="reload") as policy:
         for version, seed in ((1, 1), (2, 2), (3, 1)):
             params = weights(world.model, seed)
-            await policy.update(params, version)
+            await policy.load_weights(params, version)
             await assert_same(policy, params, world, version)
         assert policy.stats.stale == policy.stats.failures == policy.stats.dropped == 0
         assert policy.fleet.servers[0].sync_seconds.keys() == {"pause", "load", "resume", "probe"}
@@ -92,7 +92,7 @@ async def test_synthesis_can_ask_it(plain) -> None:
 async def test_a_failed_reload_leaves_a_server_paused_until_a_good_one(world, plain) -> None:
     params = weights(world.model, 3)
     async with world.policy(plain[0], sync="reload") as policy:
-        await policy.update(params, 1)
+        await policy.load_weights(params, 1)
         (data,) = (world.folder / "folders" / "1").glob("*.safetensors")
         data.write_bytes(data.read_bytes()[:1000])
         assert post(plain[0], "/update_weight_version", {"new_version": "other"})[0] == 200
@@ -101,7 +101,7 @@ async def test_a_failed_reload_leaves_a_server_paused_until_a_good_one(world, pl
             await asyncio.sleep(0.1)
         await asyncio.sleep(1.5)  # it tries to rejoin meanwhile, three times a second
         assert policy.stats.rejoined == 0 and not waiting.done()
-        await policy.update(params, 2)
+        await policy.load_weights(params, 2)
         assert (await waiting).policy_version == 2
         await assert_same(policy, params, world, 2)
 
@@ -110,11 +110,11 @@ async def test_a_server_that_serves_something_else_is_refused(world, plain) -> N
     params = weights(world.model, 1)
     async with world.policy(plain[1], sync="reload") as policy:
         with pytest.raises(PolicyError, match="no rollout server took version 1.*--logprobs-mode processed_logprobs"):
-            await policy.update(params, 1)
+            await policy.load_weights(params, 1)
     other = dataclasses.replace(world.model, rope_theta=50.0)
     async with dataclasses.replace(world, model=other).policy(plain[0], sync="reload") as policy:
         with pytest.raises(PolicyError, match="serves another model than the policy's"):
-            await policy.update(params, 2)
+            await policy.load_weights(params, 2)
     with pytest.raises(PolicyError, match="no /v1/policy/version: install astra_jax/rollout/vllm/plugin there"):
         async with world.policy(plain[0]):
             pass
@@ -194,7 +194,7 @@ async def test_a_request_that_every_server_fails_at_is_given_up(world, tmp_path)
                 pass
         described["on_tpus"] = False
         async with world.policy(urls=urls, attempts=3, check_seconds=0.1) as policy:
-            await policy.update(weights(world.model, 1), 1)
+            await policy.load_weights(weights(world.model, 1), 1)
             with pytest.raises(PolicyError, match="was sent 3 times.*the engine died of it") as error:
                 await policy.generate(PROMPTS[0], GREEDY)
         assert len(sent) == 3 and set(sent) == set(ports) and all(url in str(error.value) for url in urls)

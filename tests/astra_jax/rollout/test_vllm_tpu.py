@@ -280,7 +280,7 @@ async def test_servers_follow_the_trainer_and_compile_nothing_again(worlds, serv
         for version, seed in ((1, 1), (2, 2), (3, 1)):
             params = weights(world.model, seed)
             before = server.compiled()
-            await policy.update(params, version)
+            await policy.load_weights(params, version)
             await assert_same(policy, params, world, version)
             if version == 3:
                 assert server.compiled() == before > 0
@@ -319,7 +319,7 @@ async def test_a_foreign_checkpoint_is_refused_and_the_old_weights_go_on(worlds,
     world, server = worlds["untied"], servers["untied"]
     params = weights(world.model, 1)
     async with world.policy(server) as policy:
-        await policy.update(params, 5)
+        await policy.load_weights(params, 5)
         other = dataclasses.replace(world.model, d_ff=384)
         foreign = Publisher(world.folder / "foreign", other, dtype="float32")
         item = foreign.publish(weights(other, 0), 1)

@@ -215,7 +215,7 @@ import sys
 from astra_jax.run.metrics import UNUSED, MetricWriter
 
 with MetricWriter(sys.argv[1]) as writer:
-    writer.write(1, {"loss": 1.0})
+    writer.write(1, {"train/loss": 1.0})
 print(*[name for name in UNUSED if name in sys.modules])
 """
 
@@ -229,32 +229,32 @@ def test_what_tensorboard_does_not_need_is_neither_imported_nor_hidden_for_good(
 def test_metrics_are_rows_in_order_and_resume_drops_the_steps_that_come_again(tmp_path):
     with MetricWriter(tmp_path) as writer:
         for step in range(1, 6):
-            writer.write(step, {"loss": jnp.float32(1 / step), "lr": np.float64(step)})
+            writer.write(step, {"train/loss": jnp.float32(1 / step), "lr": np.float64(step)})
     with MetricWriter(tmp_path) as writer:
         writer.truncate(3)
-        writer.write(4, {"loss": 9.0})
+        writer.write(4, {"train/loss": 9.0})
     rows = read_metrics(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert rows[1] == {"step": 2, "loss": 0.5, "lr": 2.0}
-    assert rows[3] == {"step": 4, "loss": 9.0}
+    assert rows[1] == {"step": 2, "train/loss": 0.5, "lr": 2.0}
+    assert rows[3] == {"step": 4, "train/loss": 9.0}
     assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
 def test_a_line_that_a_crash_cut_off_is_dropped(tmp_path):
     with MetricWriter(tmp_path) as writer:
-        writer.write(1, {"loss": 1.0})
+        writer.write(1, {"train/loss": 1.0})
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "lo')
     with MetricWriter(tmp_path) as writer:
-        writer.write(2, {"loss": 2.0})
+        writer.write(2, {"train/loss": 2.0})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}]
+    assert [json.loads(line) for line in lines] == [{"step": 1, "train/loss": 1.0}, {"step": 2, "train/loss": 2.0}]
 
 
 def test_not_a_number_is_written_as_null(tmp_path):
     with MetricWriter(tmp_path) as writer:
-        writer.write(1, {"loss": float("nan"), "norm": float("inf")})
-    assert read_metrics(tmp_path) == [{"step": 1, "loss": None, "norm": None}]
+        writer.write(1, {"train/loss": float("nan"), "norm": float("inf")})
+    assert read_metrics(tmp_path) == [{"step": 1, "train/loss": None, "norm": None}]
 
 
 def test_a_spoilt_line_in_the_middle_is_named(tmp_path):

@@ -23,8 +23,8 @@ from astra_jax.rollout.vllm.server import Unreachable
 from astra_jax.run import hosts
 from astra_jax.run.crash_loop import is_fault
 from astra_jax.run.hosts import HostLiveness, allgather_exception, heartbeat, wait_with_heartbeat
-from astra_jax.run.meeting import MeetingError, meet
 from astra_jax.run.optimizers import initial_state
+from astra_jax.run.rendezvous import RendezvousError, rendezvous
 from astra_jax.sft import bench
 from astra_jax.sft.config import SFTConfig
 
@@ -48,7 +48,7 @@ class Told:
                 if place is not None:
                     marks, pulse = place
                     said = HostLiveness.beat(self.beats, hosts._Place(marks, marks // 2, pulse and self.beats), state)
-                    self.roll.hear(host, said, self.now)
+                    self.roll.record_sign(host, said, self.now)
             if (verdict := self.roll.verdict(self.now)) is not None:
                 return verdict
         return None
@@ -85,7 +85,7 @@ def test_rollouts_may_take_long_but_not_hang() -> None:
             told.now += 1
             told.beats += 1
             for host, where in enumerate((place, hosts._Place(9, 4), hosts._Place(9, 4))):
-                told.roll.hear(host, HostLiveness.beat(told.beats, where, "running"), told.now)
+                told.roll.record_sign(host, HostLiveness.beat(told.beats, where, "running"), told.now)
             if (verdict := told.roll.verdict(told.now)) is not None:
                 return verdict
         return None
@@ -312,7 +312,7 @@ def met(*calls: Callable[[], None]) -> list[str]:
     def one(call: Callable[[], None]) -> str:
         try:
             call()
-        except MeetingError as error:
+        except RendezvousError as error:
             return str(error)
         return ""
 
@@ -324,7 +324,7 @@ def coming(
     port: int, count: int, host: int, seconds: float = 20.0, told: list[str] | None = None
 ) -> Callable[[], None]:
     said = [] if told is None else told
-    return lambda: meet(f"localhost:{port}", count, host, seconds, said.append)
+    return lambda: rendezvous(f"localhost:{port}", count, host, seconds, said.append)
 
 
 def test_hosts_meet_in_any_order_and_the_port_is_free_again() -> None:
@@ -346,7 +346,7 @@ def test_who_does_not_come_is_named_to_all_who_did() -> None:
 
 
 def test_who_waits_says_so(monkeypatch) -> None:
-    monkeypatch.setattr("astra_jax.run.meeting._TELL_SECONDS", 0.1)
+    monkeypatch.setattr("astra_jax.run.rendezvous._TELL_SECONDS", 0.1)
     port, told = free_port(), list[str]()
     met(coming(port, 2, 0, 0.5, told))
     assert told and told[0].startswith("waits for host 1 of 2, ")
@@ -362,13 +362,13 @@ def test_hosts_that_do_not_fit_together_are_told(monkeypatch) -> None:
     found = met(coming(port, 3, 0), coming(port, 3, 1), coming(port, 3, 1))
     assert "host 1 is there twice: give each another number" in found
     for address in ("localhost", "localhost:", "localhost:99999", "localhost:port"):
-        with pytest.raises(MeetingError, match="write HOST:PORT"):
-            meet(address, 2, 0, 1.0, print)
+        with pytest.raises(RendezvousError, match="write HOST:PORT"):
+            rendezvous(address, 2, 0, 1.0, print)
 
 
 def test_strangers_do_not_count(monkeypatch) -> None:
     """Who connects and says nothing, or something else, or goes again, is none of the hosts."""
-    monkeypatch.setattr("astra_jax.run.meeting._HELLO_SECONDS", 0.2)
+    monkeypatch.setattr("astra_jax.run.rendezvous._HELLO_SECONDS", 0.2)
     port = free_port()
 
     def stranger(line: bytes) -> Callable[[], None]:

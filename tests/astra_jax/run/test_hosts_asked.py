@@ -22,7 +22,7 @@ async def test_a_sigterm_to_either_of_two_hosts_saves_both(chat_tokenizer_dir, t
     (tmp_path / "two" / "hang").touch()
     with hosts(tmp_path) as start:
         for host, started in ((1, 1), (0, 2)):
-            with two_hosts(start, chat_tokenizer_dir, tmp_path / "two", surplus_max_age=0) as two:
+            with two_hosts(start, chat_tokenizer_dir, tmp_path / "two", max_off_policy_steps=0) as two:
                 deadline = time.monotonic() + 300
                 while len(list((tmp_path / "two").glob("hangs.*"))) < started:
                     assert time.monotonic() < deadline and [one.poll() for one in two] == [None, None]
@@ -32,7 +32,7 @@ async def test_a_sigterm_to_either_of_two_hosts_saves_both(chat_tokenizer_dir, t
             assert (tmp_path / "two" / "stopped").read_text() == "preempted 2"
             assert [row["step"] for row in read_metrics(tmp_path / "two" / "metrics")] == [1, 2]
         (tmp_path / "two" / "hang").unlink()
-        with two_hosts(start, chat_tokenizer_dir, tmp_path / "two", surplus_max_age=0) as two:
+        with two_hosts(start, chat_tokenizer_dir, tmp_path / "two", max_off_policy_steps=0) as two:
             assert [one.wait(400).code for one in two] == [0, 0]
     rows = read_metrics(tmp_path / "two" / "metrics")
     assert [row["step"] for row in rows] == [1, 2, 3] and rows[-1]["filling/journal_episodes"] > 0

@@ -131,7 +131,7 @@ def live(monkeypatch) -> Iterator[Live]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("moments", "times"), [("float32", 2), ("bfloat16", 1)])
 def test_sft_holds_one_state_and_a_batch(model, chat_tokenizer, tmp_path, live, moments, times) -> None:
-    one = dataclasses.replace(SFT, moments=moments)
+    one = dataclasses.replace(SFT, optimizer_state_dtype=moments)
     data = make_dataset(tmp_path / "data", trajectories(8, longest=2))
     for owner, name in ((sft, "train_step"), (HeldOutLoss, "loss"), (TurnSampler, "draw")):
         live.watch(owner, name)
@@ -191,7 +191,7 @@ def test_sft_of_adapters_holds_their_state_alone(model, chat_tokenizer, tmp_path
 async def test_grpo_holds_one_state_and_what_is_sampled_with(
     model, chat_tokenizer, pool, tmp_path, live, async_steps
 ) -> None:
-    config = dataclasses.replace(GRPO, async_steps=async_steps)
+    config = dataclasses.replace(GRPO, async_rollouts=async_steps > 0, max_off_policy_steps=async_steps or 1)
     live.watch(grpo, "update_step")
     weights, state = map(bytes_of, abstract_state(model.abstract_params(), grpo_optimizer(config)))
 
@@ -199,10 +199,10 @@ async def test_grpo_holds_one_state_and_what_is_sampled_with(
         aliases_params = True
         given = None
 
-        async def update(self, params, version):
+        async def load_weights(self, params, version):
             live.look("sync")
             self.given = params
-            await super().update(params, version)
+            await super().load_weights(params, version)
 
         async def generate(self, *arguments, **options):
             live.look("sampling")
@@ -219,8 +219,8 @@ async def test_grpo_holds_one_state_and_what_is_sampled_with(
 
     await run()
     assert live.most.keys() >= {"sync", "sampling", "update_step begins", "update_step ends", "save begins"}
-    # With async_steps the policy samples with a copy while the other is trained; while it is handed the next there are
-    # two, of which it may still be using the first.
+    # With async_rollouts the policy samples with a copy while the other is trained; while it is handed the next there
+    # are two, of which it may still be using the first.
     for phase, most in live.most.items():
         copies = (2 if phase == "sync" else 1) * async_steps
         busy = "sampling" in phase and async_steps  # beside an update: its gradients, and both states where it ends

@@ -98,7 +98,7 @@ def test_sft_goes_on_on_other_devices(model, params, chat_tokenizer, tmp_path, c
     assert [row["step"] for row in moved.history] == [2, 3]
     assert_close(moved.params, straight.params)
     for ours, theirs in zip(moved.history, straight.history[1:], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+        assert ours["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-6)
     assert compiled == [("train_step", True)] * 2  # on one device, and on the mesh
 
 
@@ -112,16 +112,16 @@ async def test_grpo_goes_on_on_other_devices(model, params, chat_tokenizer, pool
         """Begins when both programs of an update are compiled: a script may be done before, and the update, which
         does not wait for a program whose turn has not come, would compile it a second time."""
 
-        async def update(self, params, version):
+        async def load_weights(self, params, version):
             while len(compiled) < expected:
                 await asyncio.sleep(0.01)
-            await super().update(params, version)
+            await super().load_weights(params, version)
 
     class Gone(Patient):
-        async def update(self, params, version):
+        async def load_weights(self, params, version):
             if version == 1:
                 raise ConnectionError("the server is gone")
-            await super().update(params, version)
+            await super().load_weights(params, version)
 
     async def run(folder: str, kind=Patient, mesh=None, **changes):
         config = dataclasses.replace(GRPO, **changes)

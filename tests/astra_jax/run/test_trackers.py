@@ -56,10 +56,10 @@ def test_a_tracker_gets_the_rows_that_the_file_has(tmp_path: Path, monkeypatch) 
         with MetricWriter(folder, trackers.opened(["wandb"], folder, {"steps": 3})) as writer:
             writer.truncate(steps[0] - 1)  # a start that goes on: the tracker stays open
             for step in steps:
-                writer.write(step, {"loss": 1.0 / step})
+                writer.write(step, {"train/loss": 1.0 / step})
     first = wandb.called[0]
     assert first[2:] == ("astra-jax", {"steps": 3})
-    rows = [(row["step"], {"loss": row["loss"]}) for row in read_metrics(folder)]
+    rows = [(row["step"], {"train/loss": row["train/loss"]}) for row in read_metrics(folder)]
     assert wandb.called == [first, *rows[:2], "finish", first, rows[2], "finish"]
 
 
@@ -70,7 +70,7 @@ def test_a_tracker_that_fails_ends_no_run(tmp_path: Path, monkeypatch, warned, f
     folder = location(tmp_path / "metrics")
     with MetricWriter(folder, trackers.opened(["wandb"], folder, {})) as writer:
         for step in (1, 2):
-            writer.write(step, {"loss": 1.0})
+            writer.write(step, {"train/loss": 1.0})
     assert len(read_metrics(folder)) == 2
     [said] = warned
     assert said.startswith("wandb could not ") and said.endswith("metrics.jsonl has all rows") and "\n" not in said
@@ -95,13 +95,13 @@ name, folder = sys.argv[1], location(sys.argv[2])
 for steps in ((1, 2), (3,)):
     with MetricWriter(folder, trackers.opened([name], folder, {"steps": 3})) as writer:
         for step in steps:
-            writer.write(step, {"loss": 1.0 / step, "rollout/reward": 0.5})
+            writer.write(step, {"train/loss": 1.0 / step, "rollout/reward": 0.5})
 """
 READS = {
     "mlflow": """
 import mlflow
 [run] = mlflow.search_runs(experiment_names=["astra-jax"], output_format="list")
-history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/loss")
 print([one.step for one in history], run.data.metrics["rollout/reward"])
 """,
     "trackio": """

@@ -147,11 +147,11 @@ OPTIMIZERS = [(name, dtype) for name in ("adamw", "muon") for dtype in ("float32
 def test_one_broken_gradient_changes_nothing(params, name, broken, dtype) -> None:
     step, own, state, gradients = optimizer_steps(params, name, dtype, rate=1e-2)
     own, state, said = step(own, state, gradients, jnp.float32(2))
-    assert math.isfinite(said["gradient_norm"]) and said["weights_finite"]
+    assert math.isfinite(said["train/grad_norm"]) and said["weights_finite"]
     spoilt = jax.tree.map(jnp.copy, gradients)
     spoilt["embed_vd"] = spoilt["embed_vd"].at[3, 2].set(broken)
     after, later, said = step(own, state, spoilt, jnp.float32(2))
-    assert not math.isfinite(said["gradient_norm"]) and said["weights_finite"]
+    assert not math.isfinite(said["train/grad_norm"]) and said["weights_finite"]
     check_same(own, after)
     places = (find_schedules(one) for one in (state, later))
     for before, behind in zip(*places, strict=True):  # it takes its place there, as the log has it
@@ -178,7 +178,7 @@ def test_an_update_that_breaks_a_weight_is_told(params, name, rate, dtype) -> No
     step, own, state, gradients = optimizer_steps(params, name, dtype, rate=rate)
     own["embed_vd"] = own["embed_vd"].at[3, 2].set(3e38)
     *_, said = step(own, state, jax.tree.map(jnp.negative, gradients), jnp.float32(2))
-    assert math.isfinite(said["gradient_norm"]) and not said["weights_finite"]
+    assert math.isfinite(said["train/grad_norm"]) and not said["weights_finite"]
 
 
 def optimizer_steps(params, name: str, dtype: str, *, rate: float):
@@ -241,7 +241,7 @@ def break_steps(monkeypatch):
 
         def train_step(params, opt_state, batch, **options):
             params, opt_state, metrics = step(params, opt_state, batch, **options)
-            return params, opt_state, metrics | ({"gradient_norm": math.inf} if next(taken) in steps else {})
+            return params, opt_state, metrics | ({"train/grad_norm": math.inf} if next(taken) in steps else {})
 
         train_step.compile = step.compile  # type: ignore[attr-defined]
         monkeypatch.setattr(sft, "train_step", train_step)
@@ -253,7 +253,7 @@ def test_broken_steps_can_be_left_out_and_are_counted(run_sft, break_steps) -> N
     break_steps(2)
     result = run_sft(SKIP)
     assert (result.steps, result.skipped, result.stopped) == (3, 1, "finished")
-    assert [row["skipped_steps"] for row in result.history] == [0, 1, 1]
+    assert [row["train/skipped_steps"] for row in result.history] == [0, 1, 1]
 
 
 def test_a_run_whose_steps_were_all_left_out_is_no_success(run_sft, huge, tmp_path) -> None:
@@ -262,7 +262,7 @@ def test_a_run_whose_steps_were_all_left_out_is_no_success(run_sft, huge, tmp_pa
     for _ in range(2):  # the same command again has nothing left to do, and is no success either
         with pytest.raises(NonFiniteError, match=message):
             run_sft(SKIP, start=huge)
-    assert [row["skipped_steps"] for row in read_metrics(tmp_path / "metrics")] == [1, 2, 3]
+    assert [row["train/skipped_steps"] for row in read_metrics(tmp_path / "metrics")] == [1, 2, 3]
     check_same(huge, load_params(tmp_path, huge))
 
 
@@ -296,7 +296,7 @@ def test_steps_left_out_in_a_row_end_a_run_also_over_starts(run_sft, break_steps
     message = "the last [67] steps, up to step (9|10), changed nothing: .* of [78] steps in all, from step 2 on. "
     with pytest.raises(NonFiniteError, match=f"{message}The last checkpoint is of step 5. Lower learning_rate"):
         run_sft(config)
-    assert saved_steps(tmp_path) == [5] and read_metrics(tmp_path / "metrics")[-1]["skipped_steps"] >= 5
+    assert saved_steps(tmp_path) == [5] and read_metrics(tmp_path / "metrics")[-1]["train/skipped_steps"] >= 5
 
 
 def killed_at(last: int):
@@ -315,7 +315,7 @@ def test_a_run_that_goes_on_counts_all_that_it_left_out_and_traces_the_rest(run_
         run_sft(SKIP, hooks=[AfterUpdate(killed_at(2))])
     break_steps()
     rows = run_sft(SKIP, profile=(1, 2)).history
-    assert [(row["step"], row["skipped_steps"]) for row in rows] == [(2, 1), (3, 1)]
+    assert [(row["step"], row["train/skipped_steps"]) for row in rows] == [(2, 1), (3, 1)]
     assert list((tmp_path / "profile").rglob("*.xplane.pb")), "from step 2, as the first step was taken before"
 
 
@@ -325,8 +325,8 @@ def test_a_start_that_saved_nothing_counts_in_goodput(run_sft, tmp_path) -> None
     for last in (2, 1):
         with pytest.raises(RuntimeError, match="killed"):
             run_sft(config, hooks=[AfterUpdate(killed_at(last))])
-        began += [row["goodput/began"] for row in read_metrics(tmp_path / "metrics")]
-    began += [row["goodput/began"] for row in run_sft(config).history]
+        began += [row["goodput/started_at"] for row in read_metrics(tmp_path / "metrics")]
+    began += [row["goodput/started_at"] for row in run_sft(config).history]
     assert began == began[:1] * 5
 
 
@@ -395,7 +395,7 @@ async def test_grpo_takes_no_step_from_logprobs_that_are_no_numbers(
     else:
         with pytest.raises(NonFiniteError, match="1 of 1 steps changed nothing, from step 1 on"):
             await run
-        assert read_metrics(tmp_path / "metrics")[0]["skipped_steps"] == 1
+        assert read_metrics(tmp_path / "metrics")[0]["train/skipped_steps"] == 1
         check_same(params, load_params(tmp_path, params))
 
 
@@ -518,7 +518,7 @@ def test_what_is_held_out_is_measured_on_steps_that_are_not_logged_otherwise(run
     config = dataclasses.replace(SFT, steps=7, log_every=5, eval_every=3, checkpoint_every=100)
     rows = run_sft(config, held_out=dataset).history
     assert [row["step"] for row in rows] == [3, 5, 6, 7]
-    assert [row["step"] for row in rows if "held_out_loss" in row] == [3, 6, 7]
+    assert [row["step"] for row in rows if "eval/loss" in row] == [3, 6, 7]
 
 
 def by_seed(session: str, turn: int, seed: int) -> str:
@@ -530,7 +530,7 @@ async def test_sigterm_in_the_middle_of_rollouts_saves_and_resumes_to_the_bit(
     pool, model, params, chat_tokenizer, tmp_path, async_steps
 ) -> None:
     environments = [make_environment("a"), make_environment("b", "Japan")]
-    config = dataclasses.replace(GRPO, async_steps=async_steps)
+    config = dataclasses.replace(GRPO, async_rollouts=async_steps > 0, max_off_policy_steps=async_steps or 1)
 
     class Notified(ScriptedSampler):
         """Is sent SIGTERM while it draws the second step's episodes."""

@@ -116,7 +116,7 @@ def test_no_field_of_openais_client_is_unknown(read, minimal, params):
             )
         else:
             is_ignored = any(one.startswith(name) for one in asked.ignored)
-            assert is_ignored or hasattr(asked, name) or name in asked.told, name
+            assert is_ignored or hasattr(asked, name) or name in asked.echoed, name
 
 
 def test_what_cannot_change_an_answer_is_named_in_a_header(server):

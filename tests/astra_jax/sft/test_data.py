@@ -26,7 +26,7 @@ from synthesis.core.datasets import DatasetError, write_dataset
 from synthesis.core.records import CodeExecution, Message, ToolServer, Trajectory
 
 COUNT = 40
-CONFIG = DataConfig(seq_len=1024, packing_bins=4, rounds="together")
+CONFIG = DataConfig(seq_len=1024, packing_bins=4, split_at_user_turns=False)
 ROWS = 2
 
 

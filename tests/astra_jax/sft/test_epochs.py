@@ -152,7 +152,7 @@ def test_the_data_are_seen_once_an_epoch_beside_a_rehearsal(few, dataset, tokeni
     assert {one: count for one, count in seen.items() if one in ours and one not in both} == {
         one: 2 * count for one, count in ours.items() if one not in both
     }
-    assert seen.total() == pytest.approx(2 * ours.total() / (1 - DATA.rehearsed), abs=2)
+    assert seen.total() == pytest.approx(2 * ours.total() / (1 - DATA.self_generated_ratio), abs=2)
 
 
 def test_a_state_without_an_epoch_continues_as_it_was_begun(few, tokenizer) -> None:
@@ -205,8 +205,10 @@ def test_the_gradient_of_a_partial_batch_is_that_of_its_examples(few, tokenizer,
     alone = jax.tree.map(lambda x_bt: x_bt[:real], last)
     metrics, moments = gradient(micro, last, model, params, mesh)
     theirs, expected_moments = gradient(replace(CONFIG, batch_size=real), alone, model, params)
-    assert metrics["trained_tokens"] == theirs["trained_tokens"] == float(np.asarray(target_mask(alone)).sum())
-    np.testing.assert_allclose(metrics["loss"], theirs["loss"], rtol=1e-6)
+    assert (
+        metrics["train/trained_tokens"] == theirs["train/trained_tokens"] == float(np.asarray(target_mask(alone)).sum())
+    )
+    np.testing.assert_allclose(metrics["train/loss"], theirs["train/loss"], rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-8), moments, expected_moments)
 
 
@@ -232,7 +234,7 @@ def test_a_run_and_one_that_extends_it_train_on_each_token_once_an_epoch(
         config = replace(CONFIG, epochs=epochs)
         result = train(config, model, starting(params), few, tokenizer, tmp_path, progress=False)
         assert result.steps == steps_for_epochs(stats, DATA, 4, epochs)
-        trained += [row["trained_tokens"] for row in result.history]
+        trained += [row["train/trained_tokens"] for row in result.history]
     assert sum(trained) == 3 * stats.trainable and len(trained) == result.steps
 
 
@@ -282,7 +284,7 @@ def test_the_held_out_loss_is_one_pass_whatever_the_batch_and_equals_torchs(
     config = replace(CONFIG, steps=1, learning_rate=0.0, **changes)
     start = starting(params if mesh is None else jax.device_put(params, model.param_shardings(mesh)))
     result = train(config, model, start, few, tokenizer, tmp_path / "run", held_out=held_out, mesh=mesh, progress=False)
-    assert result.history[-1]["held_out_loss"] == pytest.approx(wanted, abs=1e-5)
+    assert result.history[-1]["eval/loss"] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_cap_on_evaluation_is_printed(few, tokenizer, model, params, tmp_path, capsys) -> None:

@@ -22,7 +22,7 @@ def test_what_a_conversation_says_moves_no_terminal(tmp_path, monkeypatch, colou
     messages = [Message("user", HOSTILE), *record.messages[1:-1], Message("assistant", HOSTILE)]
     data = make_dataset(tmp_path / "data", [msgspec.structs.replace(record, id=HOSTILE, messages=messages)])
     out = io.StringIO()
-    show(data, make_tokenizer(tmp_path / "tokenizer"), DataConfig(seq_len=4096, rounds="together"), 1, out)
+    show(data, make_tokenizer(tmp_path / "tokenizer"), DataConfig(seq_len=4096, split_at_user_turns=False), 1, out)
     said = out.getvalue()
     for ours in ("\x1b[32m", "\x1b[90m", "\x1b[1m", "\x1b[0m"):
         said = said.replace(ours, "")

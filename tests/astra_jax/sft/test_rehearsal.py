@@ -35,7 +35,7 @@ from synthesis.core.stages import Journal
 from synthesis.core.workdir import WorkdirError
 
 COUNT = 40
-DATA = DataConfig(seq_len=512, packing_bins=2, rounds="apart", rehearsed=0.25)
+DATA = DataConfig(seq_len=512, packing_bins=2, split_at_user_turns=True, self_generated_ratio=0.25)
 CONFIG = RehearsalConfig(conversations=60, max_request_tokens=48, max_answer_tokens=24, concurrency=8)
 TRAINING = SFTConfig(
     data=DATA, batch_size=2, micro_batch_size=2, steps=40, learning_rate=1e-2, log_every=40, sample_every=0
@@ -91,7 +91,7 @@ def told_apart(
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
 def test_examples_of_the_rehearsal_are_a_share_of_all(dataset, talks, tokenizer, share) -> None:
-    data, rehearsed = told_apart(dataset, talks, tokenizer, replace(DATA, rehearsed=share), 4 * COUNT)
+    data, rehearsed = told_apart(dataset, talks, tokenizer, replace(DATA, self_generated_ratio=share), 4 * COUNT)
     assert len(rehearsed) / (len(data) + len(rehearsed)) == pytest.approx(share, abs=0.05)
     assert len(set(rehearsed)) == 7, "all of them, again and again"
     whole = {tuple(tokenise(one, tokenizer, DATA).tokens) for one in trajectories(COUNT, longest=1)}
@@ -136,8 +136,8 @@ def test_an_empty_rehearsal_is_refused(dataset, tokenizer, tmp_path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_share_of_none_or_all_is_refused(share) -> None:
-    with pytest.raises(ValueError, match="rehearsed is"):
-        replace(DATA, rehearsed=share)
+    with pytest.raises(ValueError, match="self_generated_ratio is"):
+        replace(DATA, self_generated_ratio=share)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ async def test_a_model_that_rehearses_unlearns_less(own, model, params, tokenize
     """Trained on half of what it said, and asked how likely the other half still is."""
     half = tmp_path / "half"
     write_dataset(half, Trajectory, own[::2], card={})
-    config = replace(TRAINING, data=replace(DATA, rehearsed=0.5))
+    config = replace(TRAINING, data=replace(DATA, self_generated_ratio=0.5))
     first = loss(params, model, tokenizer, own[1:20:2])
     after = {}
     for name, rehearsal in (("alone", None), ("rehearsed", half)):
@@ -346,12 +346,12 @@ def test_a_run_goes_on_with_its_own_rehearsal_alone(model, params, tokenizer, da
         train(config, *arguments, rehearsal=other, progress=False)
     assert train(config, *arguments, rehearsal=talks, progress=False).steps == 1
     # Nobody speaks twice, neither in the data nor in the rehearsal: rounds apart are rounds together.
-    together = replace(config, data=replace(DATA, rounds="together"))
+    together = replace(config, data=replace(DATA, split_at_user_turns=False))
     assert train(together, *arguments, rehearsal=talks, progress=False).steps == 1
     rounds = tmp_path / "rounds"
     twice = msgspec.structs.replace(talk(100), messages=[*talk(100).messages, *talk(101).messages])
     write_dataset(rounds, Trajectory, [talk(102), twice], card={})
     arguments = (*arguments[:-1], tmp_path / "of_rounds")
     train(config, *arguments, rehearsal=rounds, progress=False)
-    with pytest.raises(WorkdirError, match="sft.data.rounds is 'apart' there, 'together' here"):
+    with pytest.raises(WorkdirError, match="sft.data.split_at_user_turns is True there, False here"):
         train(together, *arguments, rehearsal=rounds, progress=False)

@@ -101,7 +101,10 @@ def test_each_round_is_what_the_template_shows_when_the_user_has_spoken(tokenize
 def test_a_conversation_of_one_request_is_what_it_was(tokenizer):
     one = trajectory(0, ["France"])
     assert by_round(one, APART) == [one]
-    apart, together = tokenise(one, tokenizer, APART), tokenise(one, tokenizer, replace(APART, rounds="together"))
+    apart, together = (
+        tokenise(one, tokenizer, APART),
+        tokenise(one, tokenizer, replace(APART, split_at_user_turns=False)),
+    )
     assert apart.tokens.tolist() == together.tokens.tolist() and apart.loss_mask.tolist() == together.loss_mask.tolist()
 
 
@@ -121,7 +124,7 @@ def test_a_tool_that_is_there_later_is_shown_from_then_on_alone(tokenizer, hf):
     for example, end in ((first, 2), (second, 6)):
         shown = hf(messages[:end], opened=False, tools=example.tools)
         assert tokenizer.decode(tokenise(example, tokenizer, APART).tokens) == shown
-    assert tokenise(one, tokenizer, replace(APART, rounds="together")).dropped == "tools_change"
+    assert tokenise(one, tokenizer, replace(APART, split_at_user_turns=False)).dropped == "tools_change"
     for row in (to_chat_record(one), to_trl_record(one)):
         tools = row["tools"] if isinstance(row["tools"], list) else json.loads(row["tools"])
         assert [tool["function"]["name"] for tool in tools] == [TOOL.name] and len(row["messages"]) == 2
@@ -154,14 +157,14 @@ def talk_of(roles: list[str], rng: random.Random) -> Trajectory:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("rounds", ["apart", "together"])
-def test_each_turn_of_the_assistant_is_trained_once(name, rounds, tmp_path):
+@pytest.mark.parametrize("is_split", [True, False])
+def test_each_turn_of_the_assistant_is_trained_once(name, is_split, tmp_path):
     """Whoever speaks first, and however often: over all examples of a conversation."""
     special, chat_template = FORMATS[name]
     plain = PLAIN_CHATML.partition("\n")[2]
     text = template(chat_template) if chat_template else plain
     tokenizer = ChatTokenizer.load(make_folder(tmp_path, special=special, chat_template=text))
-    config, rng = replace(APART, rounds=rounds), random.Random(0)
+    config, rng = replace(APART, split_at_user_turns=is_split), random.Random(0)
     greetings = [["assistant", "user", "assistant"], ["system", "assistant", "assistant", "user", "user", "assistant"],
                  ["assistant"], ["assistant", "user", "assistant", "user", "assistant"]]  # fmt: skip
     drawn = [rng.choices(["user", "assistant", "tool"], [4, 5, 1], k=rng.randint(1, 9)) for _ in range(150)]
@@ -181,7 +184,7 @@ def test_batches_hold_each_round_once_and_the_scan_counts_them(tokenizer, tmp_pa
     stats = scan(data, tokenizer, APART)
     assert len(stats.lengths) == len(examples) > len(records) and not stats.dropped
     assert stats.trainable == sum(int(example.loss_mask.sum()) for example in examples)
-    together = scan(data, tokenizer, replace(APART, rounds="together"))
+    together = scan(data, tokenizer, replace(APART, split_at_user_turns=False))
     assert len(together.lengths) == len(records)
     wanted = sorted((example.tokens.tolist(), example.loss_mask.tolist()) for example in examples)
     seen = []
@@ -227,9 +230,9 @@ def test_renamed_rounds_still_agree_with_themselves():
 
 def test_a_run_of_before_there_was_a_choice_had_rounds_together():
     saved = {"sft.batch_size": 4}
-    check_same_run(saved, {"sft.batch_size": 4, "sft.data.rounds": "together"}, "run")
-    with pytest.raises(WorkdirError, match="sft.data.rounds is 'together' there, 'apart' here"):
-        check_same_run(saved, {"sft.batch_size": 4, "sft.data.rounds": "apart"}, "run")
+    check_same_run(saved, {"sft.batch_size": 4, "sft.data.split_at_user_turns": False}, "run")
+    with pytest.raises(WorkdirError, match="sft.data.split_at_user_turns is False there, True here"):
+        check_same_run(saved, {"sft.batch_size": 4, "sft.data.split_at_user_turns": True}, "run")
 
 
 def test_the_preview_shows_them_apart(tokenizer, tmp_path, monkeypatch):

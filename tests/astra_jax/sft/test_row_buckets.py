@@ -24,7 +24,7 @@ from astra_jax.sft.train import SFTResult, train
 
 CONFIG = SFTConfig(
     # Its conversations fill a third of a row to all of it, and no two of most of them go together.
-    data=DataConfig(seq_len=800, packing_bins=1, rounds="together"),
+    data=DataConfig(seq_len=800, packing_bins=1, split_at_user_turns=False),
     batch_size=2,
     micro_batch_size=1,
     steps=8,
@@ -71,10 +71,10 @@ def whole(trained):
 
 def assert_same_run(ours: SFTResult, theirs: SFTResult) -> None:
     for one, other in zip(ours.history, theirs.history[-len(ours.history) :], strict=True):
-        for name in ("step", "trained_tokens", "mask_share"):
+        for name in ("step", "train/trained_tokens", "data/mask_share"):
             assert one[name] == other[name]
-        assert ("held_out_loss" in one) == ("held_out_loss" in other) == (one["step"] % 4 == 0)
-        for name in {"loss", "held_out_loss"} & one.keys():
+        assert ("eval/loss" in one) == ("eval/loss" in other) == (one["step"] % 4 == 0)
+        for name in {"train/loss", "eval/loss"} & one.keys():
             assert one[name] == pytest.approx(other[name], rel=1e-5)
     for one, other in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-5)
@@ -85,12 +85,14 @@ def test_cut_rows_train_as_whole_ones_do(trained, whole) -> None:
     cut = trained(CUT)
     assert train_step.cache_size() == compiled + 1
     assert_same_run(cut, whole)
-    assert len({row["row_tokens"] for row in cut.history}) >= 3
+    assert len({row["data/row_tokens"] for row in cut.history}) >= 3
     for row, full in zip(cut.history, whole.history, strict=True):
-        assert full["row_tokens"] == 800 >= row["row_tokens"] >= 320
-        real, places = 1 - row["padding_share"], row["row_tokens"] / 800
-        assert real * places == pytest.approx(1 - full["padding_share"])
-    assert sum(row["row_tokens"] for row in cut.history) < 0.9 * sum(row["row_tokens"] for row in whole.history)
+        assert full["data/row_tokens"] == 800 >= row["data/row_tokens"] >= 320
+        real, places = 1 - row["data/padding_share"], row["data/row_tokens"] / 800
+        assert real * places == pytest.approx(1 - full["data/padding_share"])
+    assert sum(row["data/row_tokens"] for row in cut.history) < 0.9 * sum(
+        row["data/row_tokens"] for row in whole.history
+    )
 
 
 def test_what_is_cut_is_not_computed(model, params) -> None:
@@ -105,11 +107,11 @@ def test_what_is_cut_is_not_computed(model, params) -> None:
         return {name: float(value) for name, value in metrics.items()}
 
     rows[:, :, :300] = 1
-    losses = [step(which)["loss"] for which in range(4)]
+    losses = [step(which)["train/loss"] for which in range(4)]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
     # With a length that is too short: nothing behind it was looked at.
     rows[:, :, :700] = 1
-    assert step(0)["trained_tokens"] == 2 * 319 and step(3)["trained_tokens"] == 2 * 699
+    assert step(0)["train/trained_tokens"] == 2 * 319 and step(3)["train/trained_tokens"] == 2 * 699
 
 
 @pytest.mark.parametrize(("sizes", "rows"), [({"context": 4}, 1), ({"data": 2, "context": 2}, 2)])

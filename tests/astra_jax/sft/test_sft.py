@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from metrics_page import undocumented
 from selection import by_day
 from sft_world import AfterUpdate, make_dataset, make_tokenizer, starting, trajectories
 
@@ -92,13 +93,13 @@ def assert_trees_equal(a, b) -> None:
 def test_the_loss_falls_and_every_step_has_its_row_of_metrics(uninterrupted, tokenizer):
     workdir, result = uninterrupted
     rows = read_metrics(workdir / "metrics")
-    assert rows == result.history and [row["step"] for row in rows] == list(range(1, 9))
-    assert rows[0]["loss"] == pytest.approx(math.log(tokenizer.vocab_size), rel=0.1)  # an untrained model guesses
-    assert result.final_loss == rows[-1]["loss"] < rows[0]["loss"] - 1
+    assert not undocumented(rows) and rows == result.history and [row["step"] for row in rows] == list(range(1, 9))
+    assert rows[0]["train/loss"] == pytest.approx(math.log(tokenizer.vocab_size), rel=0.1)  # an untrained model guesses
+    assert result.final_loss == rows[-1]["train/loss"] < rows[0]["train/loss"] - 1
     for row in rows:
-        assert 0 < row["mask_share"] < 1 and 0 <= row["padding_share"] < 0.5
-        assert row["gradient_norm"] > 0 and row["tokens_per_second"] > 0 and row["trained_tokens"] > 0
-        assert row["learning_rate"] == pytest.approx(float(learning_rate(CONFIG, 8)(row["step"] - 1)))
+        assert 0 < row["data/mask_share"] < 1 and 0 <= row["data/padding_share"] < 0.5
+        assert row["train/grad_norm"] > 0 and row["perf/tokens_per_second"] > 0 and row["train/trained_tokens"] > 0
+        assert row["train/learning_rate"] == pytest.approx(float(learning_rate(CONFIG, 8)(row["step"] - 1)))
 
 
 def test_weights_are_saved_every_k_steps_and_at_the_end(uninterrupted, params):
@@ -139,7 +140,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(dataset, tokenizer, model, pa
         CONFIG, model, starting(params), dataset, tokenizer, tmp_path, progress=False, hooks=[AfterUpdate(step_taken)]
     )
     assert went_on == {(folder, step): True for folder in ("params", "states") for step in (3, 6)}
-    assert all(row["checkpoint_seconds"] > 0 for row in result.history if row["step"] in (4, 7))
+    assert all(row["seconds/checkpoint"] > 0 for row in result.history if row["step"] in (4, 7))
 
 
 class Killed(Exception):
@@ -162,7 +163,14 @@ def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(
     workdir, whole = uninterrupted
     assert len(resumed.history) == 8 - 3 * ((killed_at - 1) // 3)  # steps after the last checkpoint, and no others
     for ours, theirs in zip(read_metrics(tmp_path / "metrics"), read_metrics(workdir / "metrics"), strict=True):
-        for name in ("step", "loss", "gradient_norm", "learning_rate", "mask_share", "trained_tokens"):
+        for name in (
+            "step",
+            "train/loss",
+            "train/grad_norm",
+            "train/learning_rate",
+            "data/mask_share",
+            "train/trained_tokens",
+        ):
             assert ours[name] == theirs[name]
     assert_trees_equal(resumed.params, whole.params)
 
@@ -207,12 +215,12 @@ def test_a_run_resumes_with_another_learning_rate_and_length(
     changes = {"steps": 6, "learning_rate": 1e-3, "weight_decay": 0.0}
     capsys.readouterr()
     rows = run(**changes).history
-    assert [row["step"] for row in rows] == [5, 6] and rows[0]["learning_rate"] <= 1e-3
+    assert [row["step"] for row in rows] == [5, 6] and rows[0]["train/learning_rate"] <= 1e-3
     said = capsys.readouterr().err.splitlines()
     assert "from step 5 on: sft.learning_rate is 0.001, it was 0.02" in said
     extended = [line for line in said if line.startswith("extended from 4 to 6 steps: the learning rate continues at ")]
     assert len(extended) == 1 and extended[0].endswith(", on its schedule over 6 steps; in step 4 it was 0.002")
-    assert f"continues at {rows[0]['learning_rate']:.3g}," in extended[0]
+    assert f"continues at {rows[0]['train/learning_rate']:.3g}," in extended[0]
     recorded = json.loads((tmp_path / "run.json").read_text())["changes"]
     assert {"step": 4, "setting": "sft.learning_rate", "before": 0.02, "now": 0.001} in recorded and len(recorded) == 3
     assert run(**changes, log_every=2).history == [] and "it was" not in capsys.readouterr().err
@@ -244,7 +252,7 @@ def test_a_finished_run_is_extended_and_an_interruption_changes_no_bit(
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     whole = run("whole", 7)
     assert [row["step"] for row in whole.history] == [4, 5, 6, 7]
-    assert [row["learning_rate"] for row in whole.history] == pytest.approx(
+    assert [row["train/learning_rate"] for row in whole.history] == pytest.approx(
         [float(learning_rate(config, 7)(step)) for step in (3, 4, 5, 6)]
     )
     with pytest.raises(Killed):
@@ -304,10 +312,10 @@ def test_accumulation_one_equals_n(batch, model, params):
     (metrics, moments), (split_metrics, split_moments) = (
         one_step(replace(CONFIG, micro_batch_size=size), batch, model, params) for size in (None, 1)
     )
-    assert metrics["trained_tokens"] == split_metrics["trained_tokens"] == counts.sum()
-    np.testing.assert_allclose(split_metrics["loss"], metrics["loss"], rtol=1e-6)
+    assert metrics["train/trained_tokens"] == split_metrics["train/trained_tokens"] == counts.sum()
+    np.testing.assert_allclose(split_metrics["train/loss"], metrics["train/loss"], rtol=1e-6)
     total, count = sums(params, batch, model=model)
-    np.testing.assert_allclose(metrics["loss"], total / count, rtol=1e-6)
+    np.testing.assert_allclose(metrics["train/loss"], total / count, rtol=1e-6)
     # After one step Adam's first moment is the clipped gradient, scaled.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-8), split_moments, moments)
 

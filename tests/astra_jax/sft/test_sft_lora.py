@@ -75,9 +75,9 @@ def equal(one, other) -> None:
 
 def test_it_learns_and_the_weights_under_the_adapters_stay_as_they_were(world, whole) -> None:
     workdir, result = whole
-    losses = [row["loss"] for row in result.history]
+    losses = [row["train/loss"] for row in result.history]
     assert losses[-1] < losses[0] - 0.1
-    held_out = [row["held_out_loss"] for row in result.history if "held_out_loss" in row]
+    held_out = [row["eval/loss"] for row in result.history if "eval/loss" in row]
     assert held_out[-1] < held_out[0]
     equal(result.base, world[1])
     assert all(jnp.any(leaf) for leaf in jax.tree.leaves(result.params))
@@ -118,11 +118,11 @@ def test_rows_of_tokens_that_the_weights_have_none_for_are_trained_beside_adapte
     model, _, _, tokenizer, data = world
     stored = dataclasses.replace(model, vocab_size=model.vocab_size - 4)
     hf_checkpoint.save_hf(stored.init(jax.random.key(0)), stored, tmp_path / "base")
-    spelled = {stored.vocab_size + i: (300 + i, 310) for i in range(4)}
-    origin = frozen.WeightsSource(str(tmp_path / "base"), rows=stored.vocab_size, spelled=spelled)
+    new_token_pieces = {stored.vocab_size + i: (300 + i, 310) for i in range(4)}
+    origin = frozen.WeightsSource(str(tmp_path / "base"), rows=stored.vocab_size, new_token_pieces=new_token_pieces)
 
     def start():
-        return weights.load(tmp_path / "base", model, rows=stored.vocab_size, spelled=spelled)
+        return weights.load(tmp_path / "base", model, rows=stored.vocab_size, new_token_pieces=new_token_pieces)
 
     lora = dataclasses.replace(LORA, tokens=(stored.vocab_size, 7))
     config = dataclasses.replace(CONFIG, lora=lora, steps=2, sample_every=0)
@@ -190,13 +190,13 @@ def test_killed_and_resumed_equals_uninterrupted_to_the_bit(world, whole, tmp_pa
     assert train_step.cache_size() == compiled and len(resumed.history) == 2
     equal((resumed.params, resumed.base), (whole[1].params, whole[1].base))
     for ours, theirs in zip(read_metrics(tmp_path / "metrics"), read_metrics(whole[0] / "metrics"), strict=True):
-        for name in ("step", "loss", "gradient_norm"):
+        for name in ("step", "train/loss", "train/grad_norm"):
             assert ours[name] == theirs[name]
 
 
 def test_a_run_over_8_bits_is_near_one_over_whole_weights_and_goes_on_to_the_bit(world, whole, tmp_path) -> None:
     """The same losses to a hundredth; its folder is read as what was trained, and other weights are refused."""
-    config = dataclasses.replace(CONFIG, lora=dataclasses.replace(LORA, stored="int8"), sample_every=0)
+    config = dataclasses.replace(CONFIG, lora=dataclasses.replace(LORA, weight_quantization="int8"), sample_every=0)
 
     def kill(step, _row) -> None:
         if step == 3:
@@ -209,7 +209,7 @@ def test_a_run_over_8_bits_is_near_one_over_whole_weights_and_goes_on_to_the_bit
         trained(world, tmp_path / "killed", config, hooks=[AfterUpdate(kill)])
     resumed = trained(world, tmp_path / "killed", config)
     equal((resumed.params, resumed.base), (result.params, result.base))
-    losses, others = ([row["loss"] for row in one.history] for one in (result, whole[1]))
+    losses, others = ([row["train/loss"] for row in one.history] for one in (result, whole[1]))
     assert losses != others
     np.testing.assert_allclose(losses, others, rtol=0.01)
 
@@ -231,7 +231,10 @@ def test_other_adapters_are_another_run(world, whole) -> None:
         (LoRA(rank=4, alpha=16.0, rank_stabilized=True), "sft.lora.rank_stabilized is False there, True here"),
         (LoRA(rank=4, alpha=16.0, targets=("q_proj",)), "sft.lora.targets is .'all-linear'. there, .'q_proj'. here"),
         (dataclasses.replace(LORA, tokens=(3,)), "sft.lora.tokens is None there, .3. here"),
-        (dataclasses.replace(LORA, stored="int8"), "sft.lora.stored is None there, .int8. here"),
+        (
+            dataclasses.replace(LORA, weight_quantization="int8"),
+            "sft.lora.weight_quantization is None there, .int8. here",
+        ),
         (LoRA(), "sft.lora.rank is 4 there, None here"),
     ]:
         ours = run_identity(sft=settings_of(dataclasses.replace(CONFIG, lora=lora)))

@@ -60,7 +60,7 @@ def test_what_they_depend_on_counts_anew(dataset, tokenizer, counted, tmp_path, 
         {"too_long": "drop"},
         {"tools": "none"},
         {"thinking": False},
-        {"rounds": "together"},
+        {"split_at_user_turns": False},
     ):
         config = replace(CONFIG, **changed)
         assert kept_statistics(dataset, tokenizer, config, tmp_path) == scan(dataset, tokenizer, config), changed

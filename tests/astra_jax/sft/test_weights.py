@@ -19,8 +19,8 @@ from astra_jax.sft.step import loss_sums
 from synthesis.core.datasets import DatasetError
 from synthesis.core.records import Message, Trajectory
 
-TOGETHER = DataConfig(seq_len=512, packing_bins=4, rounds="together")
-APART = replace(TOGETHER, rounds="apart")
+TOGETHER = DataConfig(seq_len=512, packing_bins=4, split_at_user_turns=False)
+APART = replace(TOGETHER, split_at_user_turns=True)
 
 
 def talk(*weights: float) -> Trajectory:
@@ -70,11 +70,11 @@ def test_rounds_apart_of_context_are_no_examples(tokenizer, tmp_path):
     assert "answer 1." in texts[0][1.0] and "answer 3." in texts[1][0.5] and set(texts[1]) == {0.0, 0.5}
     records = [talk(0, 1, 0, 0.5), talk(0, 0), talk(1)]
     for config, examples in ((APART, 3), (TOGETHER, 2)):
-        stats = scan(make_dataset(tmp_path / config.rounds, records), tokenizer, config)
+        stats = scan(make_dataset(tmp_path / str(config.split_at_user_turns), records), tokenizer, config)
         assert len(stats.lengths) == examples and stats.dropped == {"untrained": 1}
         made = [tokenise(part, tokenizer, config) for one in records for part in by_round(one, config)]
         assert stats.trainable == sum(np.count_nonzero(one.loss_mask) for one in made)
-        with BatchIterator(tmp_path / config.rounds, tokenizer, config, 1) as batches:
+        with BatchIterator(tmp_path / str(config.split_at_user_turns), tokenizer, config, 1) as batches:
             assert {0.5, 1.0} <= set(next(batches).loss_mask_bt.ravel().tolist())
     with pytest.raises(DatasetError, match=r"no conversation can be trained on: 1 untrained \("):
         scan(make_dataset(tmp_path / "none", records[1:2]), tokenizer, APART)

@@ -13,7 +13,7 @@ _BLOCK = re.compile(r'[{,]block_size="([0-9]{1,15})"')
 
 
 @dataclass(frozen=True)
-class ServerFigures:
+class ServerMetrics:
     """Metrics of a server; None if not reported (`--disable-log-stats`).
 
     Attributes:
@@ -27,7 +27,7 @@ class ServerFigures:
     preemptions: float | None
 
 
-def figures_of(text: str) -> ServerFigures:
+def parse_metrics(text: str) -> ServerMetrics:
     """Parse vLLM's metrics. Its `cache_config_info` (0.32) has a line for each engine with that engine's
     `kv_cache_size_tokens`, while `num_gpu_blocks` is the total.
 
@@ -45,4 +45,4 @@ def figures_of(text: str) -> ServerFigures:
     if not cache and caches:
         blocks, block = _BLOCKS.search(caches[0]), _BLOCK.search(caches[0])
         cache = int(blocks[1]) * int(block[1]) if blocks and block else 0
-    return ServerFigures(total(_TOKENS), cache or None, total(_PREEMPTIONS))
+    return ServerMetrics(total(_TOKENS), cache or None, total(_PREEMPTIONS))

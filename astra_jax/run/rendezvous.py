@@ -1,6 +1,6 @@
-"""Meeting of a run's hosts before JAX's own, so that errors name missing hosts.
+"""Rendezvous of a run's hosts before JAX's own, so that errors name missing hosts.
 
-JAX's own meeting prints nothing while it waits, and aborts with a C++ trace that names no host. Here the first host
+JAX's own rendezvous prints nothing while it waits, and aborts with a C++ trace that names no host. Here the first host
 listens on the address of JAX's later service. The others connect, send their number and the host count, and wait. When
 all are connected, each is asked to confirm and then released. At the deadline all connected hosts get the numbers of
 the missing ones.
@@ -28,20 +28,20 @@ _TELL_SECONDS = 10.0
 """Seconds between two messages about missing hosts."""
 
 
-class MeetingError(UserError):
+class RendezvousError(UserError):
     """The hosts did not meet. The message names the missing host, or two that do not match."""
 
 
-class HostsMissing(MeetingError):
+class HostsMissing(RendezvousError):
     """Some hosts did not connect in time."""
 
     away = True
 
 
-class Meeting:
-    """Guard around JAX's own meeting: at the deadline it prints a line and exits, before JAX aborts with a trace.
+class RendezvousDeadline:
+    """Guard around JAX's own rendezvous: at the deadline it prints a line and exits, before JAX aborts with a trace.
 
-    Hosts that their cluster lets find each other cannot be named here; for others `meet` has done that.
+    Hosts that their cluster lets find each other cannot be named here; for others `rendezvous` has done that.
 
     Args:
         seconds: time limit for the others.
@@ -51,7 +51,7 @@ class Meeting:
         self._seconds, self._over = seconds, threading.Event()
 
     def __enter__(self) -> None:
-        threading.Thread(target=self._watch, name="meeting", daemon=True).start()
+        threading.Thread(target=self._watch, name="rendezvous", daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -63,7 +63,7 @@ class Meeting:
             os._exit(1)
 
 
-def meet(address: str, count: int, host: int, seconds: float, tell: Callable[[str], None]) -> None:
+def rendezvous(address: str, count: int, host: int, seconds: float, tell: Callable[[str], None]) -> None:
     """Return when all hosts of a run are connected.
 
     Args:
@@ -74,11 +74,11 @@ def meet(address: str, count: int, host: int, seconds: float, tell: Callable[[st
         tell: called with a message now and then while a host is missing.
 
     Raises:
-        MeetingError: some did not connect in time, have another host count, or share a number.
+        RendezvousError: some did not connect in time, have another host count, or share a number.
     """
     name, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise MeetingError(f"the first host's address is {address!r}: write HOST:PORT, such as 10.0.0.1:8476")
+        raise RendezvousError(f"the first host's address is {address!r}: write HOST:PORT, such as 10.0.0.1:8476")
     if count == 1:
         return
     until = time.monotonic() + seconds
@@ -95,7 +95,7 @@ def _receive(port: int, count: int, seconds: float, until: float, tell: Callable
         try:
             listening = stack.enter_context(_listening(port))
         except OSError as error:
-            raise MeetingError(f"port {port}, where the hosts are to meet, cannot be had here: {error}") from None
+            raise RendezvousError(f"port {port}, where the hosts are to meet, cannot be had here: {error}") from None
         try:
             while missing := _missing(count, there):
                 left = until - time.monotonic()
@@ -109,7 +109,7 @@ def _receive(port: int, count: int, seconds: float, until: float, tell: Callable
                     came, _ = listening.accept()
                     stack.callback(came.close)
                     _welcome(came, count, there)
-        except MeetingError as error:
+        except RendezvousError as error:
             for came in there.values():
                 _say(came, f"{_NO}{error}")
             raise
@@ -122,7 +122,7 @@ def _receive(port: int, count: int, seconds: float, until: float, tell: Callable
 
 
 def _welcome(came: socket.socket, count: int, there: dict[int, socket.socket]) -> None:
-    """Register a new connection; strangers are disconnected. Raises `MeetingError`."""
+    """Register a new connection; strangers are disconnected. Raises `RendezvousError`."""
     words = _line(came, _HELLO_SECONDS).split(" ")
     if words[0] != _HELLO or len(words) != 3 or not all(one.isascii() and one.isdecimal() for one in words[1:]):
         came.close()
@@ -137,7 +137,7 @@ def _welcome(came: socket.socket, count: int, there: dict[int, socket.socket]) -
         refusal = f"a host says that it is number {host}: they are 0 to {count - 1}"
     if refusal:
         _say(came, f"{_NO}{refusal}")
-        raise MeetingError(refusal)
+        raise RendezvousError(refusal)
     there[host] = came
 
 
@@ -180,7 +180,7 @@ def _come(
         if said == _GO:
             return
         if said.startswith(_NO):
-            raise MeetingError(said.removeprefix(_NO))
+            raise RendezvousError(said.removeprefix(_NO))
         why = "it closed the connection"
         time.sleep(min(0.2, left))
     raise HostsMissing(f"{first}, did not answer within {seconds:g} s ({why})")
