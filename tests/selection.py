@@ -285,7 +285,6 @@ NIGHTLY: frozenset[str] = frozenset(
         "benchmarks/test_imperfect_endpoint.py",
         "benchmarks/test_peers.py",
         "benchmarks/test_processes.py",
-        "benchmarks/test_rl_simulation.py",
     }
 )
 """Files below `tests/` that cost much, find little and test what few changes touch. Further cases of tests in other

@@ -1,4 +1,4 @@
-"""Weights of a run as a Hugging Face folder: for `launch.convert`, and for `launch.push`."""
+"""Weights of a run as a Hugging Face folder: for `launch.convert`."""
 
 from __future__ import annotations
 

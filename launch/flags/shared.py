@@ -43,7 +43,6 @@ RENAMED: Mapping[str, str] = {
     "rollout_urls": "rollout_url",
     "sandbox_token_file": "sandbox_key_file",
     "timeout_minutes": "timeout_seconds",
-    "to": "repository",
     "token_file": "key_file",
     "user_endpoint": "user_url",
 }
