@@ -1,4 +1,4 @@
-"""Charts as inline SVG with a text alternative: curves, arcs between names, and the numbers of bars.
+"""Charts as inline SVG with a text alternative: curves, and the numbers of bars.
 
 The page's style colours them (`palette.css` and `charts.css` of `astra_jax/pages`). All texts are escaped.
 """
@@ -18,7 +18,7 @@ from synthesis.core.terminal import printable
 FONT = 12
 """Pixels of a chart's text, as in `charts.css`."""
 _COLOURS, _MAX_POINTS, _MAX_COLUMNS, _MAX_BARS = 6, 300, 40, 20
-_ROW, _GAP = 20, 6
+_GAP = 6
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -180,39 +180,6 @@ def _legend(names: Sequence[str], width: int) -> tuple[list[Markup], int]:
 
 def _mark(value: float) -> str:
     return f"{value:,.6g}"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Arcs
-
-
-def arcs(title: str, names: Sequence[str], weights: Mapping[tuple[str, str], float], *, width: int = 340) -> Markup:
-    """Plot names below each other and an arc for each pair, as wide as its weight; arcs upwards in another colour.
-
-    Args:
-        weights: by (from, to); pairs of names that are not there are left out.
-    """
-    label = min(FONT * max((em(printable(name, lines=False)) for name in names), default=0.0) + 8, width * 0.62)
-    place = {name: index for index, name in enumerate(names)}
-    pairs = {pair: weight for pair, weight in weights.items() if pair[0] in place and pair[1] in place}
-    heaviest = max(pairs.values(), default=1.0) or 1.0
-    farthest = max((abs(place[a] - place[b]) for a, b in pairs), default=1) or 1
-    parts = []
-    for (start, end), weight in sorted(pairs.items(), key=lambda one: one[1]):
-        y0, y1 = (_ROW * place[one] + _ROW / 2 for one in (start, end))
-        reach = label + 10 + (width - label - 16) * max(1, abs(place[start] - place[end])) / farthest
-        if start == end:
-            y0, y1 = y0 - 5, y1 + 5
-        path = f"M{label + 4:.1f} {y0}C{reach:.1f} {y0} {reach:.1f} {y1} {label + 4:.1f} {y1}"
-        kind = "arc" if place[start] <= place[end] else "arc back"
-        parts.append(element("path", kind=kind, stroke_width=0.8 + 2.6 * weight / heaviest, d=path))
-    for name in names:
-        text = element("title", printable(name, lines=False)) + cut(name, (label - 4) / FONT)
-        parts.append(element("text", text, x=0, y=_ROW * place[name] + _ROW / 2 + 4))
-    heavy = sorted(pairs.items(), key=lambda one: -one[1])[:5]
-    told = "; ".join(f"{a} to {b} {figure(weight)}" for (a, b), weight in heavy)
-    about = f"{title}: {len(names)} names, {len(pairs)} arrows; {told}"
-    return drawing(about, width, _ROW * max(1, len(names)), parts)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
