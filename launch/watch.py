@@ -3,8 +3,8 @@
     python -m launch.watch WORKDIR                 a page on this machine, which looks again by itself
     python -m launch.watch WORKDIR --terminal      the same in this terminal, for instance over SSH
 
-WORKDIR is the workdir of SFT, GRPO, a synthesis or the quickstart, running, finished or killed. It may be
-gs://BUCKET/FOLDER or s3://BUCKET/FOLDER; the small files are copied here. Nothing there is written or locked.
+WORKDIR is the workdir of SFT, GRPO, a synthesis or the quickstart, running, finished or killed. Nothing there is written
+or locked. Of a workdir in a bucket copy the small files here first (docs/recipes.md).
 The page is for this machine alone; beyond loopback it asks for a key, which the browser takes as
 the password (any user name will do). With --terminal and no terminal, as in a pipe, it is said once.
 """
@@ -18,7 +18,6 @@ from absl import flags
 from launch.flags import cli, services, shared
 from launch.flags.numbers import number_flag
 from sandbox.settings import Bound
-from synthesis.core.files import in_bucket
 from synthesis.core.refusals import InputError
 from synthesis.core.terminal import say
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:  # --help does not wait for it
 
 flags.adopt_module_key_flags(services)
 
-_WORKDIR = shared.workdir("on this machine's disk or in a bucket.", required=False)
+_WORKDIR = shared.workdir("on this machine.", required=False)
 _PORT = shared.port(8810)
 _TERMINAL = flags.DEFINE_bool("terminal", False, "Show it in this terminal, until Ctrl-C, in place of a page.")
 _SECONDS = number_flag("refresh_seconds", 3.0, Annotated[float, Bound(least=0.2, most=3600)], "Between two looks.")
@@ -41,8 +40,8 @@ def main() -> int:
 
     if not _WORKDIR.value:
         raise cli.UsageError("no workdir is given; write python -m launch.watch WORKDIR, or --workdir=WORKDIR")
-    folder = cli.folder(_WORKDIR, s3=True)
-    if not in_bucket(folder) and not folder.is_dir():
+    folder = cli.local_folder(_WORKDIR)
+    if not folder.is_dir():
         raise cli.UsageError(f"--workdir={_WORKDIR.value} is no folder; give that of a run")
     try:
         watcher = Watcher(folder)
@@ -61,7 +60,7 @@ async def _serve(watcher: Watcher) -> int:
     told = services.told_to_stop()
     service = WatchService(watcher, services.reached(ViewerConfig, port=_PORT.value), seconds=_SECONDS.value)
     address = await services.listen(service)
-    say(f"{watcher.name} on {address}/")
+    say(f"{watcher.workdir} on {address}/")
     await told.wait()
     return services.ended(await service.stop(), "requests")
 

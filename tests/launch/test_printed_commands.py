@@ -72,6 +72,7 @@ OTHERS = {
     "curl -L": "another host",
     "curl -H": "tests/sandbox/test_run_code.py",
     "lm_eval run": "benchmarks/serving_clients.py, with the packages of the clients",
+    "gcloud storage rsync": "another host",
     "hf upload": "tests/launch/test_own_data.py, to a Hub of its own",
     "ray start": "tests/synthesis/pipeline/test_ray_cluster.py has clusters of its own",
     "ASTRA_DRILL_SECONDS=": "tests/drill/test_drill.py, for a minute",
