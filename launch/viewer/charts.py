@@ -1,4 +1,4 @@
-"""Charts as inline SVG with a text alternative: curves, and the numbers of bars.
+"""Curves as inline SVG with a text alternative.
 
 The page's style colours them (`palette.css` and `charts.css` of `astra_jax/pages`). All texts are escaped.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -17,7 +16,7 @@ from synthesis.core.terminal import printable
 
 FONT = 12
 """Pixels of a chart's text, as in `charts.css`."""
-_COLOURS, _MAX_POINTS, _MAX_COLUMNS, _MAX_BARS = 6, 300, 40, 20
+_COLOURS, _MAX_POINTS = 6, 300
 _GAP = 6
 
 Points = Sequence[tuple[float, float | None]]
@@ -180,62 +179,3 @@ def _legend(names: Sequence[str], width: int) -> tuple[list[Markup], int]:
 
 def _mark(value: float) -> str:
     return f"{value:,.6g}"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Bars
-
-
-@dataclass(frozen=True)
-class Bar:
-    """Horizontal bar: `length` is 1 for the longest; `count` and `share` are texts."""
-
-    name: str
-    count: str
-    share: str
-    length: float
-
-
-def bars(values: Mapping[str, float], *, shares: bool = False) -> list[Bar]:
-    """Rank named numbers, the largest first; the smallest of many are added up in one bar.
-
-    Args:
-        shares: the numbers are shares of 1, not counts.
-    """
-    ranked = sorted(values.items(), key=lambda one: (-one[1], one[0]))
-    if len(ranked) > _MAX_BARS:
-        rest = ranked[_MAX_BARS - 1 :]
-        ranked = [*ranked[: _MAX_BARS - 1], (f"{len(rest):,} others", sum(count for _, count in rest))]
-    total = 1.0 if shares else sum(values.values()) or 1.0
-    largest = max((count for _, count in ranked), default=0) or 1
-    return [
-        Bar(name, "" if shares else f"{count:,}", f"{count / total:.1%}", max(0.0, count) / largest)
-        for name, count in ranked
-    ]
-
-
-def columns(histogram: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the columns of a histogram as (range of numbers, count). Numbers that do not occur have a column too.
-
-    Whole numbers are put together where there are many, shares of 1 by tenths or twentieths; other numbers stand alone.
-
-    Args:
-        histogram: number as text → count.
-    """
-    counts = {float(name): count for name, count in histogram.items()}
-    if not counts:
-        return []
-    first, last, step = min(counts), max(counts), 1.0
-    if not any("." in name for name in histogram) and all(number.is_integer() for number in counts):
-        step = math.ceil((last - first + 1) / _MAX_COLUMNS)
-    elif first >= 0 and last <= 1:
-        first, last, step = 0.0, 1.0, 0.1 if all(round(10 * number, 6).is_integer() for number in counts) else 0.05
-    else:
-        return [(f"{number:g}", counts[number]) for number in sorted(counts)]
-    places = {number: int((number - first) // step) if step >= 1 else round(number / step) for number in counts}
-    found = [0.0] * (int((last - first) // step) + 1 if step >= 1 else round(1 / step) + 1)
-    for number, count in counts.items():
-        found[places[number]] += count
-    starts = [first + index * step for index in range(len(found))]
-    names = [f"{start:.12g} to {start + step - 1:.12g}" if step > 1 else f"{start:.10g}" for start in starts]
-    return list(zip(names, found, strict=True))
