@@ -4,9 +4,9 @@
     python -m launch.watch WORKDIR --terminal      the same in this terminal, for instance over SSH
 
 WORKDIR is the workdir of SFT, GRPO, a synthesis or the quickstart, running, finished or killed. Nothing there is
-written or locked. For a workdir in a bucket copy the small files to this machine first (docs/recipes.md). The page is for
-this machine alone; beyond loopback it asks for a key, which the browser takes as the password (any user name will do).
-With --terminal and no terminal, as in a pipe, it is said once.
+written or locked. For a workdir in a bucket copy the small files to this machine first (docs/recipes.md). The page is
+for this machine alone; beyond loopback it asks for a key, which the browser takes as the password (any user name will
+do). With --terminal and no terminal, as in a pipe, it is said once.
 """
 
 from __future__ import annotations

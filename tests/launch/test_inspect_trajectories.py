@@ -81,6 +81,7 @@ NORDIC = Trajectory(
         Message("assistant", "Oslo and Stockholm;\nsixty cities.", "I have all."),
     ],
     injected_failures=1,
+    failures=[InjectedFailure("1", "rate_limit")],
     scores={axis: AxisScore(1.0, f"about {axis}") for axis in AXES}
     | {"tool_call_status": AxisScore(0.5, "2 of 4 calls succeeded")},
     reward=6.5 / 7,
@@ -92,6 +93,7 @@ CHINESE = replace(
     domain="time",
     messages=[Message("user", "挪威的首都是哪里？"), Message("assistant", "奥斯陆。")],
     injected_failures=0,
+    failures=[],
     reward=0.81,
 )
 HOSTILE = replace(
