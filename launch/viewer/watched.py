@@ -346,17 +346,20 @@ def _holder(lock: Path) -> tuple[str, str]:
     """
     try:
         said, inode = lock.read_text(encoding="utf-8", errors="replace").partition("\n")[0][:200], lock.stat().st_ino
-        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
     except OSError:
         return "", ""
-    host = said.partition(" of ")[2]
+    process, _, host = said.removeprefix("process ").partition(" of ")
     if said == NOBODY or not host:
         return "", ""
     if host != socket.gethostname():
         return "elsewhere", said
-    # "1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF"; a waiting process has "->" before FLOCK.
+    rows: list[list[str]] = []
+    with contextlib.suppress(OSError):
+        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    # "1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF"; a waiting process has "->" before FLOCK. Some kernels list none.
     held = any(row[1] == "FLOCK" and row[5].endswith(f":{inode}") for row in rows if len(row) > 5)
-    return ("running" if held else ""), said
+    is_alive = process.isdecimal() and Path("/proc", process).exists()
+    return ("running" if held or (is_alive and not rows) else ""), said
 
 
 _Counts = tuple[list[Stage], list[Spending]]
