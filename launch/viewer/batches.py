@@ -15,12 +15,12 @@ from statistics import fmean
 from aiohttp import web
 from markupsafe import Markup
 
+from astra_jax.base.http_service import HttpRefusal
 from astra_jax.grpo.dump import DumpedBatches, GroupLine
 from astra_jax.rollout.episode import Episode
 from launch.viewer.conversation import turns_of
 from launch.viewer.lists import ListChoice, RecordList, Row, beside, part
 from launch.viewer.service import page
-from sandbox.http_service import HttpRefusal
 from synthesis.core.datasets import DatasetError
 
 LIKELY = (0.9, 0.5, 0.1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from astra_jax.base.files import write_text
 from astra_jax.evaluation.comparison import Comparison
 from astra_jax.evaluation.grids import Grid, report_of
 from astra_jax.evaluation.table import Table
 from launch.viewer.service import rendered
-from synthesis.core.files import write_text
 
 
 def write_evaluation(path: Path, one: Table | Comparison) -> None:

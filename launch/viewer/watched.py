@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.leases import NOBODY
 from astra_jax.grpo.held_out import FOLDER as HELD_OUT
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.grpo.journal import BatchUnderWay, JournalReader
 from astra_jax.run.metrics import EXHAUSTED, is_exhausted, read_metrics
 from astra_jax.run.metrics import FILE as METRICS
 from synthesis.core.datasets import CARD_FILE
-from synthesis.core.leases import NOBODY
-from synthesis.core.refusals import InputError
 from synthesis.core.workdir import LOCK
 
 T = TypeVar("T")
