@@ -179,7 +179,6 @@ SECONDS: dict[str, float] = {
     "astra_jax/sft/test_sft_lora.py": 27,
     "launch/test_failing_starts.py": 27,
     "sandbox/test_sandbox_service.py": 27,
-    "launch/test_watched_buckets.py": 26,
     "astra_jax/run/test_checkpoints.py": 26,
     "launch/test_cli.py": 25,
     "synthesis/offline/test_worlds_offline.py": 25,
@@ -234,7 +233,6 @@ NIGHTLY: frozenset[str] = frozenset(
         # Whole topologies and their faults.
         "drill/test_drill.py",
         "launch/test_local_recipe.py",
-        "launch/test_watched_buckets.py",
         "launch/test_failing_starts.py",
         "astra_jax/run/test_hosts.py",
         "astra_jax/run/test_hosts_asked.py",

@@ -46,7 +46,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Report:
+class EvaluationReport:
     """An evaluation, or a comparison of several.
 
     Attributes:
@@ -62,7 +62,7 @@ class Report:
     grids: list[Grid]
 
 
-def report_of(one: Table | Comparison) -> Report:
+def report_of(one: Table | Comparison) -> EvaluationReport:
     """Return the report of an evaluation or a comparison."""
     compared = one if isinstance(one, Comparison) else None
     tables = {one.model: one} if isinstance(one, Table) else one.tables
@@ -88,7 +88,7 @@ def report_of(one: Table | Comparison) -> Report:
         + "".join(f", {role}: {model}" for role, model in sorted(table.roles.items()))
         for name, table in tables.items()
     ]
-    return Report(
+    return EvaluationReport(
         title=" → ".join(tables) if compared else f"Evaluation of {next(iter(tables))}",
         warnings=partial + (compared.warnings if compared else []),
         models=models,
