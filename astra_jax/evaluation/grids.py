@@ -216,7 +216,7 @@ def _use(runs: Runs) -> Grid:
 def _about(runs: Runs) -> Grid:
     """Return the harness, its data, pitfalls and the decodings."""
     info = next(iter(runs.values())).info
-    rows = [["harness", f"{info.harness}, {info.licence}"]]
+    rows = [["harness", f"{info.harness}, {info.license}"]]
     if info.needs:
         rows.append(["models that it also asks", " and ".join(sorted(info.needs))])
     rows += [[f"SHA-256 of {name}", digest] for name, digest in sorted(info.data_sha256.items())]

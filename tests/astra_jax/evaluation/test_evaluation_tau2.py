@@ -65,7 +65,7 @@ def test_each_version_declares_what_it_needs(tmp_path: Path) -> None:
     whole, paper = (make(name, context(tmp_path)).info for name in ("tau2", "tau2_v0_2"))
     assert whole.needs == {"user", "judge"} and paper.needs == {"user"}
     for info in (whole, paper):
-        assert info.licence == "MIT" and info.headline == {"tau2-bench": ("retail", "telecom")}
+        assert info.license == "MIT" and info.headline == {"tau2-bench": ("retail", "telecom")}
         assert {(one.decoding.temperature, one.decoding.trials) for one in info.categories} == {(0.0, 4)}
 
 
@@ -266,7 +266,8 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     subprocess.run(["cp", "-rs", f"{tree.absolute()}/", whole], check=True)
     (whole / tasks).symlink_to(Path(os.environ["ASTRA_TAU2_V0"]).absolute() / tasks)
     pinned = dict(suite.RELEASE.sha256)
-    pinned["telecom"] = fingerprint(whole, (*suite_module._PARTS["telecom"], suite_module._SPLIT.format("telecom")))
+    split = "data/tau2/domains/telecom/split_tasks.json"
+    pinned["telecom"] = fingerprint(whole, (*suite_module._PARTS["telecom"], split))
     monkeypatch.setattr(suite, "RELEASE", dataclasses.replace(suite.RELEASE, sha256=pinned))
     return whole
 
