@@ -3,7 +3,7 @@
 python -m benchmarks.plans                 # all of them; a plan takes one to three minutes on two cores
 python -m benchmarks.plans --only=14b
 
-The estimate of docs/cost.md and the sizes in the recipes' comments are from these rows.
+What goes by these rows: docs/cost.md (`python -m benchmarks.cost`), and the sizes in the recipes' comments.
 """
 
 from __future__ import annotations

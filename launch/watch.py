@@ -3,10 +3,10 @@
     python -m launch.watch WORKDIR                 a page on this machine, which looks again by itself
     python -m launch.watch WORKDIR --terminal      the same in this terminal, for instance over SSH
 
-WORKDIR is the workdir of SFT, GRPO, a synthesis or the quickstart, running, finished or killed. Nothing there is
-written or locked. For a workdir in a bucket copy the small files to this machine first (docs/recipes.md). The page is
-for this machine alone; beyond loopback it asks for a key, which the browser takes as the password (any user name will
-do). With --terminal and no terminal, as in a pipe, it is said once.
+WORKDIR is the workdir of SFT, GRPO, a synthesis or the quickstart, running, finished or killed. It may be
+gs://BUCKET/FOLDER or s3://BUCKET/FOLDER; the small files are copied here. Nothing there is written or locked.
+The page is for this machine alone; beyond loopback it asks for a key, which the browser takes as
+the password (any user name will do). With --terminal and no terminal, as in a pipe, it is said once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from absl import flags
 
 from astra_jax.base.errors import InputError
+from astra_jax.base.files import in_bucket
 from astra_jax.base.settings import Bound
 from astra_jax.base.terminal import say
 from launch.flags import cli, services, shared
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # --help does not wait for it
 
 flags.adopt_module_key_flags(services)
 
-_WORKDIR = shared.workdir("on this machine.", required=False)
+_WORKDIR = shared.workdir("on this machine's disk or in a bucket.", required=False)
 _PORT = shared.port(8810)
 _TERMINAL = flags.DEFINE_bool("terminal", False, "Show it in this terminal, until Ctrl-C, in place of a page.")
 _SECONDS = number_flag("refresh_seconds", 3.0, Annotated[float, Bound(least=0.2, most=3600)], "Between two looks.")
@@ -40,8 +41,8 @@ def main() -> int:
 
     if not _WORKDIR.value:
         raise cli.UsageError("no workdir is given; write python -m launch.watch WORKDIR, or --workdir=WORKDIR")
-    folder = cli.local_folder(_WORKDIR)
-    if not folder.is_dir():
+    folder = cli.folder(_WORKDIR, s3=True)
+    if not in_bucket(folder) and not folder.is_dir():
         raise cli.UsageError(f"--workdir={_WORKDIR.value} is no folder; give that of a run")
     try:
         watcher = Watcher(folder)
@@ -60,7 +61,7 @@ async def _serve(watcher: Watcher) -> int:
     told = services.told_to_stop()
     service = WatchService(watcher, services.reached(ViewerConfig, port=_PORT.value), seconds=_SECONDS.value)
     address = await services.listen(service)
-    say(f"{watcher.workdir} on {address}/")
+    say(f"{watcher.name} on {address}/")
     await told.wait()
     return services.ended(await service.stop(), "requests")
 

@@ -179,6 +179,7 @@ SECONDS: dict[str, float] = {
     "astra_jax/sft/test_sft_lora.py": 27,
     "launch/test_failing_starts.py": 27,
     "sandbox/test_sandbox_service.py": 27,
+    "launch/test_watched_buckets.py": 26,
     "astra_jax/run/test_checkpoints.py": 26,
     "launch/test_cli.py": 25,
     "synthesis/offline/test_worlds_offline.py": 25,
@@ -233,6 +234,7 @@ NIGHTLY: frozenset[str] = frozenset(
         # Whole topologies and their faults.
         "drill/test_drill.py",
         "launch/test_local_recipe.py",
+        "launch/test_watched_buckets.py",
         "launch/test_failing_starts.py",
         "astra_jax/run/test_hosts.py",
         "astra_jax/run/test_hosts_asked.py",
@@ -283,6 +285,7 @@ NIGHTLY: frozenset[str] = frozenset(
         "benchmarks/test_imperfect_endpoint.py",
         "benchmarks/test_peers.py",
         "benchmarks/test_processes.py",
+        "benchmarks/test_rl_simulation.py",
     }
 )
 """Files below `tests/` that cost much, find little and test what few changes touch. Further cases of tests in other

@@ -1,4 +1,4 @@
-"""Weights of a run as a Hugging Face folder: for `launch.convert`."""
+"""Weights of a run as a Hugging Face folder: for `launch.convert`, and for `launch.push`."""
 
 from __future__ import annotations
 

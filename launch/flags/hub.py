@@ -1,4 +1,4 @@
-"""Models and datasets of the Hugging Face Hub by their names, through `huggingface_hub`.
+"""Models and datasets of the Hugging Face Hub by their names, and the way back: through `huggingface_hub`.
 
     Qwen/Qwen3-0.6B        where a model's folder is wanted, and there is no folder of that name
     hub:ORG/NAME           the same, and where data are wanted; hub:ORG/NAME@REVISION pins it
@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -215,3 +216,46 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
             f"{said}: {hub} cannot be reached ({type(error).__name__}); see to the network or to "
             "HF_ENDPOINT, or give a folder"
         ) from None
+
+
+def repository(text: str, said: str) -> str:
+    """ORG/NAME of a model. Raises `UsageError`: it is none."""
+    named = _NAME.fullmatch(text.removeprefix(PREFIX))
+    if named is None or named["revision"]:
+        raise cli.UsageError(f"{said} is no name of a repository; write ORG/NAME")
+    return named["repo"]
+
+
+def check_may_write(repo: str, said: str, *, public: bool) -> None:
+    """Make a repository, if it is not there. Raises `HubError`: whoever is logged in may not."""
+    import huggingface_hub
+
+    if huggingface_hub.get_token() is None:
+        raise HubError(f"{said}: nobody is logged in; run hf auth login, or set HF_TOKEN to a token that may write")
+    with _in_our_words(repo, f"{said[: said.index('=')]}={PREFIX}{repo}", "model"):
+        huggingface_hub.create_repo(repo, private=not public, exist_ok=True)
+
+
+def upload(folder: Path, repo: str, said: str, *, message: str) -> str:
+    """Upload a model's folder in one commit: its files, and of the folders in it the named chat templates alone.
+
+    Returns:
+        The address where it is then.
+
+    Raises:
+        HubError: the Hub does not take it.
+    """
+    import huggingface_hub
+
+    from synthesis.core.chat_template import OTHER_TEMPLATES
+
+    names = [escape(file.name) for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
+    with _in_our_words(repo, f"{said[: said.index('=')]}={PREFIX}{repo}", "model"):
+        done = huggingface_hub.upload_folder(
+            repo_id=repo,
+            folder_path=folder,
+            commit_message=message,
+            allow_patterns=[*names, f"{OTHER_TEMPLATES}/*.jinja"],
+            ignore_patterns=["*/*/*"],
+        )
+    return str(done.commit_url)

@@ -45,6 +45,7 @@ RENAMED: Mapping[str, str] = {
     "teacher_answer_form": "teacher_structured_output",
     "teacher_outage_minutes": "teacher_max_unavailable_minutes",
     "timeout_minutes": "timeout_seconds",
+    "to": "repository",
     "token_file": "key_file",
     "user_endpoint": "user_url",
 }

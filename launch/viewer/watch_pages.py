@@ -42,7 +42,7 @@ class WatchService(PageService):
 
     async def _run(self) -> Watched:
         async with self._looking:
-            return await asyncio.to_thread(self._watcher.look)
+            return await asyncio.to_thread(self._watcher.look)  # a bucket takes its time
 
     async def _episodes(self, request: web.Request) -> web.Response:
         part, name = request.match_info["part"], request.match_info["name"]

@@ -30,7 +30,7 @@ def watch(watcher: Watcher, seconds: float) -> None:
 
 def text(run: Watched) -> str:
     """Write all of a run, a line for each thing."""
-    lines = [str(run.folder), "   ".join(f"{name} {value}" for name, value in run.facts.items()), "", run.waits]
+    lines = [run.folder, "   ".join(f"{name} {value}" for name, value in run.facts.items()), "", run.waits]
     for training in reversed(run.trainings):
         lines += ["", *_training(training)]
     if run.stages:

@@ -9,23 +9,24 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import re
-import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from etils import epath
+
 from astra_jax.base.errors import InputError
-from astra_jax.base.leases import NOBODY
+from astra_jax.base.files import in_bucket
 from astra_jax.grpo.held_out import FOLDER as HELD_OUT
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.grpo.journal import BatchUnderWay, JournalReader
 from astra_jax.run.metrics import EXHAUSTED, is_exhausted, read_metrics
 from astra_jax.run.metrics import FILE as METRICS
+from launch.viewer.workdirs import InBucket, OnDisk, RunFolder, newest_pages
 from synthesis.core.datasets import CARD_FILE
 from synthesis.core.workdir import LOCK
 
@@ -47,9 +48,6 @@ _SILENT_SECONDS = 300.0
 _MAX_CHARACTERS = 6_000
 _PAUSE = 20
 """A file that takes long to read is read again after so many times as long."""
-_EPISODE_PAGE = re.compile(r"(?P<kind>update|exhausted)_(?P<update>[0-9]{1,12})\.html")
-_MAX_EPISODES = 30
-"""Pages of episodes that are shown of a training."""
 _FOLDERS = ("", "*/", "*/*/")
 """Patterns of a training's folder in a workdir."""
 _WRITTEN = (
@@ -154,7 +152,7 @@ class Watched:
     """A run at a moment.
 
     Attributes:
-        folder: of the run.
+        folder: of the run, as the user knows it.
         state: `running`, `finished`, `exhausted` (GRPO found no further batch), `stopped` (no process works on it, and
             it is not finished) or `elsewhere` (its lock is held on another machine, if it still is).
         holder: the process that works on it, as its lock says.
@@ -166,7 +164,7 @@ class Watched:
         unread: files that could not be read, and why.
     """
 
-    folder: Path
+    folder: str
     state: str
     holder: str
     command: str
@@ -178,6 +176,11 @@ class Watched:
     datasets: Mapping[str, int | None]
     spending: Sequence[Spending]
     unread: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """The last part of the folder."""
+        return PurePosixPath(self.folder).name
 
     @property
     def facts(self) -> dict[str, str]:
@@ -193,27 +196,29 @@ class Watcher:
     """Reads a workdir again and again.
 
     Args:
-        workdir: a folder of this machine.
+        workdir: a folder of this machine, or in a bucket.
 
     Raises:
         InputError: the folder has nothing of a run.
+        StorageError: the bucket cannot be read.
     """
 
-    def __init__(self, workdir: Path) -> None:
-        self.workdir = workdir
+    def __init__(self, workdir: Path | epath.Path) -> None:
+        self._place: RunFolder = InBucket(epath.Path(workdir)) if in_bucket(workdir) else OnDisk(Path(workdir))
+        self.name, self.workdir = self._place.name, self._place.files
         self._read: dict[Path, _Read] = {}
         self._onlookers: dict[Path, JournalReader] = {}
         self._unread: list[str] = []
         run = self.look()
         if not (run.trainings or run.stages or run.datasets or run.command or run.state in ("running", "elsewhere")):
             raise InputError(
-                f"nothing in {self.workdir} is of a run; give the --workdir of launch.sft, launch.grpo, "
+                f"nothing in {self.name} is of a run; give the --workdir of launch.sft, launch.grpo, "
                 "launch.trajectories, launch.environments or launch.quickstart"
             )
 
     def look(self) -> Watched:
         """Return the run as it is now."""
-        self._unread = []
+        self._unread = list(self._place.look())
         trainings = [self._training(folder) for folder in self._training_folders()]
         journals = sorted([*self.workdir.glob("*.sqlite"), *self.workdir.glob("journals/*.sqlite")])
         nothing: _Counts = ([], [])
@@ -223,12 +228,12 @@ class Watcher:
         datasets = {str(card.parent.relative_to(self.workdir)): self._json(card).get("count") for card in cards}
         starts = self._json(self.workdir / "run.json").get("starts")
         start = starts[-1] if isinstance(starts, list) and starts and isinstance(starts[-1], dict) else {}
-        held, holder = _holder(self.workdir / LOCK)
+        held, holder = self._place.holder()
         state = held or self._state_at_rest(trainings, datasets)
         newest = max((_changed(path) for pattern in _WRITTEN for path in self.workdir.glob(pattern)), default=0.0)
         written = max(0.0, time.time() - newest) if newest else 0.0
         return Watched(
-            folder=self.workdir,
+            folder=self.name,
             state=state,
             holder=holder,
             command=str(start.get("command", "")),
@@ -330,36 +335,6 @@ class _Read:
     stamp: Sequence[Any]
     content: Any
     again: float
-
-
-def newest_pages(names: Iterable[str]) -> list[str]:
-    """Return the newest pages of sampled episodes, the newest first: an update's, then the missing batch after it."""
-    found = [_EPISODE_PAGE.fullmatch(name) for name in names]
-    pages = sorted(((int(one["update"]), one["kind"] == "exhausted", one[0]) for one in found if one), reverse=True)
-    return [name for _, _, name in pages[:_MAX_EPISODES]]
-
-
-def _holder(lock: Path) -> tuple[str, str]:
-    """Return `running`, `elsewhere` or "" (no process works there), and the process that holds a lock, or held it last.
-
-    Linux is asked who holds it: trying to take it would turn away a program that starts at that moment.
-    """
-    try:
-        said, inode = lock.read_text(encoding="utf-8", errors="replace").partition("\n")[0][:200], lock.stat().st_ino
-    except OSError:
-        return "", ""
-    process, _, host = said.removeprefix("process ").partition(" of ")
-    if said == NOBODY or not host:
-        return "", ""
-    if host != socket.gethostname():
-        return "elsewhere", said
-    rows: list[list[str]] = []
-    with contextlib.suppress(OSError):
-        rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
-    # "1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF"; a waiting process has "->" before FLOCK. Some kernels list none.
-    held = any(row[1] == "FLOCK" and row[5].endswith(f":{inode}") for row in rows if len(row) > 5)
-    is_alive = process.isdecimal() and Path("/proc", process).exists()
-    return ("running" if held or (is_alive and not rows) else ""), said
 
 
 _Counts = tuple[list[Stage], list[Spending]]

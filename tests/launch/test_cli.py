@@ -29,6 +29,7 @@ PROGRAMS = sorted(
 FLAGS = {
     "launch.quickstart": "workdir",
     "launch.plan": "topology",
+    "launch.push": "public",
     "launch.rehearse": "max_answer_tokens",
     "launch.difficulty": "policy_name",
     "launch.compare": "figures",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
 from hub_world import TOKEN, Hub, serving_hub
-from programs_world import Programs, programs
+from programs_world import Ended, Programs, programs
 from sft_world import make_tokenizer, trajectories
 
 from astra_jax.models.hf_checkpoint import save_hf
@@ -131,26 +129,42 @@ def test_a_run_is_a_complete_model(world, trained) -> None:
     assert tokenizer.eos_token_id in ends and transformers.AutoConfig.from_pretrained(folder).num_hidden_layers == 1
 
 
+def pushed(start: Programs, hub: Hub, home: Path, *given: str, **more: str) -> Ended:
+    return start(*given, module="launch.push", **hub.environment(home, **more))
+
+
 def test_a_run_goes_to_the_hub_and_comes_back(world, hub, start, trained, tmp_path) -> None:
     run, _ = trained
     named = "additional_chat_templates/rag.jinja"
     (run / "checkpoints" / named).parent.mkdir()
     (run / "checkpoints" / named).write_text("{{ messages[0].content }}")
-    folder = tmp_path / "folder"
-    done = start(f"--from_orbax={run / 'checkpoints'}", f"--to_hf={folder}", module="launch.convert")
-    assert done.code == 0, done.errors
-    upload = [Path(sys.executable).with_name("hf"), "upload", "me/trained", folder, "--private"]
-    environment = os.environ | hub.environment(tmp_path / "home", HF_TOKEN=TOKEN)
-    subprocess.run(upload, env=environment, check=True, capture_output=True, timeout=300)
+    given = (f"--weights={run / 'checkpoints'}", "--repository=me/trained")
+    done = pushed(start, hub, tmp_path / "home", *given, HF_TOKEN=TOKEN)
+    assert done.code == 0 and f"{hub.address}/me/trained/commit/" in done.out, done.errors
     there = hub.repositories["models/me/trained"]
     assert there["README.md"] == (run / "checkpoints" / "README.md").read_bytes()
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
             "generation_config.json", named} <= there.keys()  # fmt: skip
+    assert not list(run.glob("astra-push-*")) and TOKEN not in done.out + done.errors
     back = arguments(world, tmp_path / "more", weights="me/trained")
     ended = start.begin(*back, **hub.environment(tmp_path / "home")).wait()
     assert ended.code == 0, ended.errors
     assert "base_model: me/trained" in (tmp_path / "more" / "checkpoints" / "README.md").read_text(encoding="utf-8")
     assert (tmp_path / "more" / "checkpoints" / named).read_text() == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("to", "token", "message"),
+    [
+        ("me/new", "", "nobody is logged in; run hf auth login"),
+        ("me/new", WRONG, "it does not know the token"),
+        ("new", TOKEN, "--repository=new is no name of a repository; write ORG/NAME"),
+    ],
+)
+def test_a_push_that_may_not_be_is_one_line(hub, start, trained, tmp_path, to: str, token: str, message: str) -> None:
+    done = pushed(start, hub, tmp_path, f"--weights={trained[0] / 'checkpoints'}", f"--repository={to}", HF_TOKEN=token)
+    assert done.code == 2 and message in done.errors, done.errors
+    assert done.errors.count("\n") == 1 and "hf_" not in done.errors and "models/me/new" not in hub.repositories
 
 
 @pytest.mark.parametrize(

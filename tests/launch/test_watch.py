@@ -165,7 +165,10 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         Watcher(tmp_path)
     for arguments, message in (
         ((str(tmp_path / "none"),), "none is no folder"),
-        (("gs://bucket/run",), "--workdir=gs://bucket/run is no folder, and cannot be a bucket"),
+        (
+            ("https://bucket/run",),
+            "https://bucket/run is neither a folder nor gs://BUCKET/FOLDER nor s3://BUCKET/FOLDER",
+        ),
     ):
         ended = watch(Path(arguments[0]) if "://" not in arguments[0] else arguments[0])  # type: ignore[arg-type]
         assert ended.returncode == 2 and message in ended.stderr and ended.stderr.count("\n") == 1
