@@ -139,13 +139,12 @@ def start(folder: str, since: str) -> dict[str, float]:
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.run.compilation_cache import keep_programs
     from astra_jax.run.hooks import Hook
-    from astra_jax.sft.bench import conversations
     from astra_jax.sft.config import SFTConfig
     from astra_jax.sft.data import DataConfig
     from astra_jax.sft.train import train
     from astra_jax.tokenizer import ChatTokenizer
     from benchmarks.shapes import SHAPES
-    from benchmarks.texts import words
+    from benchmarks.texts import conversations, words
     from synthesis.core.chatml import QWEN3
     from synthesis.core.datasets import write_dataset
     from synthesis.core.records import Trajectory

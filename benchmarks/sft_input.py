@@ -23,7 +23,7 @@ from astra_jax.base.settings import Bound, CountOrZero
 from astra_jax.sft.data import DataConfig
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
-from benchmarks.texts import words
+from benchmarks.texts import CALLS, conversations, words
 from launch.flags import cli
 from launch.flags.cli import with_cpu_environment
 from launch.flags.numbers import number_flag, numbers_of
@@ -45,7 +45,6 @@ def measure(folder: Path, workers: list[int], rounds: int) -> dict[str, Any]:
     from astra_jax.models.qwen3.presets import Qwen3Config
     from astra_jax.run.batch import to_device
     from astra_jax.run.optimizers import initial_state
-    from astra_jax.sft.bench import CALLS, conversations
     from astra_jax.sft.config import SFTConfig
     from astra_jax.sft.data import BatchIterator, scan
     from astra_jax.sft.step import sft_optimizer, train_step

@@ -30,7 +30,7 @@ from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
 from benchmarks.sides import Side
-from benchmarks.texts import words
+from benchmarks.texts import conversations, words
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 
@@ -59,7 +59,6 @@ def prepare(folder: Path) -> dict[str, Any]:
     jax.config.update("jax_platforms", "cpu")  # a GPU's memory is for the sides
     from astra_jax.models.hf_checkpoint import save_hf
     from astra_jax.models.qwen3.presets import Qwen3Config
-    from astra_jax.sft.bench import conversations
     from astra_jax.tokenizer import ChatTokenizer
     from synthesis.core.chatml import QWEN3
     from synthesis.core.datasets import read_dataset, write_dataset

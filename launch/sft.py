@@ -14,7 +14,6 @@ Run the same command again after an interruption: it goes on from its last check
 
     --preview=3              print three examples, trained tokens in colour, and the table of the run, and stop
     --profile_steps=10:12    write a trace of these steps to WORKDIR/profile
-    --bench=20               so many steps on made-up data; a row of figures in WORKDIR/bench.jsonl
 
 On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and
 --host_index; --workdir is a folder that all of them see, or a bucket's. The model is in WORKDIR/checkpoints;
@@ -28,7 +27,7 @@ import dataclasses
 
 from absl import flags
 
-from astra_jax.base.settings import Count, CountOrZero
+from astra_jax.base.settings import Count
 from astra_jax.base.terminal import say
 from launch.flags import auto, cli, data, metrics, models
 from launch.flags.numbers import number_flag
@@ -40,12 +39,10 @@ flags.adopt_module_key_flags(data)
 _PREVIEW = number_flag(
     "preview", None, Count, "Show so many records, and stop; trained tokens in colour, and the table of the run."
 )
-_BENCH = number_flag("bench", 0, CountOrZero, "So many steps on made-up data.")
 
 
 def main() -> int:
     from functools import partial
-    from pathlib import Path
 
     import jax
 
@@ -53,14 +50,10 @@ def main() -> int:
     from astra_jax.run.hosts import is_first
     from astra_jax.run.model_card import trained_on
     from astra_jax.run.record import write_run_record
-    from astra_jax.sft import bench, preview
+    from astra_jax.sft import preview
     from astra_jax.sft import train as sft
 
     config = models.settings("sft")
-    if not data.DATA.value and not _BENCH.value:
-        raise cli.UsageError("--data is missing; give a dataset, a .jsonl file or hub:ORG/NAME, or --bench=STEPS")
-    if _BENCH.value:
-        cli.refuse_unused((*data.FLAGS, _PREVIEW, models.PROFILE), "is not for --bench, which makes its data up")
     if _PREVIEW.value and (shown := data.dataset(data.DATA)):
         tokenizer = models.load_tokenizer()
         if models.is_auto():
@@ -70,34 +63,23 @@ def main() -> int:
         say(preview.summary(config.sft, shown, tokenizer, rehearsal=rehearsal, held_out=held_out))
         return 0
     profile = models.profiled_steps()
-    if _BENCH.value:
-        cli.local_folder(models.WORKDIR)
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
         stack.enter_context(metrics.shown(first=models.is_first_host))
         dataset, held_out, rehearsal = map(data.dataset, (data.DATA, data.HELD_OUT, data.REHEARSAL))
+        assert dataset is not None, "--data is required"
         tokenizer, model = models.checked(config.model)
         config = dataclasses.replace(config, model=model, sft=models.with_added_tokens(config.sft, tokenizer))
         workdir = models.workdir()
         stack.enter_context(models.held(workdir))
         mesh = models.mesh()
         if models.is_auto():
-            config = (
-                auto.without_data(config, mesh)
-                if dataset is None
-                else auto.sft_settings(config, dataset, rehearsal, tokenizer, workdir, mesh)
-            )
+            config = auto.sft_settings(config, dataset, rehearsal, tokenizer, workdir, mesh)
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
         start = partial(models.load, config.sft, config.model, mesh)
         if is_first():
             write_run_record(workdir, config)
             models.complete(tokenizer, workdir)
-        if _BENCH.value:
-            row = bench.run(config.sft, config.model, start, tokenizer, Path(workdir), mesh, steps=_BENCH.value)
-            if is_first():
-                say(row)
-            return 0
-        assert dataset is not None
         arguments = (config.sft, config.model, start, dataset, tokenizer, workdir)
         origin = models.origin(config.sft, config.model)
         result = sft.train(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import msgspec
@@ -17,6 +17,11 @@ _ENOUGH_TRIALS = 4
 """As many as the paper has on tau2-bench and ACEBench; with fewer, a benchmark's own noise is not seen."""
 _MODELS, _STAGES = ("Table 1", "Table 3"), ("Table 2", "Table 3")
 """Sources of published rows: one run is compared with models, several with the paper's stages."""
+_MAX_CHARACTERS = 300
+"""Of a problem in the list of failures."""
+
+Runs = Mapping[str, SuiteTable]
+"""A suite's scores by the name of the run."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Grid:
         rows: ours.
         published: the paper's, below ours.
         strong: columns of headlines.
+        folded: only the page has it, folded.
     """
 
     title: str
@@ -36,6 +42,7 @@ class Grid:
     published: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     strong: frozenset[int] = frozenset()
+    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,88 +50,70 @@ class EvaluationReport:
     """An evaluation, or a comparison of several.
 
     Attributes:
-        tables: scores by the name of the run.
-        comparison: of several runs.
+        warnings: watched falls, and runs that left items out.
+        models: the model of each run, and those that its suites asked.
+        differences: of the runs besides the model.
     """
 
-    tables: Mapping[str, Table]
-    comparison: Comparison | None = None
-
-    @classmethod
-    def of(cls, one: Table | Comparison) -> EvaluationReport:
-        """Return the report of an evaluation or a comparison."""
-        return cls(one.tables, one) if isinstance(one, Comparison) else cls({one.model: one})
-
-    @property
-    def title(self) -> str:
-        """The heading."""
-        return " → ".join(self.tables) if self.comparison else f"Evaluation of {next(iter(self.tables))}"
-
-    @property
-    def warnings(self) -> list[str]:
-        """The falls that are watched, and the runs that left items out."""
-        partial = [
-            f"{name} did not run all items: its scores are marked PARTIAL, and not to be compared with whole runs"
-            for name, table in self.tables.items()
-            if table.partial
-        ]
-        return partial + (self.comparison.warnings if self.comparison else [])
-
-    @property
-    def models(self) -> list[str]:
-        """The model of each run, and those of the roles that its suites asked."""
-        lines = []
-        for name, table in self.tables.items():
-            roles = "".join(f", {role}: {model}" for role, model in sorted(table.roles.items()))
-            lines.append(f"{name if self.comparison else 'model'}: {table.model}{roles}")
-        return lines
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The tables of the paper that are shown beside it."""
-        return _STAGES if self.comparison else _MODELS
-
-    @property
-    def suites(self) -> dict[str, dict[str, SuiteTable]]:
-        """The suites that all runs have: scores by run."""
-        by_name = {run: {one.info.name: one for one in table.suites} for run, table in self.tables.items()}
-        first = next(iter(by_name.values()))
-        common = [suite for suite in first if all(suite in suites for suites in by_name.values())]
-        return {suite: {run: suites[suite] for run, suites in by_name.items()} for suite in common}
-
-    def grids(self, suite: str) -> list[Grid]:
-        """Return the grids of a suite; the first is the paper's table."""
-        runs = self.suites[suite]
-        if self.comparison:
-            compared = next(one for one in self.comparison.suites if one.name == suite)
-            return [scores(runs, self.sources), changes(compared), use(runs)]
-        return [scores(runs, self.sources), trials(runs), use(runs)]
-
-    def overview(self) -> list[Grid]:
-        """Return the headlines of all suites in one grid; none where there is one suite."""
-        if len(self.suites) < 2:
-            return []
-        rows = [
-            [run, *(score_text(one) for runs in self.suites.values() for one in runs[run].headlines)]
-            for run in self.tables
-        ]
-        infos = [next(iter(runs.values())).info for runs in self.suites.values()]
-        columns = [(info, title) for info in infos for title in info.headline]
-        published = []
-        for model in dict.fromkeys(one.model for info in infos for one in paper.rows(info.name, *self.sources)):
-            # A model of Table 1 has its AIME scores in Table 3.
-            own = [one for one in paper.REFERENCES if one.model == model and one.source in self.sources]
-            cells = []
-            for info, title in columns:
-                known = (one.score(info.name, *info.headline[title]) for one in own)
-                cells.append(_number(next((number for number in known if number is not None), None)))
-            published.append([model, *cells])
-        titles = [f"{info.title}, {title}" if len(info.headline) > 1 else info.title for info, title in columns]
-        notes = [f"Headlines; published rows ({', '.join(self.sources)}): {paper.PAPER}."]
-        return [Grid("Overview", ["model", *titles], rows, published, notes)]
+    title: str
+    warnings: list[str]
+    models: list[str]
+    differences: list[str]
+    grids: list[Grid]
 
 
-def scores(runs: Mapping[str, SuiteTable], sources: Sequence[str]) -> Grid:
+def report_of(one: Table | Comparison) -> EvaluationReport:
+    """Return the report of an evaluation or a comparison."""
+    compared = one if isinstance(one, Comparison) else None
+    tables = {one.model: one} if isinstance(one, Table) else one.tables
+    sources = _STAGES if compared else _MODELS
+    suites: list[Runs] = [
+        {run: suite for run, table in tables.items() for suite in table.suites if suite.info.name == first.info.name}
+        for first in next(iter(tables.values())).suites
+    ]
+    suites = [runs for runs in suites if len(runs) == len(tables)]
+    changed = {suite.name: [_changes(suite)] for suite in compared.suites} if compared else {}
+    grids = [_overview(suites, sources)] if len(suites) > 1 else []
+    for runs in suites:
+        name = next(iter(runs.values())).info.name
+        more = changed[name] if compared else [_trials(next(iter(runs.values())))]
+        grids += [_scores(runs, sources), *more, _use(runs), _about(runs), _failures(runs)]
+    partial = [
+        f"{name} did not run all items: its scores are marked PARTIAL, and not to be compared with whole runs"
+        for name, table in tables.items()
+        if table.partial
+    ]
+    models = [
+        f"{name if compared else 'model'}: {table.model}"
+        + "".join(f", {role}: {model}" for role, model in sorted(table.roles.items()))
+        for name, table in tables.items()
+    ]
+    return EvaluationReport(
+        title=" → ".join(tables) if compared else f"Evaluation of {next(iter(tables))}",
+        warnings=partial + (compared.warnings if compared else []),
+        models=models,
+        differences=compared.differences if compared else [],
+        grids=grids,
+    )
+
+
+def _overview(suites: Sequence[Runs], sources: Sequence[str]) -> Grid:
+    """Return the headlines of all suites."""
+    rows = [[run, *(score_text(one) for runs in suites for one in runs[run].headlines)] for run in suites[0]]
+    infos = [next(iter(runs.values())).info for runs in suites]
+    columns = [(info, title) for info in infos for title in info.headline]
+    published = []
+    for model in dict.fromkeys(one.model for info in infos for one in paper.rows(info.name, *sources)):
+        # A model of Table 1 has its AIME scores in Table 3.
+        own = [one for one in paper.REFERENCES if one.model == model and one.source in sources]
+        known = [[one.score(info.name, *info.headline[title]) for one in own] for info, title in columns]
+        published.append([model, *(_number(next((one for one in of if one is not None), None)) for of in known)])
+    titles = [f"{info.title}, {title}" if len(info.headline) > 1 else info.title for info, title in columns]
+    notes = [f"Headlines; published rows ({', '.join(sources)}): {paper.PAPER}."]
+    return Grid("Overview", ["model", *titles], rows, published, notes)
+
+
+def _scores(runs: Runs, sources: Sequence[str]) -> Grid:
     """Return the paper's table of a suite: our rows by run, then the published ones of some sources."""
     info = next(iter(runs.values())).info
     columns = ["model", *(one.title for one in info.categories), *info.headline]
@@ -156,9 +145,8 @@ def score_text(one: Score) -> str:
     return f"{text} (partial: {one.items} of {one.total})" if one.partial else text
 
 
-def trials(runs: Mapping[str, SuiteTable]) -> Grid:
+def _trials(suite: SuiteTable) -> Grid:
     """Return how trials of a single run differ, pass^k, and the benchmark's further scores."""
-    (suite,) = runs.values()
     most = max(len(one.means) for one in suite.categories)
     ks = [k for k in range(1, most + 1) if k & (k - 1) == 0 or k == most]
     ks = ks if any(one.pass_hat for one in suite.categories) else []
@@ -184,7 +172,18 @@ def trials(runs: Mapping[str, SuiteTable]) -> Grid:
     return Grid(f"{suite.info.title}: trials", columns, rows, notes=notes)
 
 
-def use(runs: Mapping[str, SuiteTable]) -> Grid:
+_USE: Mapping[str, Callable[[Use], str]] = {
+    "steps per sub-task": lambda one: f"{one.steps_per_sub_task:.1f}",
+    "tokens per step": lambda one: _UNKNOWN if one.tokens_per_step is None else f"{one.tokens_per_step:.1f}",
+    "tokens per sub-task": lambda one: f"{one.tokens_per_sub_task:.1f}",
+    "steps": lambda one: f"{one.steps:.1f}",
+    "calls": lambda one: f"{one.calls:.1f}",
+    "prompt tokens": lambda one: f"{one.prompt_tokens:,.0f}",
+    "completion tokens": lambda one: f"{one.completion_tokens:,.0f}",
+}
+
+
+def _use(runs: Runs) -> Grid:
     """Return what a task takes, the paper's analysis of steps and tokens, and how runs ended."""
     info = next(iter(runs.values())).info
     ends = list(dict.fromkeys(end for suite in runs.values() for end in suite.use.finishes))
@@ -194,11 +193,13 @@ def use(runs: Mapping[str, SuiteTable]) -> Grid:
         every = [*((one.title, one.partial, one.use) for one in suite.categories), whole]
         if len(runs) > 1:
             every = [(f"{name}, {whole[0]}", *whole[1:])]
-        rows += [[f"{title} (partial)" if partial else title, *_use(one, ends)] for title, partial, one in every]
+        for title, partial, use in every:
+            shares = [f"{use.finishes.get(end, 0):.1%}" for end in ends]
+            cells = [text(use) for text in _USE.values()]
+            rows.append([f"{title} (partial)" if partial else title, *cells, *shares])
         if silent := suite.use.without_completion:
             notes.append(f"{name}: {silent} of {suite.use.runs} runs have no completion, and no tokens per step.")
-    columns = ["category", "steps per sub-task", "tokens per step", "tokens per sub-task", "steps", "calls"]
-    columns += ["prompt tokens", "completion tokens", *(f"ended: {end}" for end in ends)]
+    columns = ["category", *_USE, *(f"ended: {end}" for end in ends)]
     published = []
     for row in paper.BEHAVIOUR if info.name == "bfcl_v3_mt" else ():
         known = [row.steps_per_sub_task, row.tokens_per_step, row.tokens_per_sub_task]
@@ -212,20 +213,44 @@ def use(runs: Mapping[str, SuiteTable]) -> Grid:
     return Grid(f"{info.title}: steps, tokens and use per task", columns, rows, published, [ratios, *notes])
 
 
-def _use(one: Use, ends: Sequence[str]) -> list[str]:
-    return [
-        f"{one.steps_per_sub_task:.1f}",
-        _UNKNOWN if one.tokens_per_step is None else f"{one.tokens_per_step:.1f}",
-        f"{one.tokens_per_sub_task:.1f}",
-        f"{one.steps:.1f}",
-        f"{one.calls:.1f}",
-        f"{one.prompt_tokens:,.0f}",
-        f"{one.completion_tokens:,.0f}",
-        *(f"{one.finishes.get(end, 0):.1%}" for end in ends),
+def _about(runs: Runs) -> Grid:
+    """Return the harness, its data, pitfalls and the decodings."""
+    info = next(iter(runs.values())).info
+    rows = [["harness", f"{info.harness}, {info.license}"]]
+    if info.needs:
+        rows.append(["models that it also asks", " and ".join(sorted(info.needs))])
+    rows += [[f"SHA-256 of {name}", digest] for name, digest in sorted(info.data_sha256.items())]
+    rows += [
+        [f"decoding of {name}, {column.title}", decoding_text(suite.decodings[column.name])]
+        for name, suite in runs.items()
+        for column in info.categories
     ]
+    title = f"{info.title}: harness, data and decoding"
+    return Grid(title, ["what", "value"], rows, notes=list(info.notes), folded=True)
 
 
-def changes(suite: SuiteComparison) -> Grid:
+def _failures(runs: Runs) -> Grid:
+    """Return the items that some run does not always solve."""
+    info = next(iter(runs.values())).info
+    titles = {one.name: one.title for one in info.categories}
+    by_item = {name: {(one.category, one.item): one for one in suite.items} for name, suite in runs.items()}
+    rows = []
+    for category, item in next(iter(by_item.values())):
+        items = {name: of_run[category, item] for name, of_run in by_item.items()}
+        if any(one.score != 100 for one in items.values()):
+            problems = [
+                f"{name}: {problem}" if len(runs) > 1 else problem
+                for name, one in items.items()
+                for problem in one.problems
+            ]
+            cut = [one if len(one) <= _MAX_CHARACTERS else f"{one[:_MAX_CHARACTERS]}…" for one in problems]
+            rows.append([item, titles[category], *(f"{one.score:.1f}" for one in items.values()), "; ".join(cut)])
+    columns = ["item", "category", *(list(runs) if len(runs) > 1 else ["score"]), "what was wrong"]
+    notes = ["python -m launch.inspect WORKDIR/results shows the conversations."]
+    return Grid(f"{info.title}: {len(rows)} items not always solved", columns, rows, notes=notes, folded=True)
+
+
+def _changes(suite: SuiteComparison) -> Grid:
     """Return the differences of each category from run to run."""
     rows = []
     for one in suite.changes:
@@ -243,21 +268,17 @@ def changes(suite: SuiteComparison) -> Grid:
 
 def markdown(one: Table | Comparison) -> str:
     """Write an evaluation or a comparison for the terminal and for documents; warnings come first."""
-    report = EvaluationReport.of(one)
+    report = report_of(one)
     lines = [f"# {_inline(report.title)}", ""]
     for warning in report.warnings:
         lines += [f"**WARNING: {_inline(warning)}**", ""]
     lines += [*(f"- {_inline(line)}" for line in report.models), ""]
-    if report.comparison and report.comparison.differences:
-        differences = [f"- {_inline(line)}" for line in report.comparison.differences]
+    if report.differences:
+        differences = [f"- {_inline(line)}" for line in report.differences]
         lines += ["**The runs differ in more than the model:**", "", *differences, ""]
-    for grid in [*report.overview(), *(grid for suite in report.suites for grid in report.grids(suite))]:
-        lines += [
-            f"## {_inline(grid.title)}",
-            "",
-            _line(grid.columns),
-            _line(["---", *["---:"] * len(grid.columns[1:])]),
-        ]
+    for grid in (one for one in report.grids if not one.folded):
+        rule = _line(["---", *["---:"] * len(grid.columns[1:])])
+        lines += [f"## {_inline(grid.title)}", "", _line(grid.columns), rule]
         lines += [_line(row, grid.strong | {0} if grid.strong else grid.strong) for row in grid.rows]
         lines += [_line(row, grid.strong) for row in grid.published]
         lines += ["", *(f"- {_inline(note)}" for note in grid.notes), ""]

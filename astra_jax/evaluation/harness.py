@@ -154,6 +154,54 @@ def fingerprint(tree: Path, patterns: Sequence[str]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Checkout:
+    """A harness that no package registry has: a git repository at a pinned commit.
+
+    Attributes:
+        repository: its URL.
+        commit: a commit or tag.
+        parts: patterns of its files, by part.
+        sha256: the `fingerprint` of each part.
+    """
+
+    repository: str
+    commit: str
+    parts: Mapping[str, Sequence[str]]
+    sha256: Mapping[str, str]
+
+    def check(self, source: str, folder: Path | None) -> Path:
+        """Compare a folder with the pinned commit.
+
+        Args:
+            source: its name in `--sources`.
+
+        Returns:
+            The folder, absolute.
+
+        Raises:
+            EvaluationError: no folder is named, or it has other files.
+        """
+        remedy = (
+            f"get it with: git clone {self.repository} DIR && git -C DIR checkout {self.commit}; and name it with "
+            f"--sources={source}=DIR"
+        )
+        if folder is None:
+            raise EvaluationError(f"no folder is named for {source}, which no package registry has; {remedy}")
+        folder = folder.absolute()
+        for part, patterns in self.parts.items():
+            try:
+                found = fingerprint(folder, patterns)
+            except FileNotFoundError as missing:
+                raise EvaluationError(f"{folder / str(missing)} is missing; {remedy}") from None
+            if found != self.sha256[part]:
+                raise EvaluationError(
+                    f"{part} in {folder} is not that of {self.commit} (sha256 {found[:16]}, not "
+                    f"{self.sha256[part][:16]}; `git status` there shows what was changed); {remedy}"
+                )
+        return folder
+
+
 class WorkerFailed(Transient):
     """A harness's process ended, or its code raised: nothing may be concluded about the model."""
 

@@ -1,5 +1,5 @@
 "use strict";
-// Lists that are on a page whole can be sorted by any column, and filtered; nothing else runs here.
+// Lists that are on a page whole can be sorted by any column; nothing else runs here.
 
 const number = (text) => (/^\s*[-+]?[\d,.]+/.test(text) ? Number.parseFloat(text.replaceAll(",", "")) : Number.NaN);
 
@@ -32,16 +32,4 @@ for (const table of document.querySelectorAll("table.sortable")) {
       sort(table, column, descending);
     });
   });
-}
-
-for (const place of document.querySelectorAll(".filtered")) {
-  const [text, category] = [place.querySelector("input"), place.querySelector("select")];
-  const filter = () => {
-    for (const row of place.querySelectorAll("tbody tr")) {
-      const fits = !category.value || row.dataset.category === category.value;
-      row.hidden = !fits || !row.textContent.toLowerCase().includes(text.value.toLowerCase());
-    }
-  };
-  text?.addEventListener("input", filter);
-  category?.addEventListener("change", filter);
 }

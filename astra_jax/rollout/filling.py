@@ -30,7 +30,7 @@ def begun_at_once(concurrent: int, size: int) -> int:
     limit exists because the share of valid groups is uncertain at first, and excess groups are surplus.
 
     Simulated for 14B with batches of 256 and 64 concurrent groups, this saves 9, 21 and 28 % of the time with 2, 8
-    and 16 servers. (`python -m benchmarks.rl_simulation --async_steps=0 --concurrent_groups=64`.)
+    and 16 servers.
 
     Args:
         concurrent: groups whose episodes run at once.

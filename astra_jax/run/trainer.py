@@ -99,7 +99,6 @@ class RunContext:
         origin: the source of the starting weights; with adapters it is stored beside the checkpoints.
         unsaved_progress: returns how much work since the last checkpoint survives a fault, in any unit.
         log_every: steps between rows of metrics.
-        saves: write checkpoints. Without them only the result remains.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         progress: show a progress bar.
 
@@ -128,7 +127,6 @@ class RunContext:
         origin: frozen.WeightsSource | None = None,
         unsaved_progress: Callable[[], int] = lambda: 0,
         log_every: int = 1,
-        saves: bool = True,
         profile: tuple[int, int] | None = None,
         progress: bool = True,
     ) -> None:
@@ -141,7 +139,7 @@ class RunContext:
         self.meter = Meter(model)
         self.writer: MetricWriter | None = None
         self._name, self._identity, self._origin, self._progress = name, dict(job.identity), origin, progress
-        self._log_every, self._saves, self._profile = log_every, saves, profile
+        self._log_every, self._profile = log_every, profile
         self._hooks = Hooks()
         self._settings = ResumedSettings(name.lower(), config, self.steps, self._identity, self.folder)
         self._starts, self._unsaved_progress = CrashLoopGuard(self.folder, config.max_failed_restarts), unsaved_progress
@@ -431,7 +429,7 @@ class RunContext:
 
     def save_if_due(self, state: TrainState) -> None:
         """Save the state if a checkpoint is due. Raises as `save`."""
-        if self._saves and self.is_save_due(state.step):
+        if self.is_save_due(state.step):
             self.save(state)
 
     def save(self, state: TrainState) -> None:
@@ -465,7 +463,7 @@ class RunContext:
 
     def finish(self, state: TrainState) -> None:
         """Save a run that stopped early, and call the hooks' `on_stop`, when the loop is over."""
-        if self._saves and self.stopped is not None:
+        if self.stopped is not None:
             self.save(state)
         self._hooks.call("on_stop", self, state)
         self._hooks.report_failures()

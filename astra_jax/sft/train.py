@@ -51,7 +51,6 @@ def train(
     origin: WeightsSource | None = None,
     mesh: Mesh | None = None,
     progress: bool = True,
-    checkpoints: bool = True,
     profile: tuple[int, int] | None = None,
     hooks: Sequence[Hook] = (),
     on_summary: Callable[[RunSummary], None] = say,
@@ -69,7 +68,6 @@ def train(
             `config.data.self_generated_ratio`.
         origin: the source of `start`'s weights; with adapters it is stored beside the checkpoints.
         mesh: devices to train on; None is one device.
-        checkpoints: whether to write them; if not, only the result remains.
         profile: first and last step of a trace for TensorBoard or Perfetto.
         hooks: called after the loop's own.
         on_summary: called on the first host with the table before compilation.
@@ -92,7 +90,6 @@ def train(
             *("SFT", config, model, workdir, job),
             origin=origin,
             log_every=config.log_every,
-            saves=checkpoints,
             profile=profile,
             progress=progress,
         ) as run,

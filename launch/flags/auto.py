@@ -162,19 +162,6 @@ def previewed(config: SFTRun, data: Folder, tokenizer: ChatTokenizer) -> SFTRun:
     return dataclasses.replace(config, sft=sft)
 
 
-def without_data(config: Any, mesh: Mesh | None) -> Any:
-    """Complete `sft:auto` for made-up data, on the devices of a run."""
-    from astra_jax.run.hosts import is_first
-    from configs import auto
-
-    given, place = _given(config, "sft"), _place(mesh)
-    sft, choices = auto.choose_without_data(config.sft, config.model, given, mesh=place.mesh)
-    sft, more = auto.choose_for_devices(sft, config.model, place, given, tokens=sft.data.seq_len, rows=sft.batch_size)
-    if is_first():
-        _print("sft", [*choices, *more])
-    return dataclasses.replace(config, sft=sft)
-
-
 def planned(config: Any, slice_: Slice, mesh: dict[str, int] | None, tokens: int | None) -> Any:
     """Complete an `auto` configuration for a plan: without data, and for a slice's memory.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from synthesis.core.datasets import Folder
 
 _KINDS = "of trajectories; or a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
-DATA = flags.DEFINE_string("data", None, f"Dataset: {_KINDS}. Not with --bench.")
+DATA = flags.DEFINE_string("data", None, f"Dataset: {_KINDS}.", required=True)
 REHEARSAL = flags.DEFINE_string(
     "rehearsal",
     None,
@@ -29,7 +29,6 @@ REHEARSAL = flags.DEFINE_string(
 HELD_OUT = shared.held_out(f"dataset {_KINDS}. The loss is logged every eval_every steps.")
 _SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out rows of files that cannot be trained on, and say them.")
 _ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; of files (docs/sft.md).")
-FLAGS = (DATA, REHEARSAL, HELD_OUT, _SKIP_BAD, _ACCEPT)
 FOLDER = "data"
 """In the user's cache."""
 

@@ -69,16 +69,16 @@ def _longest(trajectories: Sequence[Trajectory]) -> Trajectory:
 # Pictures
 
 
-def tool_graphs(paths: Sequence[Path], servers: Sequence[ToolServer]) -> list[tuple[str, Markup]]:
-    """Return each server's title and its tools, with an arc for each step that chains take."""
+def tool_graphs(paths: Sequence[Path], servers: Sequence[ToolServer]) -> list[tuple[str, dict[str, str]]]:
+    """Return each server's title and, by tool, which tools chains take next, the most frequent first."""
     titles = {server.id: printable(server.title, lines=False) for server in servers}
-    drawn = []
+    found = []
     for path in paths:
         graph = nx.read_graphml(path)
-        weights = {(a, b): float(data.get("weight", 1)) for a, b, data in graph.edges(data=True)}
-        title = titles.get(path.stem, path.stem)
-        drawn.append((title, charts.arcs(title, list(graph.nodes), weights)))
-    return drawn
+        steps = {tool: sorted(graph[tool].items(), key=lambda one: -one[1]["weight"]) for tool in graph}
+        texts = {tool: ", ".join(f"{after} ({edge['weight']})" for after, edge in to) for tool, to in steps.items()}
+        found.append((titles.get(path.stem, path.stem), texts))
+    return found
 
 
 def loss_curves(workdir: Path) -> Markup:

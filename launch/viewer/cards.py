@@ -1,4 +1,4 @@
-"""A dataset's card as tables and charts. A card is whatever JSON its writer gave it; what it lacks is left out."""
+"""A dataset's card as tables. A card is whatever JSON its writer gave it; what it lacks is left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from aiohttp import web
 
 from astra_jax.evaluation.grids import decoding_text
 from astra_jax.evaluation.saved import SuiteRun
-from launch.viewer import charts
 from launch.viewer.lists import Pages
 from launch.viewer.service import PageService, ViewerConfig, page
 from synthesis.core.compat import convert_stored
@@ -49,43 +48,22 @@ class ViewerService(PageService):
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A title, its mean and median, and either a histogram's columns or bars by name."""
-
-    title: str
-    note: str
-    columns: Sequence[tuple[str, float]]
-    bars: Sequence[charts.Bar]
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """Inputs that a stage rejected for one reason; the longest bar has the length 1."""
-
-    stage: str
-    reason: str
-    count: int
-    length: float
-
-
-@dataclass(frozen=True)
 class ShownCard:
     """Content of the card's page.
 
     Attributes:
         facts: single values of the card.
         table: the paper's table; empty where the card has no such statistics.
-        groups: charts by heading.
         suites: of an evaluation.
-        rejections: in the pipeline's order, the most frequent reason first; None: the card does not say.
+        rejections: stage, reason and count, in the pipeline's order, the most frequent reason first; None: the card
+            does not say.
         more: the rest of the card, by name.
     """
 
     facts: Mapping[str, Any]
     table: Mapping[str, str]
-    groups: Mapping[str, Sequence[Chart]]
     suites: Sequence[SuiteRun]
-    rejections: Sequence[Rejection] | None
+    rejections: Sequence[tuple[str, str, float]] | None
     more: Mapping[str, Any]
 
 
@@ -106,7 +84,6 @@ def shown_card(card: Mapping[str, Any]) -> ShownCard:
     return ShownCard(
         facts={name: facts[name] for name in names},
         table=_table(card, statistics, environments),
-        groups=_groups(statistics),
         suites=suites,
         rejections=_rejections(card["rejected"], stages) if isinstance(card.get("rejected"), Mapping) else None,
         more={name: card[name] for name in more if card[name]},
@@ -130,51 +107,15 @@ def _table(card: Mapping[str, Any], statistics: Mapping[str, Any], environments:
     return table
 
 
-def _groups(statistics: Mapping[str, Any]) -> dict[str, list[Chart]]:
-    """Return the charts of all statistics, and of those inside others, by heading."""
-    groups: dict[str, list[Chart]] = {"Distributions": []}
-    for name, value in statistics.items():
-        if chart := _chart(name, value):
-            groups["Distributions"].append(chart)
-        elif isinstance(value, Mapping):
-            groups[_title(name)] = [chart for key, inner in value.items() if (chart := _chart(key, inner))]
-    return {heading: found for heading, found in groups.items() if found}
-
-
-def _chart(name: str, value: Any) -> Chart | None:
-    """Return the chart of counts or shares by name, or of a mapping that has them as its `histogram`."""
-    if not isinstance(value, Mapping):
-        return None
-    values = value.get("histogram", value)
-    if not isinstance(values, Mapping) or not values or not all(map(_is_number, values.values())):
-        return None
-    shares = all(isinstance(number, float) for number in values.values())
-    mixed = not shares and any(isinstance(number, float) for number in values.values())
-    if mixed or (shares and abs(sum(values.values()) - 1) > 0.01 * len(values)):
-        return None  # numbers of different kinds
-    known = {} if values is value else {word: value.get(word) for word in ("mean", "median", "least")}
-    note = ", ".join(f"{word} {number:g}" for word, number in known.items() if _is_number(number))
-    if all(map(_is_numeral, values)):
-        return Chart(_title(name), note, charts.columns(values), [])
-    return Chart(_title(name), note, [], charts.bars(values, shares=shares))
-
-
-def _title(name: str) -> str:
-    title = name.replace("_", " ").capitalize()
-    return f"Thousands of {title.lower()}, estimated" if name == "tokens_per_conversation" else title
-
-
-def _rejections(rejected: Mapping[str, Any], stages: Sequence[str]) -> list[Rejection]:
+def _rejections(rejected: Mapping[str, Any], stages: Sequence[str]) -> list[tuple[str, str, float]]:
     """Return the counts of {stage: {reason: count}}, or of {reason: count} where there is one stage only."""
     by_stage = [(stage, given) for stage, given in rejected.items() if isinstance(given, Mapping)]
     by_stage.append(("", {reason: count for reason, count in rejected.items() if not isinstance(count, Mapping)}))
     counts = [
         (stage, reason, count) for stage, reasons in by_stage for reason, count in reasons.items() if _is_number(count)
     ]
-    largest = max((count for _, _, count in counts), default=0) or 1
     place = {stage: index for index, stage in enumerate(stages)}
-    counts.sort(key=lambda one: (place.get(one[0], len(place)), one[0], -one[2], one[1]))
-    return [Rejection(*one, length=max(0, one[2]) / largest) for one in counts]
+    return sorted(counts, key=lambda one: (place.get(one[0], len(place)), one[0], -one[2], one[1]))
 
 
 def _at(value: Mapping[str, Any], path: str) -> Mapping[str, Any]:
@@ -187,10 +128,3 @@ def _at(value: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_numeral(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

@@ -1,4 +1,4 @@
-"""Charts as inline SVG with a text alternative: curves, arcs between names, and the numbers of bars.
+"""Curves as inline SVG with a text alternative.
 
 The page's style colours them (`palette.css` and `charts.css` of `astra_jax/pages`). All texts are escaped.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -17,8 +16,8 @@ from astra_jax.pages.html import figure
 
 FONT = 12
 """Pixels of a chart's text, as in `charts.css`."""
-_COLOURS, _MAX_POINTS, _MAX_COLUMNS, _MAX_BARS = 6, 300, 40, 20
-_ROW, _GAP = 20, 6
+_COLOURS, _MAX_POINTS = 6, 300
+_GAP = 6
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -180,95 +179,3 @@ def _legend(names: Sequence[str], width: int) -> tuple[list[Markup], int]:
 
 def _mark(value: float) -> str:
     return f"{value:,.6g}"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Arcs
-
-
-def arcs(title: str, names: Sequence[str], weights: Mapping[tuple[str, str], float], *, width: int = 340) -> Markup:
-    """Plot names below each other and an arc for each pair, as wide as its weight; arcs upwards in another colour.
-
-    Args:
-        weights: by (from, to); pairs of names that are not there are left out.
-    """
-    label = min(FONT * max((em(printable(name, lines=False)) for name in names), default=0.0) + 8, width * 0.62)
-    place = {name: index for index, name in enumerate(names)}
-    pairs = {pair: weight for pair, weight in weights.items() if pair[0] in place and pair[1] in place}
-    heaviest = max(pairs.values(), default=1.0) or 1.0
-    farthest = max((abs(place[a] - place[b]) for a, b in pairs), default=1) or 1
-    parts = []
-    for (start, end), weight in sorted(pairs.items(), key=lambda one: one[1]):
-        y0, y1 = (_ROW * place[one] + _ROW / 2 for one in (start, end))
-        reach = label + 10 + (width - label - 16) * max(1, abs(place[start] - place[end])) / farthest
-        if start == end:
-            y0, y1 = y0 - 5, y1 + 5
-        path = f"M{label + 4:.1f} {y0}C{reach:.1f} {y0} {reach:.1f} {y1} {label + 4:.1f} {y1}"
-        kind = "arc" if place[start] <= place[end] else "arc back"
-        parts.append(element("path", kind=kind, stroke_width=0.8 + 2.6 * weight / heaviest, d=path))
-    for name in names:
-        text = element("title", printable(name, lines=False)) + cut(name, (label - 4) / FONT)
-        parts.append(element("text", text, x=0, y=_ROW * place[name] + _ROW / 2 + 4))
-    heavy = sorted(pairs.items(), key=lambda one: -one[1])[:5]
-    told = "; ".join(f"{a} to {b} {figure(weight)}" for (a, b), weight in heavy)
-    about = f"{title}: {len(names)} names, {len(pairs)} arrows; {told}"
-    return drawing(about, width, _ROW * max(1, len(names)), parts)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Bars
-
-
-@dataclass(frozen=True)
-class Bar:
-    """Horizontal bar: `length` is 1 for the longest; `count` and `share` are texts."""
-
-    name: str
-    count: str
-    share: str
-    length: float
-
-
-def bars(values: Mapping[str, float], *, shares: bool = False) -> list[Bar]:
-    """Rank named numbers, the largest first; the smallest of many are added up in one bar.
-
-    Args:
-        shares: the numbers are shares of 1, not counts.
-    """
-    ranked = sorted(values.items(), key=lambda one: (-one[1], one[0]))
-    if len(ranked) > _MAX_BARS:
-        rest = ranked[_MAX_BARS - 1 :]
-        ranked = [*ranked[: _MAX_BARS - 1], (f"{len(rest):,} others", sum(count for _, count in rest))]
-    total = 1.0 if shares else sum(values.values()) or 1.0
-    largest = max((count for _, count in ranked), default=0) or 1
-    return [
-        Bar(name, "" if shares else f"{count:,}", f"{count / total:.1%}", max(0.0, count) / largest)
-        for name, count in ranked
-    ]
-
-
-def columns(histogram: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the columns of a histogram as (range of numbers, count). Numbers that do not occur have a column too.
-
-    Whole numbers are put together where there are many, shares of 1 by tenths or twentieths; other numbers stand alone.
-
-    Args:
-        histogram: number as text → count.
-    """
-    counts = {float(name): count for name, count in histogram.items()}
-    if not counts:
-        return []
-    first, last, step = min(counts), max(counts), 1.0
-    if not any("." in name for name in histogram) and all(number.is_integer() for number in counts):
-        step = math.ceil((last - first + 1) / _MAX_COLUMNS)
-    elif first >= 0 and last <= 1:
-        first, last, step = 0.0, 1.0, 0.1 if all(round(10 * number, 6).is_integer() for number in counts) else 0.05
-    else:
-        return [(f"{number:g}", counts[number]) for number in sorted(counts)]
-    places = {number: int((number - first) // step) if step >= 1 else round(number / step) for number in counts}
-    found = [0.0] * (int((last - first) // step) + 1 if step >= 1 else round(1 / step) + 1)
-    for number, count in counts.items():
-        found[places[number]] += count
-    starts = [first + index * step for index in range(len(found))]
-    names = [f"{start:.12g} to {start + step - 1:.12g}" if step > 1 else f"{start:.10g}" for start in starts]
-    return list(zip(names, found, strict=True))

@@ -29,8 +29,7 @@ class Result:
         text: JSON is indented.
         preview: its beginning on one line, where it is folded.
         characters: of the text as it is stored.
-        failure: `injected`: a failure was put in the result's place; `perhaps`: it reads like one, and the record
-            counts fewer than read so; `error`: any other error; else empty.
+        failure: `injected`: a failure was put in the result's place; `error`: any other error; else empty.
         kind: of the failure, such as `timeout`.
     """
 

@@ -121,9 +121,8 @@ class RecordList:
         noun: what the rows are, in the plural.
         columns: name → class of the cells. The first leads to the record; `text` cannot be sorted by. A column that
             is empty in all rows is left out.
-        address: of the list.
-        link: address of a record, with {} for the id; the filter is appended where `text` or `choices` are given.
-        text: placeholder of the text filter; "": there is none.
+        link: address of a record, with {} for the id.
+        text: placeholder of the text filter.
         least: column whose least value can be asked for; "": there is none.
     """
 
@@ -135,12 +134,11 @@ class RecordList:
         rows: Sequence[Row],
         link: str,
         *,
-        address: str = "/",
-        text: str = "",
-        choices: Sequence[ListChoice] = (),
+        text: str,
+        choices: Sequence[ListChoice],
         least: str = "",
     ) -> None:
-        self.title, self.noun, self.rows, self.address, self.text, self.least = title, noun, rows, address, text, least
+        self.title, self.noun, self.rows, self.text, self.least = title, noun, rows, text, least
         self.columns = {
             name: kind for name, kind in columns.items() if not rows or any(row.values[name] != "" for row in rows)
         }
@@ -158,7 +156,7 @@ class RecordList:
         wanted = self._wanted(request)
 
         def at(number: int, **more: str) -> str:
-            return self.address + _query({**wanted, **more, "page": str(number)})
+            return "/" + _query({**wanted, **more, "page": str(number)})
 
         return {
             "records": self,
@@ -177,19 +175,17 @@ class RecordList:
 
         ids = [row.id for row in self._chosen(wanted)]
         return {
-            "home": self.address + _query(wanted),
+            "home": "/" + _query(wanted),
             "records": self,
             "beside": beside(ids, id, record_at),
             "record_at": record_at,
         }
 
     def _record_at(self, id: str, wanted: Mapping[str, str]) -> str:
-        return self._link.format(quote(id)) + (_query(wanted) if self.text or self.choices else "")
+        return self._link.format(quote(id)) + _query(wanted)
 
     def _wanted(self, request: web.Request) -> dict[str, str]:
         """Return the filters of a request. Raises `HttpRefusal`: one cannot be understood."""
-        if not (self.text or self.choices) and request.path != self.address:
-            return {}  # the record's page has a list of its own
         names = ["text", *(one.name for one, _ in self.choices), self.least, "sort"]
         wanted = {name: request.query[name] for name in names if name and request.query.get(name)}
         sort = wanted.get("sort", "")

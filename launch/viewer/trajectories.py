@@ -15,8 +15,6 @@ from launch.viewer.lists import ListChoice, RecordList, Row, StoredRecords
 from launch.viewer.schemas import parameters_of
 from launch.viewer.service import page
 from synthesis.core.records import Trajectory
-from synthesis.core.tool_results import server_text
-from synthesis.trajectories.execution import FAILURES
 from synthesis.trajectories.judge import AXES
 
 _COLUMNS = {
@@ -113,17 +111,8 @@ def scores_of(one: Trajectory) -> list[tuple[str, float | None, str]]:
 
 
 def failures_of(one: Trajectory) -> dict[int, tuple[str, str]]:
-    """Return the (failure, kind) of results by message index.
-
-    Records of older versions only say how many failures were injected; the texts of injected failures are known.
-    """
+    """Return the (failure, kind) of results by message index."""
     recorded = {error.call_id: ("error", error.kind) for error in one.errors}
     recorded |= {failure.call_id: ("injected", failure.kind) for failure in one.failures}
-    tools = {index: message for index, message in enumerate(one.messages) if message.role == "tool"}
-    found = {index: recorded[said.tool_call_id] for index, said in tools.items() if said.tool_call_id in recorded}
-    if len(one.failures) < one.injected_failures:
-        kinds = {text: kind for kind, text in FAILURES.items()}
-        alike = {index: kinds.get(server_text(message.content), "") for index, message in tools.items()}
-        failure = "injected" if sum(map(bool, alike.values())) <= one.injected_failures else "perhaps"
-        found = {index: (failure, kind) for index, kind in alike.items() if kind} | found
-    return found
+    results = [(index, message.tool_call_id) for index, message in enumerate(one.messages) if message.role == "tool"]
+    return {index: recorded[id] for index, id in results if id in recorded}

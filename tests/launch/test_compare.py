@@ -54,12 +54,6 @@ def opened(browser, page: Path, *, dark: bool = False) -> None:
     browser.get(page.as_uri())
 
 
-def shown(browser) -> list[str]:
-    """The items that the list of failures shows."""
-    cells = browser.find_elements("css selector", ".failures tbody tr td:nth-child(2)")
-    return [cell.text for cell in cells if cell.is_displayed()]
-
-
 def test_it_prints_warnings_first_and_writes_all_figures(compared) -> None:
     text, _, figures = compared
     assert text.startswith("# base → sft → rl\n\n**WARNING: ")
@@ -78,29 +72,15 @@ def test_the_page_shows_the_stages(compared, browser) -> None:
     ours = [row.text for row in browser.find_elements("css selector", "table.scores tr.ours")]
     assert [row.split()[:2] for row in ours] == [["base", "75.0"], ["sft", "75.0"], ["rl", "75.0"]]
     assert "Qwen3-14B, SFT (Table 2)" in text_of(browser) and "FELL, watched" in text_of(browser)
-    widths = [
-        float(bar.get_attribute("width"))
-        for bar in browser.find_elements("css selector", "svg[role=img] rect:nth-child(2)")
-    ]
-    assert len(widths) == 3 * 3 and widths[:2] == pytest.approx([0.75 * 160, 0.8 * 160], abs=0.06)
-    details = browser.find_element("css selector", "details")
+    details, failures = browser.find_elements("css selector", "details")
     details.find_element("tag name", "summary").click()
     for words in ("bfcl-eval 2026.3.23, Apache-2.0", "0123abcd", "Simulators are made anew", "temperature 0.6"):
         assert words in details.text
-
-
-def test_the_list_of_failures_is_filtered(compared, browser) -> None:
-    _, page, _ = compared
-    opened(browser, page)
-    browser.find_element("css selector", ".failures summary").click()
-    assert "python -m launch.inspect WORKDIR/results" in text_of(browser)
-    assert len(shown(browser)) == 10 + 14  # a base item in two; all missing-function items that SFT does not solve
-    browser.find_element("css selector", ".failures select option:nth-child(2)").click()
-    assert len(shown(browser)) == 10 and all(item.startswith("base_") for item in shown(browser))
-    browser.find_element("css selector", ".failures input").send_keys("sft: turn 11: THE STATE")
-    assert shown(browser) == ["base_11"]
-    row = next(one for one in browser.find_elements("css selector", ".failures tbody tr") if one.is_displayed())
-    assert [cell.text for cell in row.find_elements("tag name", "td")][2:5] == ["50.0", "50.0", "50.0"]
+    failures.find_element("tag name", "summary").click()
+    items = {row.text.split()[0]: row for row in failures.find_elements("css selector", "tbody tr")}
+    assert len(items) == 10 + 14  # a base item in two; all missing-function items that SFT does not solve
+    assert "50.0 50.0 50.0 base: " in items["base_11"].text and "sft: turn 11: the state" in items["base_11"].text
+    assert "python -m launch.inspect WORKDIR/results" in failures.text
 
 
 def test_the_page_is_readable_in_the_dark_and_loads_nothing(compared, browser) -> None:
@@ -132,8 +112,8 @@ def test_what_models_and_harnesses_wrote_is_only_text(tmp_path, browser) -> None
     opened(browser, page)
     assert browser.title == f"Evaluation of {INJECTION}"
     assert not browser.find_elements("tag name", "img") and len(browser.find_elements("tag name", "script")) == 1
-    browser.find_element("css selector", ".failures summary").click()
-    (row,) = browser.find_elements("css selector", ".failures tbody tr")
+    browser.find_element("css selector", "details:last-of-type summary").click()
+    (row,) = browser.find_elements("css selector", "details:last-of-type tbody tr")
     assert row.text.count(INJECTION) == 2 and len(row.text) < 800
     assert "did not run all items" in browser.find_element("css selector", "p.warning").text
     (ours,) = browser.find_elements("css selector", "table.scores tr.ours")

@@ -45,16 +45,16 @@ def shown(port: int, path: str) -> str:
     return text
 
 
-def test_updates_lead_to_groups_and_these_to_episodes(port: int) -> None:
+def test_groups_of_an_update_lead_to_episodes(port: int) -> None:
     listed = shown(port, "/?sort=-update")
-    assert re.findall(r'<a href="(/update/\d)">', listed) == ["/update/2", "/update/1", "/update/0"]
+    assert re.findall(r'<td class="question"><a href="/update/(\d)/group', listed) == ["2", "2", "1", "1", "0", "0"]
     assert "0123456789abcdef" in listed and "1–2" in listed and "0.500" in listed
-    update = shown(port, "/update/2?sort=-question")
+    update = shown(port, "/?update=2")
     links = re.findall(r'<a href="(/update/2/group/\d/episode/\d)">(\d\.\d\d)</a>', update)
     assert len(links) == 10 and ("/update/2/group/1/episode/3", "0.75") in links
-    assert QUESTION.replace("'", "&#39;") in update and "2" * 64 in update and "length bias" in update
+    assert QUESTION.replace("'", "&#39;") in update and "/update/1/" not in update
     card = shown(port, "/card")
-    assert "DumpedGroup" in card and "model.family" in card
+    assert "DumpedGroup" in card and "model.family" in card and "2" * 64 in card
 
 
 def test_an_episode_shows_tokens_with_logprobs_and_versions(port: int, folder: Path) -> None:
@@ -74,10 +74,10 @@ def test_an_episode_shows_tokens_with_logprobs_and_versions(port: int, folder: P
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/update/3", 404, "there is no update 3"),
+        ("/update/3/group/0/episode/0", 404, "there is no update 3"),
         ("/update/2/group/2/episode/0", 404, "update 2 has no group 2"),
         ("/update/2/group/0/episode/5", 404, "has no episode 5"),
-        ("/?sort=price", 400, "sort is 'price'; give one of update"),
+        ("/?sort=price", 400, "sort is 'price'; give one of question"),
     ],
 )
 def test_what_is_not_there_is_refused(port: int, path: str, status: int, words: str) -> None:
@@ -88,12 +88,11 @@ def test_what_is_not_there_is_refused(port: int, path: str, status: int, words: 
 def test_what_strangers_wrote_is_text_and_what_is_damaged_is_said(tmp_path: Path) -> None:
     run = batches(tmp_path / FOLDER, INJECTION + "\ud800")
     for port in port_of(run):
-        for path in ("/", "/update/2", EPISODE):
+        for path in ("/", EPISODE):
             assert "<script>document" not in shown(port, path)
         shutil.rmtree(shard_folder(run.folder, 2))
-        for path in ("/update/2", EPISODE):
-            status, _, text = send(port, "GET", path)
-            assert status == 503 and "start it again" in text
+        status, _, text = send(port, "GET", EPISODE)
+        assert status == 503 and "start it again" in text
 
 
 def test_stretches_are_of_one_version(tmp_path: Path) -> None:

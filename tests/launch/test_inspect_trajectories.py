@@ -16,7 +16,6 @@ from programs_world import ended
 from viewing import INJECTION, command, fits, follow, rows, send, serving, text_of
 
 from launch.viewer.cards import shown_card
-from launch.viewer.charts import bars, columns
 from launch.viewer.conversation import Turn, result_of, turns_of
 from launch.viewer.trajectories import failures_of, scores_of
 from synthesis.core.datasets import write_dataset
@@ -82,6 +81,7 @@ NORDIC = Trajectory(
         Message("assistant", "Oslo and Stockholm;\nsixty cities.", "I have all."),
     ],
     injected_failures=1,
+    failures=[InjectedFailure("1", "rate_limit")],
     scores={axis: AxisScore(1.0, f"about {axis}") for axis in AXES}
     | {"tool_call_status": AxisScore(0.5, "2 of 4 calls succeeded")},
     reward=6.5 / 7,
@@ -93,6 +93,7 @@ CHINESE = replace(
     domain="time",
     messages=[Message("user", "挪威的首都是哪里？"), Message("assistant", "奥斯陆。")],
     injected_failures=0,
+    failures=[],
     reward=0.81,
 )
 HOSTILE = replace(
@@ -190,18 +191,6 @@ def test_records_of_elsewhere_are_shown_as_they_are() -> None:
     found = scores_of(replace(NORDIC, scores={"wit": AxisScore(0.2, "dull"), "conciseness": AxisScore(1.0, "")}))
     assert [name for name, _, _ in found] == [*AXES, "wit"]
     assert [score for _, score, _ in found] == [None] * 5 + [1.0, None, 0.2]
-
-
-@pytest.mark.parametrize(
-    ("count", "failures"), [(0, ["", "error"]), (1, ["perhaps"] * 2), (2, ["injected"] * 2), (3, ["injected"] * 2)]
-)
-@pytest.mark.parametrize("timeout", [FAILURES["timeout"], '{"error": "timeout"}'])  # as before results had one form
-def test_only_what_is_certain_is_called_injected(timeout: str, count: int, failures: list[str]) -> None:
-    """An emulator may answer with the same words, and a search may find nothing."""
-    calls = [capital("1", "Norway"), capital("2", "Sweden")]
-    results = [result("1", FAILURES["empty"]), result("2", timeout)]
-    one = replace(NORDIC, messages=[Message("assistant", "", "", calls), *results], injected_failures=count)
-    assert [call.result and call.result.failure for call in turns(one)[0].calls] == failures
 
 
 def test_a_record_that_names_its_failures_is_believed() -> None:
@@ -309,11 +298,8 @@ def test_the_card_has_the_papers_table_and_rejections_in_order() -> None:
     assert shown.table["conversations"] == "62" and "of the calls" in shown.table["injected failures"]
     assert shown.table["runs before judging"] == "80; failures were injected into 20.0% of their calls"
     assert shown.table["runs without a valid judgement"].startswith("2; 2.5% ")
-    assert list(shown.groups) == ["Distributions", "Axes"]
-    assert len(shown.groups["Axes"]) == 7 and shown.groups["Distributions"][0].title == "Messages per conversation"
-    assert "Reward" in [chart.title for chart in shown.groups["Distributions"]]
-    assert shown.rejections is not None
-    assert [(one.stage, one.reason, one.count) for one in shown.rejections] == [
+    assert "histogram" in shown.more["statistics"]["messages_per_conversation"]
+    assert shown.rejections == [
         ("collect", "mcp_server_unavailable", 1),
         ("registries", "not_json", 3),
         ("graph", "unknown_tool", 4),
@@ -344,23 +330,10 @@ def test_a_card_of_another_writer_is_shown_as_far_as_it_goes(card: dict[str, Any
         assert shown.table == {} and shown.facts["kind"] == kind
 
 
-def test_columns_show_gaps_and_stay_few() -> None:
-    found = columns({"10": 1, "2": 3, "4": 2})
-    assert found == [(str(n), {2: 3, 4: 2, 10: 1}.get(n, 0)) for n in range(2, 11)]
-    wide = columns({str(n): 1 for n in range(100)})
-    assert len(wide) == 34 and wide[0] == ("0 to 2", 3) and sum(count for _, count in wide) == 100
-    tenths = columns({"0.3": 2, "1.0": 70})
-    assert [name for name, _ in tenths] == ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1"]
-    assert [count for _, count in tenths if count] == [2, 70] and tenths[3][1] == 2
-    assert columns({}) == [] and columns({"0.5": 1, "20000": 2}) == [("0.5", 1), ("20000", 2)]
-    many = bars({f"domain {n}": n for n in range(41)})
-    assert len(many) == 20 and many[0].count == "40" and many[-1].name == "22 others" and many[-1].count == "231"
-
-
 def test_a_card_page_over_http(port, tmp_path) -> None:
     _, headers, text = send(port, "GET", "/card")
     assert "default-src 'none'" in headers["Content-Security-Policy"] and " style=" not in text
-    for words in ("unique functions called", "mcp server unavailable", "Response conditioned planning", "operators"):
+    for words in ("unique functions called", "mcp server unavailable", "response_conditioned_planning", "operators"):
         assert words in text
     hostile = {
         "statistics": {"domains": {INJECTION: 3}},
@@ -431,7 +404,7 @@ def test_hostile_texts_and_chinese_ones_in_a_browser(port, browser) -> None:
 def test_a_card_in_a_browser(port, browser, tmp_path) -> None:
     browser.get(f"http://127.0.0.1:{port}/")
     follow(browser, "a[href='/card']")
-    check_charts(browser, 19)
+    assert browser.title == "Dataset card" and fits(browser) and browser.get_log("browser") == []
     assert "62; a conversation" not in text_of(browser) and "low reward" in text_of(browser)
     follow(browser, "a[href='/']")
     assert browser.title == "Trajectories"
@@ -439,7 +412,7 @@ def test_a_card_in_a_browser(port, browser, tmp_path) -> None:
     with serving(tmp_path / "environments") as other:
         browser.get(f"http://127.0.0.1:{other}/")
         follow(browser, "a[href='/card']")
-        check_charts(browser, 8)
+        assert browser.title == "Dataset card" and fits(browser) and browser.get_log("browser") == []
         assert "sub-questions needing tools" in text_of(browser)
         follow(browser, "a[href='/']")
         assert browser.title == "Environments"
@@ -460,13 +433,3 @@ NORWAY = ToolEnvironment(
     signature="capital",
     split="train",
 )
-
-
-def check_charts(browser, count: int) -> None:
-    """So many of them; each has a bar that can be seen, none is wider than its place, nor is the page."""
-    assert browser.title == "Dataset card"
-    script = """return [...document.querySelectorAll('figure')].map(one => [one.scrollWidth - one.clientWidth,
-        Math.max(...[...one.querySelectorAll('rect')].map(bar => bar.getBBox().width * bar.getBBox().height))])"""
-    charts = browser.execute_script(script)
-    assert len(charts) == count and all(over <= 0 and area > 100 for over, area in charts), charts
-    assert fits(browser) and browser.get_log("browser") == []

@@ -1,39 +1,18 @@
-"""The report's pictures: what a server calls itself, and its tools, is only text."""
+"""The report's tool graphs: what a server calls itself can be written."""
 
 from __future__ import annotations
 
-import html
-import xml.etree.ElementTree as ET
-
 import networkx as nx
-import pytest
 
 from launch.quickstart.report import tool_graphs
 from synthesis.core.records import CodeExecution, ToolServer
 
-HOSTILE = [
-    "$x{$",
-    r"$\frac{1}{$ \undefined",
-    "</script></svg><script>alert(1)</script>",
-    "{{ 7 * 7 }} {% raw %}",
-    "_hidden & <b>",
-    "\x1b[2J\u202ereversed\x00\ud800",
-    "北京 🙂",
-    "two\nlines",
-]
 
-
-@pytest.mark.parametrize("title", HOSTILE)
-def test_any_title_and_any_tool_s_name_is_drawn_as_it_is(tmp_path, title) -> None:
+def test_tools_are_listed_with_those_that_come_next(tmp_path) -> None:
     graph = nx.DiGraph()
-    graph.add_edge(title.replace("\x1b", "").replace("\x00", "").replace("\ud800", ""), "$y^{$", weight=2)
+    graph.add_weighted_edges_from([("<b>", "rare", 1), ("<b>", "often", 2), ("often", "rare", 1)])
     nx.write_graphml(graph, tmp_path / "server.graphml")
-    servers = [ToolServer("server", title, "", "facts", "en", [], CodeExecution(""))]
-    ((named, drawn),) = tool_graphs([tmp_path / "server.graphml"], servers)
-    assert "<script" not in drawn and drawn.count("</svg>") == 1
-    drawing = ET.fromstring(drawn)
-    texts = {one.text or "".join(one.itertext()) for one in drawing.iter() if one.tag == "title"}
-    assert "$y^{$" in texts and len(drawing.findall("path")) == 1
-    assert "2 names, 1 arrows" in drawing.attrib["aria-label"]
-    if title.isprintable():
-        assert html.unescape(title) in texts and named == title
+    servers = [ToolServer("server", "two\nlines \x1b\ud800", "", "facts", "en", [], CodeExecution(""))]
+    ((title, steps),) = tool_graphs([tmp_path / "server.graphml"], servers)
+    assert steps == {"<b>": "often (2), rare (1)", "rare": "", "often": "rare (1)"}
+    assert title.encode() and "\n" not in title and "\x1b" not in title

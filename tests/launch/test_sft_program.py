@@ -381,19 +381,6 @@ def test_preview_shows_the_mask(forked, tmp_path) -> None:
     assert "\x1b[32m" in colours and "«" not in colours
 
 
-def test_bench_writes_a_row(world, start, tmp_path) -> None:
-    without_data = [one for one in command(world, tmp_path / "run", "--bench=3")[3:] if not one.startswith("--data=")]
-    row = json.loads(start.begin(*without_data).wait().out)
-    assert row == json.loads((tmp_path / "run" / "bench.jsonl").read_text())
-    assert not [*(tmp_path / "run").rglob("checkpoints/*/params")] + [*(tmp_path / "run").rglob("checkpoints/[0-9]*")]
-    assert (
-        row["perf/tokens_per_second"] > 0
-        and row["steps"] == 3
-        and row["seq_len"] == 512
-        and 0 < row["data/mask_share"] < 1
-    )
-
-
 @pytest.mark.parametrize(
     ("flag", "words"),
     [

@@ -251,7 +251,7 @@ def every_page(folder: Path) -> Iterator[dict[str, str]]:
         "environment": f"/environment/{quote(environments[1].id)}?sort=id",
         "trajectory": f"/trajectory/{quote(trajectories[1].id)}",
         "result": f"/result/{own.suite}/{own.category}/{own.item}/0",
-        "batch": "/update/1",
+        "batch": "/update/1/group/1/episode/3",
     }
     found = {name: (folder / f"{name}.html").as_uri() for name in ("evaluation", "comparison", "preview", "episodes")}
     write_evaluation(folder / "evaluation.html", tabulate(_stage(0.8, "tiny")))
@@ -264,7 +264,6 @@ def every_page(folder: Path) -> Iterator[dict[str, str]]:
             address = stack.enter_context(served(partial(ViewerService, pages, cards[name], CONFIG)))
             found |= {f"{name} list": f"{address}/", f"{name} card": f"{address}/card", name: address + ones[name]}
         found["refusal"] = f"{address}/none"
-        found["token"] = f"{found['batch']}/group/1/episode/3?page=1"
         watcher = Watcher(grpo_workdir(folder / "run"))
         found["watch"] = f"{stack.enter_context(served(lambda: WatchService(watcher, CONFIG, seconds=0.2)))}/"
         yield found

@@ -35,7 +35,7 @@ def serving(dataset: Path, *more: str) -> Iterator[int]:
             time.sleep(0.01)
         line = process.said()
         found = re.fullmatch(
-            r"\d+ (?:environments|trajectories|results|updates) on http://[^:]+:(\d+)/(?:, sandbox tier [ABC])?\n", line
+            r"\d+ (?:environments|trajectories|results|groups) on http://[^:]+:(\d+)/(?:, sandbox tier [ABC])?\n", line
         )
         assert found, line + process.errors()
         try:

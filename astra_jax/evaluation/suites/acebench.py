@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from astra_jax.evaluation.endpoint_agent import EndpointAgent, endpoint_of, spoken
-from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram, fingerprint
+from astra_jax.evaluation.harness import Checkout, HarnessEnvironment, WorkerProgram
 from astra_jax.evaluation.results import ItemResult
-from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
+from astra_jax.evaluation.suite import Category, Decoding, EvalItem, SuiteContext, SuiteInfo
 from synthesis.core.endpoint import Endpoint
 from synthesis.core.stages import Transient, rng_for
 
@@ -51,10 +51,6 @@ _NOTES = (
     "a conversation that no longer fits the model's context.",
     "The simulated user's own past messages have the role `system`, as the harness has it; its endpoint must take it.",
 )
-
-
-def _get(folder: Path | str) -> str:
-    return f"get it by: git clone {REPOSITORY} {folder} && git -C {folder} checkout {COMMIT}"
 
 
 @dataclass(frozen=True)
@@ -118,23 +114,9 @@ class AceBench:
         )
 
     async def prepare(self) -> None:
-        folder = self._context.sources.get("acebench")
-        if folder is None:
-            raise EvaluationError(f"{self.info.name} needs a clone of ACEBench, which no registry has; {_get('DIR')}")
-        folder = folder.resolve()
-        if not (folder / "eval_main.py").is_file():
-            raise EvaluationError(f"{folder} is no clone of ACEBench; {_get(folder)}")
         parts = {"code": _CODE, self.LANGUAGE: tuple(pattern.format(self.LANGUAGE) for pattern in _DATA)}
-        for part, patterns in parts.items():
-            try:
-                found = fingerprint(folder, patterns)
-            except FileNotFoundError as missing:
-                found = f"none, as {missing} is missing"
-            if found != _SHA256[part]:
-                raise EvaluationError(
-                    f"{folder}: {', '.join(patterns)} have sha256 {found}, not the pinned {_SHA256[part]} of "
-                    f"commit {COMMIT[:7]}; git -C {folder} status shows what is not as it was. Or {_get('ANOTHER_DIR')}"
-                )
+        checkout = Checkout(repository=REPOSITORY, commit=COMMIT, parts=parts, sha256=_SHA256)
+        folder = checkout.check("acebench", self._context.sources.get("acebench"))
         data = folder / "data_all" / f"data_{self.LANGUAGE}"
         for category in self.info.categories:
             name = f"data_agent_{category.name}.json"

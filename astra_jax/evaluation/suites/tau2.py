@@ -8,14 +8,13 @@ is in no package registry (`tau2` on PyPI is about magnetism): its git repositor
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from astra_jax.evaluation.endpoint_agent import room_left
-from astra_jax.evaluation.harness import HarnessEnvironment, WorkerProgram, fingerprint
+from astra_jax.evaluation.harness import Checkout, HarnessEnvironment, WorkerProgram
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import (
     Category,
@@ -42,7 +41,7 @@ class Release:
     Attributes:
         tag: of the repository.
         commit: that the tag names.
-        version: in its `pyproject.toml`.
+        has_splits: a file says which tasks are the benchmark.
         sha256: of `harness.fingerprint`, by part.
         needs: models that it asks beside the scored one.
         notes: what holds of this version alone.
@@ -50,7 +49,7 @@ class Release:
 
     tag: str
     commit: str
-    version: str
+    has_splits: bool
     sha256: Mapping[str, str]
     needs: frozenset[Role]
     notes: tuple[str, ...]
@@ -67,14 +66,11 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
         f"data/tau2/user_simulator/{name}" for name in ("simulation_guidelines.md", "simulation_guidelines_tools.md")
     ),
 }
-_SPLIT = "data/tau2/domains/{}/split_tasks.json"
-"""Which tasks are the benchmark; from v1.0 on."""
-
 
 V1 = Release(
     tag="v1.0.1",
     commit="fc0055dc4e0a316c3f83133267fbd6faaa770992",
-    version="1.0.1",
+    has_splits=True,
     sha256={
         "src/tau2": "f8f8b936a5268e4ccfe0153f657a76539bd850bb11fe66a0620a1600219e57d1",
         "retail": "f40e74918c80856cef31a5afa8e219be6835a3bec3c66c534769a1548f4fbc76",
@@ -92,7 +88,7 @@ V1 = Release(
 V0 = Release(
     tag="v0.2.0",
     commit="f8de30c298689cbe0117d76a378e7315a17e5bd8",
-    version="0.2.1-dev",  # as its pyproject.toml says at that tag
+    has_splits=False,
     sha256={
         "src/tau2": "69422548bedf18a3093c3cacae85b80f24465d4153ac23715753a206c0869ee3",
         "retail": "d7fadd3413557797b2bcee57a2f1ec2d1fbe9fedc6b14fc2378424bd02208c01",
@@ -169,35 +165,12 @@ class Tau2:
 
     def _checkout(self) -> Path:
         """The folder of the pinned version, checked."""
-        release = self.RELEASE
-        remedy = (
-            f"get it with: git clone {_REPOSITORY} && git -C tau2-bench checkout {release.tag}; and name the folder as "
-            f"the source of {self.NAME}"
-        )
-        tree = self._context.sources.get(self.NAME)
-        if tree is None:
-            raise EvaluationError(f"no folder is named for {self.NAME}, which no package registry has; {remedy}")
-        tree = tree.absolute()
-        try:
-            project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-            name, version = project["name"], project["version"]
-        except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-            raise EvaluationError(f"{tree} is no checkout of tau2-bench ({error!r}); {remedy}") from None
-        if (name, version) != ("tau2", release.version):
-            raise EvaluationError(f"{tree} is {name} {version}, not tau2 {release.version}; {remedy}")
-        for part, expected in release.sha256.items():
-            split = _SPLIT.format(part)
-            patterns = _PARTS[part] + ((split,) if part in _DOMAINS and (tree / split).exists() else ())
-            try:
-                found = fingerprint(tree, patterns)
-            except FileNotFoundError as missing:
-                raise EvaluationError(f"{tree / str(missing)} is missing; {remedy}") from None
-            if found != expected:
-                raise EvaluationError(
-                    f"{part} in {tree} is not that of {release.tag} (sha256 {found[:16]}, not {expected[:16]}; `git "
-                    f"status` there shows what was changed); {remedy}"
-                )
-        return tree
+        release, folder = self.RELEASE, self._context.sources.get(self.NAME)
+        parts = dict(_PARTS)
+        if release.has_splits:
+            parts |= {one: (*_PARTS[one], f"data/tau2/domains/{one}/split_tasks.json") for one in _DOMAINS}
+        checkout = Checkout(repository=_REPOSITORY, commit=release.tag, parts=parts, sha256=release.sha256)
+        return checkout.check(self.NAME, folder)
 
     def ids(self, category: str) -> Sequence[str]:
         return self._ids[category]

@@ -54,14 +54,16 @@ async def test_a_clone_is_asked_for_with_the_commands_that_make_one(tmp_path: Pa
 
 async def test_another_folder_is_refused(tmp_path: Path) -> None:
     suite = make("acebench", context(tmp_path, sources={"acebench": tmp_path}))
-    with pytest.raises(EvaluationError, match="is no clone of ACEBench; get it by: git clone"):
+    with pytest.raises(EvaluationError, match="category.py is missing; get it with: git clone"):
         await suite.prepare()
 
 
 async def test_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "eval_main.py").write_text("print('another version')\n")
+    for name in ("category.py", "eval_main.py", "model_eval/one.py", "model_inference/one.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("print('another version')\n")
     suite = make("acebench", context(tmp_path, sources={"acebench": tmp_path}))
-    with pytest.raises(EvaluationError, match=r"not the pinned \w+ of commit 56dd66c; git -C \S+ status shows"):
+    with pytest.raises(EvaluationError, match=r"code in \S+ is not that of 56dd66cf\w+ .*git status"):
         await suite.prepare()
 
 

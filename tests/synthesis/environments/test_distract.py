@@ -168,7 +168,7 @@ def test_memory_grows_with_the_tools_and_is_shared_by_the_processes_of_a_machine
 
 
 def test_large_indices_are_drawn_from_quickly() -> None:
-    """Ten times slower than measured: benchmarks/distractors.py has figures."""
+    """Ten times slower than measured (docs/environments.md)."""
     candidates, needed = many(20_000)
     index = built(candidates, needed)
     with at_most(1):
