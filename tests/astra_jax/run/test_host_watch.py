@@ -24,12 +24,7 @@ from astra_jax.run import hosts
 from astra_jax.run.crash_loop import is_fault
 from astra_jax.run.hosts import HostLiveness, allgather_exception, heartbeat, wait_with_heartbeat
 from astra_jax.run.optimizers import initial_state
-<<<<<<< ours
 from astra_jax.run.rendezvous import RendezvousError, rendezvous
-from astra_jax.sft import bench
-from astra_jax.sft.config import SFTConfig
-=======
->>>>>>> theirs
 
 # ---------------------------------------------------------------------------------------------------------------- watch
 
