@@ -144,7 +144,7 @@ class Draws:
     def _conduct(self, index: int) -> Conduct | None:
         drawn = rng_for(self._seed, "conduct", index).random()
         for conduct in get_args(Conduct):
-            drawn -= self._config.conducts.get(conduct, 0.0)
+            drawn -= (self._config.conducts or {}).get(conduct, 0.0)
             if drawn < 0:
                 found: Conduct = conduct
                 return found
@@ -232,5 +232,5 @@ async def draw_tasks(
 
 def wanted_tasks(config: TrajectoriesConfig) -> int:
     """Return the number of original tasks to write, so that enough trajectories are left after the filters."""
-    varied = config.augmented * max(0.0, 1 - sum(config.conducts.values()))
+    varied = config.augmented * max(0.0, 1 - sum((config.conducts or {}).values()))
     return math.ceil(config.trajectories * (1 + config.surplus) / (1 + varied))

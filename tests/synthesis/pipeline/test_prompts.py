@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conversing_teacher import ConversingTeacher
 
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_dataset
@@ -16,7 +17,6 @@ from synthesis.core.stages import Journal
 from synthesis.environments import pipeline as environments
 from synthesis.environments import teacher_answers as of_environments
 from synthesis.environments.config import EnvironmentsConfig
-from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.answer_forms import prompt_name
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
@@ -66,11 +66,12 @@ def test_both_languages_say_it_of_the_same_things(name: str) -> None:
         assert not re.search(r"\b[A-Za-z]+(?: [A-Za-z]+){3}", characters)  # a sentence that was not translated
 
 
-class Reading(OfflineTeacher):
+class Reading(ConversingTeacher):
     """Answers by rules, and renders the prompt that an endpoint would be sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_rules: bool) -> None:
         super().__init__()
+        self.BY_RULES = by_rules
         self.asked: dict[str, str] = {}
 
     async def ask(self, answer: Any, variables: Mapping[str, Any], *, language: Language, seed: int) -> Any:
@@ -103,7 +104,7 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
         mcp_share=0.2, min_tools=2, proposals=2, walks=12,
         conducts={"missing_parameter": 0.1, "confirmation": 0.1, "dialogue": 0.2},
     )  # fmt: skip
-    teacher = Reading()
+    teacher = Reading(by_rules=False)
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
             summary = await trajectories.synthesize(
@@ -128,7 +129,7 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 async def test_environments_of_one_language_alone(tmp_path: Path, language: Language) -> None:
-    teacher = Reading()
+    teacher = Reading(by_rules=True)
     config = EnvironmentsConfig(count=12, languages={language: 1.0}, hardened_share=0.5, held_out_fraction=0.0)
     worlds = EnvironmentsConfig(count=2, languages={language: 1.0}, held_out_fraction=0.0, stateful_share=1.0)
     again = EnvironmentsConfig(
