@@ -84,7 +84,6 @@ setup(
         # How languages write numbers, units, dates and money: Unicode CLDR; BSD-3-Clause, 10 MB, without dependencies.
         "babel>=2.16,<3",
         "cloudpickle>=3,<4",
-        "datasketch>=1.6,<3",
         "etils[epath]>=1.12,<2",
         "flax>=0.12,<0.13",
         "grain>=0.2.15,<0.3",
