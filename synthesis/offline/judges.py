@@ -11,15 +11,10 @@ from synthesis.core.matching import contains
 from synthesis.core.records import Answer, Language, Message
 from synthesis.offline.intents import Intent, ready, replay, request_of
 from synthesis.offline.plans import Value
+from synthesis.offline.wording import SORRY
 from synthesis.trajectories import teacher_answers as a
 
 Variables = Mapping[str, Any]
-
-SORRY: Mapping[Language, str] = {
-    "en": "I could not find the answer, the tool failed.",
-    "zh": "工具失败，没有查到答案。",
-}
-"""The words with which the offline agent reports a failure."""
 
 
 def _asked(variables: Variables, language: Language) -> tuple[Intent, Sequence[Message]]:

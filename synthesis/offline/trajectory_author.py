@@ -22,7 +22,7 @@ from synthesis.offline import grammar, judges, plans, sampling, templates
 from synthesis.offline.facts.relations import all_relations, joinable
 from synthesis.offline.intents import FactIntent, JointIntent, TemplateIntent, ready, replay, request_of, understand
 from synthesis.offline.plans import Plan, Value
-from synthesis.offline.wording import BESIDES, introduction, listed
+from synthesis.offline.wording import BESIDES, SAYS, SORRY, introduction, listed
 from synthesis.pipeline.partition import Partition
 from synthesis.trajectories import teacher_answers as a
 from synthesis.trajectories.groups import crosses, is_group
@@ -340,31 +340,16 @@ def _stands_in(value: Value, question: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 # The agent and the emulator
 
-_SAYS: Mapping[Language, Mapping[str, str]] = {
-    "en": {
-        "need": "I need {0}.",
-        "first": "I need {0} first.", "next": "Now I need {0}.",
-        "retry": "The call failed. I try again.",
-        "have": "I have the answer.", "broken": "The tool keeps failing.", "check": "I check it again.",
-        "one": "The answer is {0}.", "many": "The answers are {0}.",
-    },
-    "zh": {
-        "need": "我需要查{0}。", "first": "我先查{0}。", "next": "现在查{0}。", "retry": "调用失败，我再试一次。",
-        "have": "我有答案了。", "broken": "工具一直失败。", "check": "我再确认一次。",
-        "one": "答案是{0}。", "many": "答案分别是{0}。",
-    },
-}  # fmt: skip
-
 
 def agent(messages: Sequence[Message], language: Language, rng: random.Random) -> AssistantTurn:
     """The agent's next turn on a request that is written here."""
     intent, run = request_of(messages, language)
     progress = replay(intent, run)
-    says = _SAYS[language]
+    says = SAYS[language]
     careless = rng.random()
     failed = [step for step in progress.failures if step not in progress.values]
     if progress.exhausted() or (failed and careless < GIVE_UP):
-        return AssistantTurn(says["broken"], judges.SORRY[language])
+        return AssistantTurn(says["broken"], SORRY[language])
     terminals = intent.terminals()
     if all(step in progress.values for step in terminals):
         repeated = [call.call for call in progress.calls if call.kind in ("new", "retry")]
@@ -387,7 +372,7 @@ def agent(messages: Sequence[Message], language: Language, rng: random.Random) -
 
 def final_text(values: Sequence[Value], language: Language) -> str:
     """The final answer: one short sentence with the values."""
-    says = _SAYS[language]
+    says = SAYS[language]
     return says["one" if len(values) == 1 else "many"].format(listed([str(value) for value in values], language))
 
 
