@@ -70,7 +70,7 @@ setup(
     package_dir={ABOVE + name: name for name in FLOORS} if ABOVE else {},
     package_data={
         f"{ABOVE}astra_jax": ["evaluation/workers/*", "grpo/*.jinja", "pages/*.jinja", "pages/*.css", "pages/*.js"],
-        f"{ABOVE}synthesis": ["*/*.jinja", "*/*.gz", "*/*.toml", "core/languages/*", "prompts/*/*"],
+        f"{ABOVE}synthesis": ["*/*.jinja", "*/*.gz", "*/*.toml", "*/*/*.toml", "prompts/*/*"],
         f"{ABOVE}launch": ["quickstart/*.jinja", "viewer/*.jinja", "viewer/*.js"],
         f"{ABOVE}sandbox": ["*"],
     },
