@@ -1,8 +1,8 @@
 """Words by which a sentence of a language differs from a name, a title or an address in it.
 
-They are pronouns, auxiliaries, negations, conjunctions and question words, by ISO 639-1 code, in the table `clauses` of
-`clause_words.toml`. A hyphen stands before an ending of words, in languages that express the same by endings. The table
-`short` has articles, prepositions and conjunctions.
+They are pronouns, auxiliaries, negations, conjunctions and question words: the `clauses` of a language in
+`languages.toml`. A hyphen stands before an ending of words, in languages that express the same by endings. `short` has
+articles, prepositions and conjunctions.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from synthesis.core.records import Language
 
+LANGUAGES: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("languages.toml").read_text("utf-8"))
 _ENGLISH: Final = frozenset(("the", "of", "to", "with", "by", "from", "and", "for", "in"))
 """Words that English sentences have, and English names too."""
 
@@ -42,17 +43,12 @@ def own_words_in(sentence: str, words: Sequence[str], languages: Collection[Lang
 @cache
 def words_of_both(found: frozenset[Language], wanted: frozenset[Language]) -> frozenset[str]:
     """Return the short words of some languages that do not speak for others, though sentences of those have them."""
-    short = {word for one in found - wanted for word in _tables()["short"].get(one, "").split()}
+    short = {word for one in found - wanted for word in LANGUAGES["languages"][one].get("short", "").split()}
     return frozenset(short | {word.capitalize() for word in short})
 
 
 @cache
 def _clause_words(languages: frozenset[Language]) -> tuple[frozenset[str], tuple[str, ...]]:
     """Return the words of clauses of some languages: whole words, and endings of words."""
-    every = [word for language in languages for word in _tables()["clauses"][language].split()]
+    every = [word for language in languages for word in LANGUAGES["languages"][language]["clauses"].split()]
     return frozenset(one for one in every if one[0] != "-"), tuple(one[1:] for one in every if one[0] == "-")
-
-
-@cache
-def _tables() -> Mapping[str, Mapping[str, str]]:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
