@@ -10,11 +10,11 @@ import pytest
 from conversing_teacher import SENTENCES, ConversingTeacher, heard_as, say, situation
 from trajectories_world import context
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from sandbox import SandboxConfig, SandboxPool
-from sandbox.settings import SettingError
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Conduct, Dialogue, Goal, Message, Task, TaskScores, ToolCall, ToolServer, Trajectory
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, Rejected, rng_for
 from synthesis.offline.facts.servers import fact_servers
 from synthesis.pipeline.executors import Executor
