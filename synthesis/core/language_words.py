@@ -1,4 +1,4 @@
-"""Language data beyond the Unicode CLDR, from one file for each language: `languages/CODE.toml`.
+"""Language data beyond the Unicode CLDR, from one file for each language: `languages/NAME.toml`.
 
 The table `text` has what `locales` reads: yes and no, sentences, word forms, the clock. English and Chinese have none,
 since all texts are read in them. The table `answers` has the words that commit a final answer to a value, or take it
