@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from synthesis.core.records import Language
+from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.trajectories.personas import Persona
 
 
@@ -29,7 +30,8 @@ class Frame:
         return self.number == "any" or (self.number == "one") == (phrases == 1)
 
 
-_WORDS: Mapping[Language, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_FILE: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_WORDS: Mapping[Language, Mapping[str, Any]] = {language: _FILE[language] for language in PACKAGED_LANGUAGES}
 FRAMES: Mapping[Language, Mapping[str, tuple[Frame, ...]]] = {
     language: {style: tuple(Frame(**one) for one in frames) for style, frames in words["frames"].items()}
     for language, words in _WORDS.items()
