@@ -1,6 +1,6 @@
 """A teacher that writes, plays and judges conversations of several turns by rules, over the facts of the demo.
 
-The offline teacher knows conversations of one request alone. This one knows all that `Conduct` names, so that the
+The offline teacher knows conversations of one request alone. This one knows all that `Behaviour` names, so that the
 pipeline's own rules for them are run on real records: who calls what and when, what a user may say, who is to blame.
 
 Sentences are data: each is written by `say` and read back by `heard_as`, and none may be taken for another. A
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from synthesis.core.chat_format import AssistantTurn
-from synthesis.core.records import Conduct, Dialogue, Language, Message, Task, ToolCall, ToolServer, ToolSpec
+from synthesis.core.records import Behaviour, Dialogue, Language, Message, Task, ToolCall, ToolServer, ToolSpec
 from synthesis.core.stages import rng_for
 from synthesis.offline import grammar, judges, plans, sampling, trajectory_author
 from synthesis.offline.facts.catalog import KINDS
@@ -30,8 +30,8 @@ from synthesis.offline.trajectory_author import TRIES, Keep, Variables, chain_pl
 from synthesis.offline.wording import FRAMES, PERSONAS, without_persona
 from synthesis.pipeline.teacher import TeacherError
 from synthesis.trajectories import teacher_answers as a
-from synthesis.trajectories.desk import WRITES
 from synthesis.trajectories.teacher_answers import Standing
+from synthesis.trajectories.todo_fixture import WRITES
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Sentences
@@ -418,7 +418,7 @@ def replies(messages: Sequence[Message]) -> list[str]:
 def next_words(dialogue: Dialogue, said: Sequence[str], language: Language) -> tuple[tuple[str, ...], bool]:
     """Return the possible next messages of a user after these replies, and whether it wants nothing more."""
     goal = asked = 0
-    message: tuple[str, ...] = (dialogue.goals[0].says,)
+    message: tuple[str, ...] = (dialogue.goals[0].utterance,)
     finished = False
     for reply in said:
         when_asked = dialogue.goals[goal].when_asked
@@ -426,7 +426,7 @@ def next_words(dialogue: Dialogue, said: Sequence[str], language: Language) -> t
             message, asked = (when_asked[asked],), asked + 1
         elif goal + 1 < len(dialogue.goals):
             goal, asked = goal + 1, 0
-            message = (dialogue.goals[goal].says,)
+            message = (dialogue.goals[goal].utterance,)
         else:
             message, finished = ways("thanks", language) if dialogue.thanks else ("",), True
     return message, finished
@@ -448,18 +448,18 @@ _OPEN_ENDS = (" of {x}", " in {x}", " after {x}", " using {x}", "{x}的")
 
 
 def restrained_task(variables: Variables, language: Language, rng: random.Random) -> a.RestrainedTask:
-    conduct: Conduct = variables["conduct"]
-    if conduct == "confirmation":
+    behaviour: Behaviour = variables["conduct"]
+    if behaviour == "confirmation":
         return _write(variables["server"], language, rng)
     path: Path = tuple(variables["chain"])
-    if conduct == "refused":
+    if behaviour == "refused":
         policy = say("forbids", rng, language, rng.choice(path))
         return a.RestrainedTask("", chain_question(variables, language, rng), [], [], policy)
-    if conduct == "later_tool":
+    if behaviour == "later_tool":
         question = chain_question(variables, language, rng)
         return a.RestrainedTask("", question, list(path), [say("again", rng, language)], "")
     subject, path = _asked(path, keep_of(variables), rng)
-    if conduct == "missing_parameter":
+    if behaviour == "missing_parameter":
         question = _open_question(path, rng, language)
         return a.RestrainedTask("", question, list(path), [say("value", rng, language, subject)], "")
     phrase = grammar.phrase(path, subject, rng, language)
@@ -613,7 +613,7 @@ def user_score(variables: Variables, language: Language, rng: random.Random) -> 
     for number, text in enumerate(users):
         possible, _ = next_words(dialogue, said[:number], language)
         if text not in possible:
-            later = [one for goal in dialogue.goals for one in (goal.says, *goal.when_asked)]
+            later = [one for goal in dialogue.goals for one in (goal.utterance, *goal.when_asked)]
             return a.UserScore(f"it says {text!r}", "gave_away" if text in later else "contradicted")
     # What closes a conversation is its last message, or nothing at all.
     _, finished = next_words(dialogue, said[: len(users) - 1] if dialogue.thanks else said, language)
@@ -722,7 +722,7 @@ def conciseness(variables: Variables, language: Language, rng: random.Random) ->
 
 
 class ConversingTeacher(OfflineTeacher):
-    """The offline teacher, and conversations by rules. To a run it is as a model that knows of all conducts."""
+    """The offline teacher, and conversations by rules. To a run it is as a model that knows of all behaviours."""
 
     BY_RULES = False
 

@@ -1,4 +1,4 @@
-"""One run of a track: its stages, what they reject, and the datasets with their cards."""
+"""One run of a pipeline: its stages, what they reject, and the datasets with their cards."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 
 from astra_jax.base.errors import InputError
 from astra_jax.base.versions import code_version
+from synthesis.core.compat import encode_for_fingerprint, former_setting
 from synthesis.core.datasets import CARD_FILE, read_card, write_dataset
 from synthesis.core.mirror import fetched
 from synthesis.core.rate_limits import STAGE, Spent, summed
@@ -52,12 +53,12 @@ class Summary:
     datasets: dict[str, Path] = field(default_factory=dict, compare=False)
 
 
-class Track(Generic[C]):
+class PipelineRun(Generic[C]):
     """Runs stages and writes datasets.
 
     Args:
         context: of every stage.
-        config: of the track, a dataclass; resolved on the cards.
+        config: of the pipeline, a dataclass; resolved on the cards.
         concurrency: records in work at a time.
         prefix: of the stages' names in the journal.
         files: digests of the files that the configuration names, by their path.
@@ -69,7 +70,7 @@ class Track(Generic[C]):
         seed: int, prefix: str = "", files: Mapping[str, str] = {}, preview: Preview | None = None,
     ) -> None:  # fmt: skip
         self.summary = Summary()
-        self.licences: set[str] = set()
+        self.licenses: set[str] = set()
         """Licences of the sources, added by their readers. An empty text: a source names none."""
         self._executor, self._context, self._teacher = executor, context, description(executor.teacher)
         self._journal, self._out_dir, self._prefix = journal, out_dir, prefix
@@ -78,17 +79,17 @@ class Track(Generic[C]):
         self._config, self._defaults = resolved(config), resolved(type(config)())
 
     def claim(
-        self, name: str, *, grows: Collection[str], free: Collection[str], replace: bool,
-        before: Mapping[str, Any] = {}, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+        self, name: str, *, may_grow: Collection[str], changeable_on_resume: Collection[str], replace: bool,
+        legacy_defaults: Mapping[str, Any] = {}, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> None:  # fmt: skip
         """See that a dataset which is finished is not replaced by another: call this before anything is written.
 
         Args:
             name: of the run's last dataset: where it is there, the run is finished.
-            grows: settings that may be larger than they were: what is there stays and more comes to it.
-            free: settings that change no record.
-            before: what a card's run did that does not know a setting; for any other it is the setting's default.
-            replace: whoever runs it wants to have it replaced.
+            may_grow: settings that may be larger than they were: existing records stay, and more are added.
+            changeable_on_resume: settings that change no record.
+            legacy_defaults: values of settings that an older run did not have, where they are not today's defaults.
+            replace: True to replace the dataset.
             read: returns the settings of a card under their names of today.
 
         Raises:
@@ -99,12 +100,14 @@ class Track(Generic[C]):
             return
         card = read_card(folder)
         # As JSON holds them; a card of a version without a setting was made with its default.
-        both = msgspec.json.encode([{**self._defaults, **before, **read(card.get("config", {}))}, self._config])
-        then, now = msgspec.json.decode(both)
+        settings = {**self._defaults, **legacy_defaults, **read(card.get("config", {}))}
+        then, now = msgspec.json.decode(msgspec.json.encode([settings, self._config]))
         found = [
             (f"config.{key}", then.get(key), now[key])
             for key in now
-            if key not in free and then.get(key) != now[key] and not (key in grows and now[key] > then.get(key, 0))
+            if key not in changeable_on_resume
+            and then.get(key) != now[key]
+            and not (key in may_grow and now[key] > then.get(key, 0))
         ]
         if card.get("seed") != self._seed:
             found.append(("seed", card.get("seed"), self._seed))
@@ -137,35 +140,40 @@ class Track(Generic[C]):
         out: type[Out],
         label: str,
         concurrency: int = 0,
-        depends: Sequence[str] | None = None,
-        later: Mapping[str, Any] = {},
-        about: Callable[[In], str] | None = None,
+        fingerprint_of: Sequence[str] | None = None,
+        legacy_defaults: Mapping[str, Any] = {},
+        extra_key: Callable[[In], str] | None = None,
         judged: bool = True,
     ) -> Records[Out]:
-        """Run a stage and note what it rejects. What it made is read from the journal by whoever asks for it.
+        """Run a stage and note what it rejects. Its outputs are read from the journal on demand.
 
-        What the journal holds of it is what it depends on: its inputs, the seed, the teacher and the settings that it
-        names. So a run of more records, or with another setting of a later stage, goes on from what is there.
+        The stage's key in the journal is a fingerprint of everything that its outputs depend on: its inputs, the seed,
+        the teacher and the settings that it names. So a run of more records, or with another setting of a later stage,
+        resumes from the journal.
 
         Args:
             label: of the progress bar.
-            concurrency: instead of the track's.
-            depends: names of the settings that it reads; None: the track's prefix names them all.
-            later: more of those, which earlier versions did not name, with the value that all of their runs had or left
-                no trace of: with that one the stage is theirs.
-            about: a digest of what is bound to the function and belongs to an input.
+            concurrency: in place of the pipeline's.
+            fingerprint_of: names of the settings that the stage reads; None: they are in the prefix of the pipeline.
+            legacy_defaults: more of these, which earlier versions did not put in the fingerprint, with the value that
+                all of their runs had, or that left no trace. With this value the fingerprint is theirs.
+            extra_key: returns a digest of what is bound to the function and belongs to an input.
             judged: whether the run stops where the stage accepts next to nothing; see `run_stage`.
         """
         stage = self._prefix + name
         teacher = of_records(self._teacher)
-        if depends is not None:
-            settings = {one: self._config[one] for one in depends}
-            settings |= {one: self._config[one] for one, then in later.items() if self._config[one] != then}
+        if fingerprint_of is not None:
+            settings = {former_setting(one): self._config[one] for one in fingerprint_of}
+            settings |= {
+                former_setting(one): self._config[one]
+                for one, then in legacy_defaults.items()
+                if self._config[one] != then
+            }
             stage += f"/{digest_of([settings, self._seed, teacher])}"
             plain = key
 
             def key(item: In) -> str:
-                return f"{plain(item)} {digest_of([item, about(item) if about else ''])}"
+                return f"{plain(item)} {digest_of([item, extra_key(item) if extra_key else ''])}"
 
         elif "model" in teacher:
             stage += f"/{digest_of(teacher)}"
@@ -189,10 +197,10 @@ class Track(Generic[C]):
         assert isinstance(result.outputs, Records), "as asked for"
         return result.outputs
 
-    def tell(self, lines: Iterable[str]) -> None:
+    def note_sources(self, lines: Iterable[str]) -> None:
         """Add lines on the sources to a preview; a run keeps them in its datasets."""
         if self._preview is not None:
-            self._preview.told += lines
+            self._preview.source_notes += lines
 
     def reject(self, stage: str, reasons: Counter[str], details: Mapping[str, str] | None = None) -> None:
         """Note what a step dropped: reason → how many, and one example of each; a step that comes again adds to it."""
@@ -215,7 +223,7 @@ class Track(Generic[C]):
             "provenance": {
                 "teacher": dict(self._teacher),
                 "code": code_version(),
-                "licences": sorted(self.licences),
+                "licenses": sorted(self.licenses),
             },
             "files": self._files,
             "statistics": statistics,
@@ -258,8 +266,8 @@ def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
 
 
 def digest_of(value: Any) -> str:
-    """A short digest of what JSON can hold, the same whatever the order of its keys."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+    """Return a short digest of a struct, a list of structs or plain JSON, for fingerprints."""
+    return hashlib.sha256(encode_for_fingerprint(value)).hexdigest()[:16]
 
 
 def digests_of_files(names: Iterable[str]) -> dict[str, str]:
@@ -282,12 +290,12 @@ def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
         records: of the dataset.
     """
 
-    def figures(spent: Spent) -> dict[str, Any]:
+    def numbers_of(spent: Spent) -> dict[str, Any]:
         each = {"tokens_per_record": round(spent.tokens / records, 1)} if records else {}
         return {**dataclasses.asdict(spent), **each}
 
     every = summed(stages.values())
-    return {**figures(every), "stages": {name: figures(stages[name]) for name in sorted(stages)}}
+    return {**numbers_of(every), "stages": {name: numbers_of(stages[name]) for name in sorted(stages)}}
 
 
 def resolved(config: Any) -> dict[str, Any]:
