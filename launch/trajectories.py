@@ -14,6 +14,7 @@ trajectories: finished work is not done again.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -90,19 +91,13 @@ async def _preview(config: TrajectoriesConfig, records: int, workdir: Path) -> i
     from synthesis.trajectories.forecast import expected, small
     from synthesis.trajectories.pipeline import synthesize
 
-    asked = config
-
     async def run(executor: Executor, journal: Journal, folder: Path, preview: Preview) -> None:
-        nonlocal asked
-        asked = config.asked_of(by_rules=executor.by_rules)
         await synthesize(
             small(config, records), executor=executor, journal=journal, out_dir=folder, workdir=folder,
             seed=_SEED.value, preview=preview,
         )  # fmt: skip
 
-    return await previews.preview(
-        workdir, run, lambda rates, inputs: expected(asked, rates, inputs), concurrency=config.concurrency
-    )
+    return await previews.preview(workdir, run, partial(expected, config), concurrency=config.concurrency)
 
 
 if __name__ == "__main__":

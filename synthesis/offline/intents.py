@@ -184,18 +184,6 @@ def understand(question: str, language: Language) -> Intent:
     return _single(text, language)
 
 
-def request_of(messages: Sequence[Message], language: Language) -> tuple[Intent, Sequence[Message]]:
-    """Return the intent of a conversation's one request, and the messages from the request on.
-
-    Raises:
-        ValueError: the user has not spoken once, or these are not the words of a request.
-    """
-    starts = [index for index, message in enumerate(messages) if message.role == "user"]
-    if len(starts) != 1:
-        raise ValueError(f"the user has spoken {len(starts)} times; the rules know conversations of one request")
-    return understand(messages[starts[0]].content, language), messages[starts[0] :]
-
-
 def _single(text: str, language: Language) -> FactIntent | TemplateIntent:
     if found := templates.match(text.strip(), language):
         return TemplateIntent(found[0], tuple(found[1].items()))

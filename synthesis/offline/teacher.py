@@ -15,7 +15,7 @@ import msgspec
 from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.records import Language, Message, ToolSpec
 from synthesis.core.stages import rng_for
-from synthesis.offline import environment_author, trajectory_author, world_author
+from synthesis.offline import behaviour_author, environment_author, trajectory_author, world_author
 from synthesis.pipeline.teacher import TeacherError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -31,6 +31,7 @@ class OfflineTeacher:
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {
             **trajectory_author.HANDLERS,
+            **behaviour_author.HANDLERS,
             **environment_author.HANDLERS,
             **world_author.HANDLERS,
         }
@@ -56,6 +57,6 @@ class OfflineTeacher:
         """See `pipeline.teacher.Teacher.act`."""
         try:
             # "AgentTurn": how its draws have been named since the first version.
-            return trajectory_author.agent(messages, language, rng_for(seed, "AgentTurn"))
+            return trajectory_author.agent(messages, tools, language, rng_for(seed, "AgentTurn"))
         except ValueError as error:
             raise TeacherError(f"the agent: {error}") from error

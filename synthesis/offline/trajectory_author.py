@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 
 from synthesis.core.chat_format import AssistantTurn
-from synthesis.core.records import Language, Message, Task, ToolCall, ToolServer
-from synthesis.offline import grammar, judges, plans, sampling, templates
+from synthesis.core.records import Language, Message, Task, ToolCall, ToolServer, ToolSpec
+from synthesis.offline import behaviour_words, grammar, judges, plans, sampling, templates
 from synthesis.offline.facts.relations import all_relations, joinable
-from synthesis.offline.intents import FactIntent, JointIntent, TemplateIntent, ready, replay, request_of, understand
+from synthesis.offline.intents import FactIntent, JointIntent, TemplateIntent, ready, replay, understand
 from synthesis.offline.plans import Plan, Value
+from synthesis.offline.situations import Situation, WriteIntent, situation
 from synthesis.offline.wording import BESIDES, SAYS, SORRY, introduction, listed
 from synthesis.pipeline.partition import Partition
 from synthesis.trajectories import teacher_answers as a
@@ -31,8 +32,9 @@ from synthesis.trajectories.personas import Persona
 Variables = Mapping[str, Any]
 Path = tuple[str, ...]
 
-REDUNDANT, GIVE_UP, FORGET = 0.02, 0.04, 0.02
-"""Shares of careless turns: a call repeated for nothing, a failure not retried, an answer that leaves something out."""
+REDUNDANT, GIVE_UP, FORGET, MEDDLE = 0.02, 0.04, 0.02, 0.04
+"""Shares of careless turns: a call repeated for nothing, a failure not retried, an answer that leaves something out, a
+call where none may be made."""
 _MAX_HOPS = 3
 TRIES = 200
 
@@ -340,11 +342,30 @@ def _stands_in(value: Value, question: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 # The agent and the emulator
 
+_RESTRAINED: Mapping[Language, Mapping[a.Standing, str]] = {
+    "en": {
+        "servable": "There is nothing to look up.", "tool_missing": "None of the tools does that.",
+        "value_missing": "A value is missing that only the user has.", "impossible": "The tools only look things up.",
+        "forbidden": "I am told not to.", "unconfirmed": "This must be confirmed first.",
+    },
+    "zh": {
+        "servable": "没有要查的了。", "tool_missing": "没有能做这件事的工具。",
+        "value_missing": "缺少只有用户知道的值。",
+        "impossible": "这些工具只能查询。", "forbidden": "规定不允许我这样做。", "unconfirmed": "必须先得到确认。",
+    },
+}  # fmt: skip
+"""The agent's reasoning where it may call nothing."""
 
-def agent(messages: Sequence[Message], language: Language, rng: random.Random) -> AssistantTurn:
-    """The agent's next turn on a request that is written here."""
-    intent, run = request_of(messages, language)
-    progress = replay(intent, run)
+
+def agent(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], language: Language, rng: random.Random
+) -> AssistantTurn:
+    """The agent's next turn in a conversation whose user says what is written here."""
+    where = situation(messages, tools, language)
+    if where.intent is None:
+        return _restrained(where, tools, language, rng)
+    intent = where.intent
+    progress = replay(intent, where.messages)
     says = SAYS[language]
     careless = rng.random()
     failed = [step for step in progress.failures if step not in progress.values]
@@ -358,16 +379,31 @@ def agent(messages: Sequence[Message], language: Language, rng: random.Random) -
         stated = [progress.values[step] for step in terminals]
         if REDUNDANT <= careless < REDUNDANT + FORGET and len(intent.tools) > 1:
             stated = stated[:-1] or [next(iter(progress.values.values()))]
+        if isinstance(intent, WriteIntent):
+            return AssistantTurn(says["have"], behaviour_words.say("done", rng, language, intent.entry, intent.on))
         return AssistantTurn(says["have"], final_text(stated, language))
     calls = ready(intent, progress)
     phrases = listed([intent.phrase(step, progress.values, language) for step in calls], language)
     if failed:
         reasoning = says["retry"]
+    elif isinstance(intent, WriteIntent):
+        reasoning = says["agreed"]
     elif progress.values:
         reasoning = says["next"].format(phrases)
     else:
         reasoning = says["need" if len(calls) == len(intent.tools) else "first"].format(phrases)
     return AssistantTurn(reasoning, "", [ToolCall("", intent.tools[step], args) for step, args in calls.items()])
+
+
+def _restrained(where: Situation, tools: Sequence[ToolSpec], language: Language, rng: random.Random) -> AssistantTurn:
+    """The turn of an agent that may call nothing. A careless one does: what it asks about is made up."""
+    known = [relation for tool in tools if (relation := all_relations().get(tool.name)) is not None]
+    meddled = any(message.tool_calls for message in where.messages)
+    if rng.random() < MEDDLE and known and not meddled:
+        relation = rng.choice(known)
+        arguments = {relation.parameter: relation.argument(rng.choice(sampling.subjects((relation.id,))))}
+        return AssistantTurn(SAYS[language]["try"], "", [ToolCall("", relation.id, arguments)])
+    return AssistantTurn(_RESTRAINED[language][where.standing], rng.choice(where.says))
 
 
 def final_text(values: Sequence[Value], language: Language) -> str:

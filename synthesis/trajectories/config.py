@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from astra_jax.base.errors import InputError
 from astra_jax.base.settings import Amount, Bound, Count, OneOf, Seconds, SettingError, Settings, Share
 from synthesis.core.records import Behaviour, Language, TaskScores
 from synthesis.pipeline.demo import fact_server_ids
@@ -21,11 +20,6 @@ OPERATORS = ("vote", "back_translation")
 
 PACKAGED_MCP_SHARE = 0.05
 """Share of the tasks for the packaged MCP servers, time and git, which have few tools."""
-BEHAVIOURS: Mapping[Behaviour, float] = {
-    "missing_tool": 0.03, "irrelevant_tools": 0.02, "missing_parameter": 0.03, "infeasible": 0.01, "refused": 0.01,
-    "confirmation": 0.02, "done": 0.02, "dialogue": 0.06, "later_tool": 0.02,
-}  # fmt: skip
-"""Shares of the behaviours that a model is asked for by default."""
 
 
 def _operators() -> tuple[str, ...]:
@@ -85,8 +79,8 @@ class TrajectoriesConfig(Settings):
         group_sizes: numbers of servers in a group.
         behaviours: shares of the original tasks that teach something beside calling tools, by its name
             (`core.records.Behaviour`); the rest are requests that are served. Their conversations have no variation.
-            Empty: none. None: `BEHAVIOURS` with a model as teacher, ours, 22 % in all: the paper has no such data, and
-            its SFT loses 14 points in BFCL's Missing Functions. The offline teacher writes none.
+            Empty: none. The defaults are ours, 22 % in all: the paper has no such data, and its SFT loses 14 points
+            in BFCL's Missing Functions.
         user_turns: most messages of the user in a conversation of several; 2 at least.
         policies: share of the conversations of the behaviour `dialogue` whose agent has a policy that forbids one of
             the things that the user wants.
@@ -140,7 +134,13 @@ class TrajectoriesConfig(Settings):
     several_servers: Share = 0.0
     groups: Count = 24
     group_sizes: tuple[Annotated[int, Bound(least=2, most=16)], ...] = (2, 3)
-    behaviours: Mapping[Behaviour, Share] | None = None
+    behaviours: Mapping[Behaviour, Share] = field(
+        default_factory=lambda: {
+            "missing_tool": 0.03, "irrelevant_tools": 0.02, "missing_parameter": 0.03, "infeasible": 0.01,
+            "refused": 0.01, "confirmation": 0.02, "done": 0.02, "dialogue": 0.06,
+            "later_tool": 0.02,
+        }
+    )  # fmt: skip
     user_turns: Annotated[int, Bound(least=2, most=20)] = 5
     policies: Share = 0.3
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
@@ -178,26 +178,13 @@ class TrajectoriesConfig(Settings):
                 raise SettingError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
         if not any(self.languages.values()):
             raise SettingError(f"languages: {dict(self.languages)} has no weight above 0; give one at least")
-        if (whole := sum((self.behaviours or {}).values())) > 1 + 1e-9:
+        if (whole := sum(self.behaviours.values())) > 1 + 1e-9:
             raise SettingError(
-                f"behaviours: {dict(self.behaviours or {})} are {whole:.3f} of the tasks; lower some, to 1 at most"
+                f"behaviours: {dict(self.behaviours)} are {whole:.3f} of the tasks; lower some, to 1 at most"
             )
         for name in ("tool_counts", "group_sizes", "augmentations"):
             if not getattr(self, name):
                 raise SettingError(f"{name}: empty, and drawn from; name at least one")
-
-    def asked_of(self, *, by_rules: bool) -> TrajectoriesConfig:
-        """Return the configuration with `behaviours` as they are for a teacher that follows rules, or for a model.
-
-        Raises:
-            InputError: rules write no such conversations.
-        """
-        if by_rules and (wanted := [behaviour for behaviour, share in (self.behaviours or {}).items() if share]):
-            raise InputError(
-                f"behaviours: the offline teacher writes requests that are served, and not {', '.join(wanted)}; give "
-                "--teacher_url, or --config.behaviours={}"
-            )
-        return replace(self, behaviours={} if by_rules else BEHAVIOURS if self.behaviours is None else self.behaviours)
 
     @property
     def has_own_tools(self) -> bool:

@@ -101,10 +101,9 @@ async def synthesize(
         preview: see `PipelineRun`.
 
     Raises:
-        InputError: `out_dir` has such datasets and `replace` is False; the teacher does not speak a wanted language, or
-            does not write a wanted behaviour; or no server or chain is left.
+        InputError: `out_dir` has such datasets and `replace` is False; the teacher does not speak a wanted language; or
+            no server or chain is left.
     """
-    config = config.asked_of(by_rules=executor.by_rules)
     check_spoken(config.languages, by_rules=executor.by_rules)
     async with open_context(executor, config=config, workdir=workdir, seed=seed) as context:
         return await _Run(config, executor, context, journal, out_dir, seed, preview).run(replace)
@@ -212,7 +211,7 @@ class _Run:
             details.setdefault(record.reason, f"{record.place}: {record.detail}")
         self.pipeline.reject("tools", registries.reasons(), details)
         # What runs comes first: of servers that are there twice, the first is kept.
-        todo_servers = todo_documents(languages) if (config.behaviours or {}).get("confirmation") else []
+        todo_servers = todo_documents(languages) if config.behaviours.get("confirmation") else []
         return [*collected, *facts, *registries.documents, *todo_servers]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:

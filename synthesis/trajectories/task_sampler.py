@@ -146,7 +146,7 @@ class TaskSampler:
     def _behaviour(self, index: int) -> Behaviour | None:
         drawn = rng_for(self._seed, "conduct", index).random()
         for behaviour in get_args(Behaviour):
-            drawn -= (self._config.behaviours or {}).get(behaviour, 0.0)
+            drawn -= self._config.behaviours.get(behaviour, 0.0)
             if drawn < 0:
                 found: Behaviour = behaviour
                 return found
@@ -234,5 +234,5 @@ async def sample_tasks(
 
 def wanted_tasks(config: TrajectoriesConfig) -> int:
     """Return the number of original tasks to write, so that enough trajectories are left after the filters."""
-    varied = config.augmented * max(0.0, 1 - sum((config.behaviours or {}).values()))
+    varied = config.augmented * max(0.0, 1 - sum(config.behaviours.values()))
     return math.ceil(config.trajectories * (1 + config.oversample_ratio) / (1 + varied))

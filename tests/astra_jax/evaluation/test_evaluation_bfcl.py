@@ -14,16 +14,28 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import pytest
 import pytest_asyncio
+from benchmark_world import program
 from bfcl_world import CATEGORIES, Reference, gold, reference, steps_of, turn_of
 from evaluation_world import Named, Request, Sampler, Say, Scripted, endpoint, is_probe
 
+from astra_jax.evaluation.comparison import compare
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.run import InfrastructureFailed, RunConfig, run_suites
+from astra_jax.evaluation.saved import load_evaluation
 from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, SuiteContext
 from astra_jax.evaluation.suites import bfcl, make
+from astra_jax.models.hf_checkpoint import save_hf
+from astra_jax.models.qwen3.presets import Qwen3Config
+from astra_jax.sft.config import SFTConfig
+from astra_jax.sft.data import DataConfig
+from astra_jax.tokenizer import ChatTokenizer
+from configs.training import SFTRun
 from synthesis.core.stages import Journal, Transient
+
+conduct_ablation = program("benchmarks.conduct_ablation")
 
 ALL = bool(os.environ.get("ASTRA_BFCL_ALL"))
 """All 800 entries instead of some of each category; about two minutes."""
@@ -402,3 +414,38 @@ def _workers(harnesses: Path) -> set[str]:
             if str(harnesses).encode() in command and b"workers/bfcl.py" in command:
                 found.add(folder.name)
     return found
+
+
+async def test_the_ablation_of_behaviours_in_tiny(harnesses, tmp_path) -> None:
+    """Both arms of one command, from random weights: what is trained on differs in what is left out alone."""
+    folder = tmp_path / "weights"
+    documents = [file.read_text() for file in (package(harnesses) / "data" / "multi_turn_func_doc").glob("*.json")]
+    tokenizer = ChatTokenizer.train(documents, 2_500, folder)
+    model = Qwen3Config(
+        vocab_size=tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, d_ff=32,
+        tie_embeddings=True, max_positions=8_192,
+    )  # fmt: skip
+    save_hf(model.init(jax.random.key(0)), model, folder)
+    data = DataConfig(seq_len=1_024, packing_bins=4)
+    sft = SFTConfig(data=data, batch_size=1, steps=1, learning_rate=1e-3, sample_every=0)
+    plan = conduct_ablation.Plan(
+        run=SFTRun(model, sft), weights=folder, harnesses=harnesses, trajectories=20, limit=2, max_tokens=4,
+        max_length=8_192, slots=2, seed=0,
+    )  # fmt: skip
+    row = await conduct_ablation.ablation(plan, tmp_path)
+    left_out = set(conduct_ablation.LEFT_OUT)
+    assert (
+        left_out & row["arms"]["with"]["behaviours"].keys()
+        and not left_out & row["arms"]["without"]["behaviours"].keys()
+    )
+    for arm in row["arms"].values():
+        assert arm["trajectories"] == 20 and arm["steps"] == 1 and arm["trained_tokens_a_step"] > 0
+        assert set(arm["bfcl"]) == set(conduct_ablation.CATEGORIES)
+        missing = arm["bfcl"]["miss_func"]
+        # Random weights make no call: right in one turn of each entry, and wrong in all others.
+        assert [missing[name]["mean"] for name in conduct_ablation.MEASURES] == [0, 0, 1]
+        assert arm["bfcl"]["base"]["quiet_when_unable"] is None
+    assert row["difference"]["miss_param"]["accuracy"]["mean"] == 0
+    assert "| miss_func | quiet_when_unable | 1.00 (" in conduct_ablation.table(row)
+    compared = compare({arm: load_evaluation(tmp_path / arm) for arm in conduct_ablation.ARMS})
+    assert [suite.name for suite in compared.suites] == ["bfcl_v3_mt"]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_teacher import ConversingTeacher
 
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_dataset
@@ -19,6 +18,7 @@ from synthesis.environments import pipeline as environments
 from synthesis.environments import teacher_answers as of_environments
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.decompose import question_seeds, wishes
+from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.prompts import PROMPTS, render_prompt
@@ -68,12 +68,11 @@ def test_both_languages_say_it_of_the_same_things(name: str) -> None:
         assert not re.search(r"\b[A-Za-z]+(?: [A-Za-z]+){3}", characters)  # a sentence that was not translated
 
 
-class Reading(ConversingTeacher):
+class Reading(OfflineTeacher):
     """Answers by rules, and renders the prompt that an endpoint would be sent."""
 
-    def __init__(self, *, by_rules: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.BY_RULES = by_rules
         self.asked: dict[str, str] = {}
 
     async def ask(self, answer: Any, variables: Mapping[str, Any], *, language: Language, seed: int) -> Any:
@@ -106,7 +105,7 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
         mcp_share=0.2, min_tools=2, proposals=2, walks=12,
         behaviours={"missing_parameter": 0.1, "confirmation": 0.1, "dialogue": 0.2},
     )  # fmt: skip
-    teacher = Reading(by_rules=False)
+    teacher = Reading()
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:
             summary = await trajectories.synthesize(
@@ -131,7 +130,7 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 async def test_environments_of_one_language_alone(tmp_path: Path, language: Language) -> None:
-    teacher = Reading(by_rules=True)
+    teacher = Reading()
     config = EnvironmentsConfig(count=12, languages={language: 1.0}, hardened_share=0.5, held_out_fraction=0.0)
     worlds = EnvironmentsConfig(count=2, languages={language: 1.0}, held_out_fraction=0.0, stateful_share=1.0)
     async with SandboxPool(SandboxConfig()) as pool:

@@ -7,10 +7,8 @@ from typing import get_args
 
 import msgspec
 import pytest
-from conversing_teacher import SENTENCES, ConversingTeacher, heard_as, say, situation
 from trajectories_world import context
 
-from astra_jax.base.errors import InputError
 from astra_jax.base.settings import SettingError
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_card, read_dataset
@@ -26,10 +24,12 @@ from synthesis.core.records import (
     Trajectory,
 )
 from synthesis.core.stages import Journal, Rejected, rng_for
+from synthesis.offline.behaviour_words import SENTENCES, heard, say
 from synthesis.offline.facts.servers import fact_servers
+from synthesis.offline.situations import situation
+from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.trajectories.behaviours import PRECONDITIONS, check_behaviour, offered, rounds, score_any, write_any
-from synthesis.trajectories.config import BEHAVIOURS as BEHAVIOUR_SHARES
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import Failures
 from synthesis.trajectories.judge import AXES, judge
@@ -58,7 +58,7 @@ async def made(folder, *, replace=False, **more):
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(folder / "journal.sqlite") as journal:
             return await synthesize(
-                config, executor=Executor(ConversingTeacher(), pool), journal=journal, out_dir=folder / "out",
+                config, executor=Executor(OfflineTeacher(), pool), journal=journal, out_dir=folder / "out",
                 workdir=folder, seed=6, replace=replace,
             )  # fmt: skip
 
@@ -106,7 +106,7 @@ async def test_each_behaviour_is_in_the_records_and_held_by_them(run):
             assert {tool.name for tool in one.tools_once(1)} == names - set(dialogue.hidden_tools)
             assert (
                 one.tools_once(2) == one.tools
-                and heard_as("again", rounds(one.messages)[1][0].content, one.language) == ()
+                and heard("again", rounds(one.messages)[1][0].content, one.language) == ()
             )
         if dialogue.behaviour == "missing_parameter":
             assert not calls[0] and one.messages[1].content.endswith(("?", "？"))
@@ -126,7 +126,7 @@ async def test_conversations_have_two_to_five_turns_that_refer_to_each_other(run
     assert {len(rounds(one.messages)) for one in talks} == {2, 3, 4, 5}
     said = [(message.content, one.language) for one in talks for message in one.messages if message.role == "user"]
     for what in ("follow_up", "changed", "value", "thanks"):
-        assert any(heard_as(what, text, language) is not None for text, language in said), what
+        assert any(heard(what, text, language) is not None for text, language in said), what
     assert all(one.dialogue.persona for one in talks) and {one.dialogue.thanks for one in talks} == {True, False}
     assert all(len(set(map(tuple, called(one)))) > 1 for one in talks)
 
@@ -142,7 +142,7 @@ async def test_a_policy_forbids_one_thing_of_some_conversations_and_is_kept(run)
         parts, (forbidden,) = rounds(one.messages), one.dialogue.forbids
         asked = [part for part in parts if part[0].content == refused.utterance]
         assert len(asked) == 1 and not any(message.tool_calls for message in asked[0])
-        assert heard_as("not_allowed", asked[0][-1].content, one.language)
+        assert heard("not_allowed", asked[0][-1].content, one.language)
         assert forbidden not in one.needs and set(one.needs) == {name for names in called(one) for name in names}
         assert forbidden in one.dialogue.policy and one.messages[0].content == one.dialogue.policy
 
@@ -190,14 +190,6 @@ async def test_what_is_finished_without_them_is_not_gone_on_with_under_the_defau
     file.write_bytes(msgspec.json.encode(card))
     with pytest.raises(Exception, match="made with another config.behaviours: {}"):
         await made(tmp_path, trajectories=3)
-
-
-def test_a_model_is_asked_for_behaviours_and_the_offline_teacher_refuses_them():
-    assert TrajectoriesConfig().asked_of(by_rules=True).behaviours == {}
-    assert TrajectoriesConfig().asked_of(by_rules=False).behaviours == BEHAVIOUR_SHARES
-    assert TrajectoriesConfig(behaviours={}).asked_of(by_rules=False).behaviours == {}
-    with pytest.raises(InputError, match="the offline teacher writes requests that are served, and not done; give"):
-        TrajectoriesConfig(behaviours={"done": 0.1}).asked_of(by_rules=True)
 
 
 def test_shares_are_what_they_say():
@@ -279,9 +271,7 @@ async def test_an_agent_that_meddles_is_rejected_and_one_that_answers_from_memor
     task = Task("t", COUNTRIES.id, "en", "no_tool", "original", question, [], TaskScores(5, 5, 5), dialogue)
     honest = say("missing", rng_for(0), "en", "the capital of Japan")
     opening = [Message("user", task.question)]
-    (kept,) = await judge(
-        AgentRun(task, [*opening, Message("assistant", honest)], []), context(ConversingTeacher()), SERVERS
-    )
+    (kept,) = await judge(AgentRun(task, [*opening, Message("assistant", honest)], []), context(), SERVERS)
     assert kept.reward == 1 and kept.needs == [] and CAPITAL not in {tool.name for tool in kept.tools}
     assert kept.dialogue == task.dialogue and set(kept.scores) == {
         "query_understanding",
@@ -290,12 +280,12 @@ async def test_an_agent_that_meddles_is_rejected_and_one_that_answers_from_memor
     }
     made_up = AgentRun(task, [*opening, Message("assistant", "The answer is Tokyo.")], [])
     with pytest.raises(Rejected, match="low_reward"):
-        await judge(made_up, context(ConversingTeacher()), SERVERS)
+        await judge(made_up, context(), SERVERS)
     call = ToolCall("call_1", "area_of_country", {"country": "Japan"})
     results = [Message("tool", '{"area": 1}', tool_call_id="call_1"), Message("assistant", honest)]
     meddling = AgentRun(task, [*opening, Message("assistant", "", "", [call]), *results], [CallStatus("call_1", True)])
     with pytest.raises(Rejected, match="unneeded_call"):
-        await judge(meddling, context(ConversingTeacher()), SERVERS)
+        await judge(meddling, context(), SERVERS)
 
 
 async def test_a_tool_that_is_withheld_cannot_be_called():
@@ -328,11 +318,11 @@ async def test_what_would_offer_nothing_later_is_refused():
     seed = TaskSeed("t", COUNTRIES.id, "en", [CAPITAL], 0, "later_tool")
     alone = msgspec.structs.replace(COUNTRIES, tools=[tool for tool in COUNTRIES.tools if tool.name == CAPITAL])
     with pytest.raises(Rejected, match="has no tool beside capital_of_country"):
-        await write_any(seed, context(ConversingTeacher()), {alone.id: alone}, {"en": ["a teacher"]})
+        await write_any(seed, context(), {alone.id: alone}, {"en": ["a teacher"]})
     twice = RestrainedTask("", "What is the capital of Peru?", [CAPITAL], ["You have it now.", "Try again."], "")
     with pytest.raises(Rejected, match="`when_asked` has 2 sentences; it must have one"):
         await write_any(seed, context(Author(twice), attempts=1), SERVERS, {"en": ["a teacher"]})
-    (task,) = await write_any(seed, context(ConversingTeacher()), SERVERS, {"en": ["a teacher"]})
+    (task,) = await write_any(seed, context(), SERVERS, {"en": ["a teacher"]})
     assert task.tools == task.dialogue.hidden_tools == [CAPITAL] and task.dialogue.goals[0].tools == []
 
 
@@ -340,7 +330,7 @@ async def test_what_would_offer_nothing_later_is_refused():
 # Writing and rating
 
 
-class Author(ConversingTeacher):
+class Author(OfflineTeacher):
     """Answers one kind of request with what it is told to."""
 
     def __init__(self, *answers) -> None:
@@ -428,7 +418,7 @@ async def test_a_policy_that_does_not_fit_its_conversation_goes_back_to_the_auth
 
 
 async def test_what_a_policy_forbids_may_not_be_called():
-    (task,) = await write_any(a_seed("dialogue"), context(ConversingTeacher(), policies=1.0), SERVERS, PEOPLE)
+    (task,) = await write_any(a_seed("dialogue"), context(policies=1.0), SERVERS, PEOPLE)
     (forbidden,) = task.dialogue.forbids
     assert forbidden not in task.tools and forbidden in task.dialogue.policy
     call = Message("assistant", "", "", [ToolCall("call_1", forbidden, {})])
@@ -442,8 +432,8 @@ async def test_an_opening_that_stands_otherwise_than_meant_is_rejected(behaviour
     seed = msgspec.structs.replace(
         a_seed(behaviour), offered_server=ELEMENTS.id if behaviour == "irrelevant_tools" else msgspec.UNSET
     )
-    (task,) = await write_any(seed, context(ConversingTeacher()), SERVERS, PEOPLE)
-    (rated,) = await score_any(task, context(ConversingTeacher()), SERVERS)
+    (task,) = await write_any(seed, context(), SERVERS, PEOPLE)
+    (rated,) = await score_any(task, context(), SERVERS)
     assert rated.scores == TaskScores(5, 5, 5) and task.dialogue.behaviour == behaviour
     for standing in ("servable", "tool_missing", "value_missing", "impossible", "forbidden", "unconfirmed"):
         judge_of_it = Author(ConductRating("so", standing, 5, 5))
@@ -464,10 +454,10 @@ def test_what_is_said_is_heard_as_that_and_nothing_else(language):
     for what, sentences in SENTENCES[language].items():
         for sentence in sentences:
             gaps = tuple(f"gap {number}" for number in range(sentence.count("{}")))
-            assert heard_as(what, sentence.format(*gaps), language) == gaps
+            assert heard(what, sentence.format(*gaps), language) == gaps
             if what in of_user:
                 others = [
-                    other for other in of_user if other != what and heard_as(other, sentence.format(*gaps), language)
+                    other for other in of_user if other != what and heard(other, sentence.format(*gaps), language)
                 ]
                 assert not others, (sentence, others)
     assert all(say("shall", rng, language, "x").endswith(("?", "？")) for _ in range(9))

@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 
 import msgspec
 import pytest
-from conversing_teacher import ConversingTeacher
 from trajectories_world import context
 
 from sandbox import SandboxConfig, SandboxPool
@@ -119,7 +118,7 @@ async def test_a_stage_names_every_setting_that_it_reads(tmp_path, monkeypatch):
         CONFIG, trajectories=30, sources=(), mcp_share=0.0, fact_servers=("countries", "colors"), policies=1.0,
         behaviours={"dialogue": 0.4, "missing_parameter": 0.1, "done": 0.1},
     )  # fmt: skip
-    await run(tmp_path, config=config, teacher=ConversingTeacher())
+    await run(tmp_path, config=config)
     assert {label: names - named[label] for label, names in read.items() if names - named[label]} == {}
     assert read["run agents"] >= {"attempts", "failures"}
     assert read["write conversations"] >= {"policies", "informative_joins", "partition"}

@@ -8,10 +8,8 @@ import re
 from collections import Counter
 from typing import Any
 
-import conversing_teacher
 import pytest
 import pytest_asyncio
-from conversing_teacher import ConversingTeacher
 from emulated_model import EmulatedModel, kind_of, words_of, write_registry
 from trajectories_world import context
 
@@ -20,8 +18,9 @@ from synthesis.core.datasets import read_dataset
 from synthesis.core.endpoint_settings import RoleSettings
 from synthesis.core.records import Dialogue, Goal, Message, Task, TaskScores, ToolCall, Trajectory
 from synthesis.core.stages import Journal, Rejected
-from synthesis.offline import trajectory_author
+from synthesis.offline import behaviour_author, trajectory_author
 from synthesis.offline.facts.servers import fact_servers
+from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError, role_of
 from synthesis.trajectories.behaviours import rounds
@@ -53,7 +52,7 @@ def task(*goals: Goal, **more: Any) -> Task:
     return Task("t", COUNTRIES.id, "en", "dialogue", "original", says, tools, TaskScores(5, 5, 5), dialogue)
 
 
-class Played(ConversingTeacher):
+class Played(OfflineTeacher):
     """The offline teacher with a user that says what it is told to, and a judge of users that likes it."""
 
     def __init__(self, *turns: UserTurn, verdict: str = "") -> None:
@@ -72,9 +71,7 @@ class Played(ConversingTeacher):
 
 async def conversation(pool: SandboxPool, teacher: Any = None, one: Task | None = None, seed: int = 2) -> AgentRun:
     (run,) = await interact(
-        one or task(),
-        context(teacher or ConversingTeacher(), sandbox=pool, seed=seed, failures=Failures(rate=0.0)),
-        SERVERS,
+        one or task(), context(teacher, sandbox=pool, seed=seed, failures=Failures(rate=0.0)), SERVERS
     )
     return run
 
@@ -88,9 +85,9 @@ async def pool():
 @pytest.fixture(autouse=True)
 def careful(monkeypatch):
     """Nobody is careless: what goes wrong here is played."""
-    for name in ("STOPS", "CONTRADICTS", "MEDDLE"):
-        monkeypatch.setattr(conversing_teacher, name, 0.0)
-    for name in ("REDUNDANT", "FORGET", "GIVE_UP"):
+    for name in ("STOPS", "CONTRADICTS"):
+        monkeypatch.setattr(behaviour_author, name, 0.0)
+    for name in ("REDUNDANT", "FORGET", "MEDDLE", "GIVE_UP"):
         monkeypatch.setattr(trajectory_author, name, 0.0)
 
 
@@ -105,8 +102,8 @@ async def test_a_user_gives_bit_by_bit_what_it_wants_and_is_judged_with_its_agen
     assert run.ended is Ending.USER_CLOSED and len(said) == 5
     called = [[call.arguments for message in part for call in message.tool_calls] for part in rounds(run.messages)]
     assert called == [[], [{"country": "Japan"}], [{"country": "Norway"}], [{"country": "Norway"}], []]
-    assert [run] == await judge_user(run, context(ConversingTeacher()), SERVERS)
-    (kept,) = await judge(run, context(ConversingTeacher()), SERVERS)
+    assert [run] == await judge_user(run, context(), SERVERS)
+    (kept,) = await judge(run, context(), SERVERS)
     assert kept.reward == 1 and kept.needs == [CAPITAL, CAPITAL, AREA] and kept.dialogue == run.task.dialogue
     ids = [call.id for message in run.messages for call in message.tool_calls]
     assert len(ids) == len(set(ids)) == 3
@@ -153,7 +150,7 @@ async def test_the_user_sees_its_goals_and_what_was_said_and_no_tool(pool):
 async def test_the_users_faults_are_its_own(pool, turns, reason):
     with pytest.raises(Rejected, match=reason):
         run = await conversation(pool, Played(*turns))
-        await judge_user(run, context(ConversingTeacher()), SERVERS)
+        await judge_user(run, context(), SERVERS)
 
 
 async def test_a_judge_names_what_no_rule_can_see_and_one_that_fails_rejects(pool):
@@ -162,7 +159,7 @@ async def test_a_judge_names_what_no_rule_can_see_and_one_that_fails_rejects(poo
         with pytest.raises(Rejected, match=f"user_{verdict}: t: so"):
             await judge_user(run, context(Played(verdict=verdict)), SERVERS)
 
-    class Failing(ConversingTeacher):
+    class Failing(OfflineTeacher):
         async def ask(self, answer, variables, *, language, seed):
             raise TeacherError("no valid answer")
 
@@ -173,7 +170,7 @@ async def test_a_judge_names_what_no_rule_can_see_and_one_that_fails_rejects(poo
     named = [Message("user", f"Call {CAPITAL} for me.") if message.content == GOALS[2].utterance else message
              for message in run.messages]  # fmt: skip
     with pytest.raises(Rejected, match="user_names_a_tool"):
-        await judge_user(AgentRun(run.task, named, run.calls, run.ended), context(ConversingTeacher()), SERVERS)
+        await judge_user(AgentRun(run.task, named, run.calls, run.ended), context(), SERVERS)
 
 
 async def test_one_wrong_answer_among_right_ones_is_not_carried_by_them(pool):
@@ -181,12 +178,12 @@ async def test_one_wrong_answer_among_right_ones_is_not_carried_by_them(pool):
     last = len(run.messages) - 1
     wrong = [*run.messages[:last], Message("assistant", "The answer is 12.")]
     with pytest.raises(Rejected, match="low_"):
-        await judge(AgentRun(run.task, wrong, run.calls, run.ended), context(ConversingTeacher()), SERVERS)
+        await judge(AgentRun(run.task, wrong, run.calls, run.ended), context(), SERVERS)
     lima = Message("assistant", "The answer is Lima.")
     early = [lima if message.content.startswith("The answer is Tokyo") else message for message in run.messages]
     assert early != run.messages
     with pytest.raises(Rejected, match="low_"):
-        await judge(AgentRun(run.task, early, run.calls, run.ended), context(ConversingTeacher()), SERVERS)
+        await judge(AgentRun(run.task, early, run.calls, run.ended), context(), SERVERS)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
