@@ -17,7 +17,7 @@ from synthesis.core.stages import Journal
 from synthesis.environments import pipeline as environments
 from synthesis.environments import teacher_answers as of_environments
 from synthesis.environments.config import EnvironmentsConfig
-from synthesis.environments.decompose import question_seeds, wishes
+from synthesis.environments.decompose import prompt_vars, question_seeds
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
@@ -146,7 +146,7 @@ async def test_environments_of_one_language_alone(tmp_path: Path, language: Lang
     asked = set(of_environments.ANSWERS) - {of_environments.AugmentedQuestionAnswer}  # asked of models alone
     first = read_dataset(tmp_path / "first" / "train", ToolEnvironment)[0]
     seed = question_seeds(dataclasses.replace(config, count=1), 0, [first])[0]
-    variables = {**wishes(seed, config), "environment": first, "seed": 0, "feedback": ""}
+    variables = {**prompt_vars(seed, config), "environment": first, "seed": 0, "feedback": ""}
     text = render_prompt(of_environments.AugmentedQuestionAnswer, variables, language)
     assert first.question in text and first.tools[0].code in text and bool(CHINESE.search(text)) == (language == "zh")
     if language == "zh":
