@@ -70,7 +70,7 @@ setup(
     package_dir={ABOVE + name: name for name in LAYERS} if ABOVE else {},
     package_data={
         f"{ABOVE}astra_jax": ["evaluation/workers/*", "grpo/*.jinja", "pages/*.jinja", "pages/*.css", "pages/*.js"],
-        f"{ABOVE}synthesis": ["core/*.jinja", "offline/*.gz", "prompts/*/*"],
+        f"{ABOVE}synthesis": ["*/*.jinja", "*/*.gz", "*/*.toml", "*/*/*.toml", "prompts/*/*"],
         f"{ABOVE}launch": ["quickstart/*.jinja", "viewer/*.jinja", "viewer/*.js"],
         f"{ABOVE}sandbox": ["*"],
     },
@@ -84,7 +84,6 @@ setup(
         # How languages write numbers, units, dates and money: Unicode CLDR; BSD-3-Clause, 10 MB, without dependencies.
         "babel>=2.16,<3",
         "cloudpickle>=3,<4",
-        "datasketch>=1.6,<3",
         "etils[epath]>=1.12,<2",
         "flax>=0.12,<0.13",
         "grain>=0.2.15,<0.3",

@@ -25,7 +25,8 @@ from processor_time import slowness
 from selection import by_day
 
 from synthesis.core.answer_words import words_of
-from synthesis.core.locales import READ, locale_of
+from synthesis.core.language_words import READ
+from synthesis.core.locales import locale_of
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("sandbox", "synthesis", "astra_jax", "launch")

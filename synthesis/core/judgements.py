@@ -1,6 +1,6 @@
 """Judgements that an English or a Chinese text starts with: "That is correct.", 该说法不正确。
 
-Other languages have theirs in `locale_words`.
+Other languages have theirs in `language_words`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numbers, dates and times of other languages, rewritten in the notation that `quantities` and `dates` read.
 
 Number signs, multipliers, units, currencies and months are those of the Unicode CLDR (through Babel); all else is in
-`locale_words`. A language is loaded when it is first asked for, Babel with the first. English needs neither; Chinese
+`language_words`. A language is loaded when it is first asked for, Babel with the first. English needs neither; Chinese
 needs Babel's names of places, when a Chinese name is first found within a text. Every rewriting is one pass over the
 text.
 """
@@ -11,17 +11,14 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import Any, Final
 
-from synthesis.core.locale_words import WORDS, Half, Words
+from synthesis.core.language_words import Half, Words, has_text_words, text_words
 from synthesis.core.normal_text import bare, fold, normalized
 from synthesis.core.quantities import plain
 from synthesis.core.units import CURRENCIES, UNITS, any_of
 from synthesis.core.word_forms import WordForms
-
-READ: Final = tuple(sorted({*WORDS, "en", "zh"}))
-"""The languages whose answers are read, by ISO 639-1 code."""
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _UNITS: Final = {
@@ -84,7 +81,7 @@ class Locale:
 
     def __init__(self, language: str) -> None:
         self.language = language
-        words = self.words = WORDS[language]
+        words = self.words = text_words(language)
         self._signs = str.maketrans(words.signs)
         data = _cldr(language)
         symbols = data["number_symbols"]["latn"]
@@ -430,7 +427,7 @@ _LONGEST_PLACE: Final = 12
 """Characters; the CLDR's few longer names are titles."""
 
 
-@lru_cache(maxsize=1)
+@cache
 def _chinese_places() -> frozenset[str]:
     """Names of territories and of the cities of time zones, in both scripts, from the CLDR."""
     found: set[str] = set()
@@ -454,11 +451,11 @@ def chinese_places_around(text: str, start: int, end: int) -> Iterator[str]:
                 yield name
 
 
-@lru_cache(maxsize=len(READ))
+@cache
 def _loaded(language: str) -> Locale:
     return Locale(language)
 
 
 def locale_of(language: str) -> Locale | None:
     """Return the tables of a language; None for English and Chinese, which need none, and where there are none."""
-    return _loaded(language) if language in WORDS else None
+    return _loaded(language) if has_text_words(language) else None

@@ -40,7 +40,6 @@ from typing import Any, Final
 from synthesis.core.dates import whole_date, whole_time
 from synthesis.core.locales import Locale, chinese_places_around
 from synthesis.core.normal_text import QUOTES, bare, fold, with_tones
-from synthesis.core.particles import LONGER_AFTER, LONGER_BEFORE
 from synthesis.core.quantities import CJK, is_multiplied, plain, quantities, whole_quantity
 from synthesis.core.readings import BRACKETS, BULLET, FALSE, TRUE, NormalizedOutput, ReadText, key
 from synthesis.core.records import Answer
@@ -58,8 +57,19 @@ _LONGER_BEFORE = frozenset(
 )
 _LONGER_AFTER = frozenset({"City", "State", "Island", "Islands"})
 """Capitalised words that form another name with the name beside them: New Mexico, Mexico City."""
-_LONGER_NAME_BEFORE = re.compile(bare(LONGER_BEFORE))
-_LONGER_NAME_AFTER = re.compile(rf"[ ](?:{LONGER_AFTER})(?!\w)")
+_LONGER_NAMES_BEFORE: Final = (
+    "Nuev[ao]|Nov[ao]|Nuov[ao]|Nouvelle|Nouveau|Neue?|Papúa|(?:Нов|Южн|Северн|Западн|Восточн|Экваториальн)[а-я]{1,3}|Папуа|"
+    "Güney|Kuzey|Yeni|Ekvator|Doğu|Batı|Uusi|दक्षिणी?|उत्तरी?|पश्चिमी?|पूर्वी?|नई|नया|न्यू|नॉर्थ|साउथ|جنوب|غينيا"
+)
+"""Pattern of words that make another name of the name behind them, in all languages but English."""
+_LONGER_NAMES_AFTER: Final = (
+    "(?:del|do|du|della|de la) (?:Norte|Sur|Sul|Nord|Sud|Este|Leste|Est|Oeste|Ovest|Ouest)|Ecuatorial|Equatorial|"
+    "[Ee]quatoriale|"
+    "الجنوبية|الشمالية|الاستوائية|الجديدة|بيساو|Moi|Nova|Nueva|Nuova|Ocidental|Occidental|occidental|occidentale"
+)
+"""Pattern of words that make another name of the name before them."""
+_LONGER_NAME_BEFORE = re.compile(bare(_LONGER_NAMES_BEFORE))
+_LONGER_NAME_AFTER = re.compile(rf"[ ](?:{_LONGER_NAMES_AFTER})(?!\w)")
 
 
 def contains(output: Any, answer: Answer, language: str = "en") -> bool:

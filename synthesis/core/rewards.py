@@ -28,7 +28,7 @@ from synthesis.core.environment import (
     ToolsUnavailable,
     language_of,
 )
-from synthesis.core.locales import READ
+from synthesis.core.language_words import READ
 from synthesis.core.markup import markup_in
 from synthesis.core.own_process import named, number_of
 from synthesis.core.own_workers import OwnCodeError, OwnWorkers, workers_of

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from synthesis.core.locale_words import Words
+from synthesis.core.language_words import Words
 from synthesis.core.normal_text import bare
 
 _LONGEST_ENDING: Final = 16

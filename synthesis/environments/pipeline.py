@@ -100,6 +100,8 @@ async def _synthesize(
     given = {one.id: one for one in of_others if one.world is msgspec.UNSET}
     if config.tools_of and not given:
         raise SourceError(f"tools_of: {config.tools_of} holds no environment without a world; give a dataset that does")
+    if given and executor.by_rules:
+        raise InputError("tools_of: the offline teacher asks over its own tables; give --teacher_url")
     if config.stateful_share and executor.by_rules and not config.languages.get("en"):
         raise InputError("stateful_share: the offline teacher's worlds are English; give `en` a weight in languages")
     worlds_in: Language | None = "en" if executor.by_rules else None

@@ -13,12 +13,10 @@ from typing import Any
 import msgspec
 
 from synthesis.core.matching import contains, same
-from synthesis.core.records import Answer, Decomposition, Language, SubQuestion, ToolEnvironment, ToolSpec
+from synthesis.core.records import Answer, Decomposition, Language, SubQuestion, ToolSpec
 from synthesis.environments.teacher_answers import (
     Atomicity,
     AtomicityAnswer,
-    AugmentedQuestionAnswer,
-    AugmentedStep,
     Cluster,
     CompletenessAnswer,
     DecompositionAnswer,
@@ -39,9 +37,9 @@ from synthesis.environments.teacher_answers import (
 )
 from synthesis.offline import grammar, plans, sampling
 from synthesis.offline.facts import tools as fact_tools
-from synthesis.offline.facts.relations import Relation, all_relations, joinable
+from synthesis.offline.facts.relations import Relation, all_relations
 from synthesis.offline.facts.servers import tool_spec
-from synthesis.pipeline.partition import Partition, Split
+from synthesis.pipeline.partition import Partition
 
 Variables = Mapping[str, Any]
 
@@ -120,94 +118,6 @@ def _plan_on_side(variables: Variables, rng: random.Random) -> plans.Plan:
         if deep_enough and partition.split_of_signature(plans.signature(plan)) == split:
             return plan
     raise ValueError(f"no {structure} plan in the split {split} in {_DRAWS} draws; allow more relations")
-
-
-_CHAINS = 2_000
-
-
-def _augmented_question(variables: Variables, language: Language, rng: random.Random) -> AugmentedQuestionAnswer:
-    """A question over the rows that an environment's tools hold."""
-    environment: ToolEnvironment = variables["environment"]
-    partition: Partition = variables["partition"]
-    relations = all_relations()
-    if unknown := [tool.spec.name for tool in environment.tools if tool.spec.name not in relations]:
-        raise ValueError(f"the tools {unknown} are no relations; only a model knows what they can answer")
-    tables = {
-        tool.spec.name: set(fact_tools.subjects_of(relations[tool.spec.name], tool)) for tool in environment.tools
-    }
-    asked = (environment.signature, set(environment.entities))
-    chains = list(_chains_within(tables, variables["max_hops"], partition, variables["split"], rng))
-    for _ in range(_DRAWS if chains else 0):
-        parallel = variables["structure"].startswith("parallel")
-        count = rng.randint(variables["min_branches"], variables["max_branches"]) if parallel else 1
-        plan = plans.from_chains(rng.sample(chains, min(count, len(chains))))
-        ends = [str(plans.evaluate(plan)[index]).casefold() for index in plans.terminals(plan)]
-        fits = plans.structure(plan) == variables["structure"] and len(set(ends)) == len(ends) >= count
-        new = (plans.signature(plan), set(_arguments(plan))) != asked
-        if variables.get("informative_joins") and not sampling.informative(plan):
-            continue
-        if fits and new and partition.split_of_signature(plans.signature(plan)) == variables["split"]:
-            break
-    else:
-        raise ValueError(f"no new {variables['structure']} question over the tools {sorted(tables)}; ask for another")
-    steps = _steps(plan, language, rng)
-    final, domain = _final(plan, steps)
-    called = []
-    for step in steps:
-        relation = relations[step.intent]
-        (subject,) = step.subjects
-        other = fact_tools.other_subject(relation, subject, sorted(tables[step.intent] - {subject}), variables["seed"])
-        called.append(
-            AugmentedStep(
-                **msgspec.structs.asdict(step),
-                tool=step.intent,
-                arguments=argument_list({relation.parameter: relation.argument(subject)}),
-                other_arguments=argument_list({relation.parameter: relation.argument(other)}),
-            )
-        )
-    return AugmentedQuestionAnswer(grammar.question(plan, rng, language), final, domain, called)
-
-
-def _arguments(plan: plans.Plan) -> list[str]:
-    values = plans.evaluate(plan)
-    return [step.argument if isinstance(step.argument, str) else str(values[step.argument]) for step in plan]
-
-
-def _chains_within(
-    tables: Mapping[str, set[str]], max_hops: int, partition: Partition, split: Split, rng: random.Random
-) -> list[plans.Chain]:
-    """Chains of which every step is a row of the tables and every entity in the split; a random part where they are
-    many."""
-    relations = all_relations()
-    kept = {
-        name: {subject for subject in rows if partition.split_of_entity(subject) == split}
-        for name, rows in tables.items()
-    }
-    found: list[plans.Chain] = [(subject, (name,)) for name in kept for subject in sorted(kept[name])]
-    longest = found
-    for _ in range(max_hops - 1):
-        longest = [
-            (entity, (*path, following))
-            for entity, path in longest
-            for following in kept
-            if following not in path
-            and joinable(relations[path[-1]], relations[following])
-            and (value := _value_of(entity, path)) in kept[following]
-            and value not in _trail(entity, path[:-1])
-        ]
-        found += longest
-    return found if len(found) <= _CHAINS else rng.sample(found, _CHAINS)
-
-
-def _trail(entity: str, path: Sequence[str]) -> list[str]:
-    trail = [entity]
-    for name in path:
-        trail.append(str(all_relations()[name].rows[trail[-1]]))
-    return trail
-
-
-def _value_of(entity: str, path: Sequence[str]) -> str:
-    return _trail(entity, path)[-1]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -380,7 +290,6 @@ def _merged_tool(variables: Variables, language: Language, rng: random.Random) -
 
 HANDLERS = {
     "DecompositionAnswer": _decomposition,
-    "AugmentedQuestionAnswer": _augmented_question,
     "ToolNecessityAnswer": _necessity,
     "DependencyConsistencyAnswer": _dependency_consistency,
     "AtomicityAnswer": _atomicity,

@@ -12,15 +12,10 @@ from synthesis.core.records import Answer, Language
 from synthesis.offline.intents import Intent, ready, replay
 from synthesis.offline.plans import Value
 from synthesis.offline.situations import Situation, situation, situations
+from synthesis.offline.wording import SORRY
 from synthesis.trajectories import teacher_answers as a
 
 Variables = Mapping[str, Any]
-
-SORRY: Mapping[Language, str] = {
-    "en": "I could not find the answer, the tool failed.",
-    "zh": "工具失败，没有查到答案。",
-}
-"""The words with which the offline agent reports a failure."""
 
 
 def _last(variables: Variables, language: Language) -> Situation:

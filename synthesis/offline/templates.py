@@ -1,6 +1,7 @@
 """Request templates for the real MCP servers (time, git): wordings with slots, and the calls that answer them.
 
-They are for these servers what the grammar is for the fact tools: `fill` writes a request, `match` reads it back.
+They are for these servers what the grammar is for the fact tools: `fill` writes a request, `match` reads it back. They
+are in `templates.toml`. Its patterns allow a space behind each comma and colon of a result, as older journals have it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,14 @@ from __future__ import annotations
 import functools
 import random
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from synthesis.core.records import Language
+from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 
 # Zones without daylight saving time: what is right in January is right in July.
 _ZONES = (
@@ -50,7 +55,7 @@ class TemplateStep:
 @dataclass(frozen=True)
 class Template:
     id: str
-    wordings: Mapping[Language, tuple[str, ...]]
+    wordings: Mapping[Language, Sequence[str]]
     steps: tuple[TemplateStep, ...]
 
     @property
@@ -68,219 +73,21 @@ class Template:
         return list(dict.fromkeys(re.findall(r"\{([a-z_]+)\}", self.wordings["en"][0])))
 
 
-# Results of older journals have a space behind each comma and colon.
-_TARGET_CLOCK = r'"target": ?\{"timezone": ?"[^"]+", ?"datetime": ?"[^"T]+T(\d\d:\d\d)'
+def _template(given: Mapping[str, Any]) -> Template:
+    steps = [
+        TemplateStep(one["tool"], one["arguments"], one["reads"], _by_language(one), one.get("terminal", True))
+        for one in given["steps"]
+    ]
+    return Template(given["id"], _by_language(given), tuple(steps))
 
 
-def _convert(target: str, reads: str = _TARGET_CLOCK) -> TemplateStep:
-    arguments = {"source_timezone": "{zone}", "time": "{time}", "target_timezone": f"{{{target}}}"}
-    phrase: Mapping[Language, str] = {"en": f"the time in {{{target}}}", "zh": f"{{{target}}}的时间"}
-    return TemplateStep("convert_time", arguments, reads, phrase)
+def _by_language(given: Mapping[str, Any]) -> dict[Language, Any]:
+    return {language: given[language] for language in PACKAGED_LANGUAGES}
 
 
-def _current(reads: str, en: str, zh: str, zone: str = "zone") -> TemplateStep:
-    return TemplateStep("get_current_time", {"timezone": f"{{{zone}}}"}, reads, {"en": en, "zh": zh})
-
-
-def _show(revision: str, reads: str, en: str, zh: str) -> TemplateStep:
-    return TemplateStep("git_show", {"repo_path": "project", "revision": revision}, reads, {"en": en, "zh": zh})
-
-
-def _git(tool: str, reads: str, en: str, zh: str, terminal: bool = True, **more: str | int) -> TemplateStep:
-    return TemplateStep(tool, {"repo_path": "project", **more}, reads, {"en": en, "zh": zh}, terminal)
-
-
-_CLOCK = r'"datetime": ?"[^"T]+T(\d\d:\d\d)'
-_AUTHOR, _SUBJECT, _FILE = r"Author: ([^<\n]+?) <", r"\n    (\S[^\n]*)", r"\+\+\+ b/(\S+)"
-_HASH = _git("git_log", r"Commit: ([0-9a-f]{40})", "the latest commit", "最新的提交", terminal=False, max_count=1)
-_HEAD = _git("git_branch", r"\* (\S+)", "the current branch", "当前分支", terminal=False, branch_type="local")
-
-TEMPLATES: tuple[Template, ...] = (
-    Template(
-        "time_elsewhere",
-        {
-            "en": ("What time is it in {zone_b} when it is {time} in {zone}?", "Convert {time} in {zone} to {zone_b}."),
-            "zh": ("{zone}的{time}是{zone_b}的几点？", "把{zone}的{time}换算成{zone_b}的时间。"),
-        },
-        (_convert("zone_b"),),
-    ),
-    Template(
-        "time_difference",
-        {
-            "en": (
-                "At {time}, how far ahead of {zone} is {zone_b}?",
-                "Find how far {zone_b} is ahead of {zone} at {time}.",
-            ),
-            "zh": ("{zone}的{time}时{zone_b}与它的时差是多少？", "查询{zone}的{time}时与{zone_b}的时差。"),
-        },
-        (_convert("zone_b", r'"time_difference": ?"([^"]+)"'),),
-    ),
-    Template(
-        "time_in_two",
-        {
-            "en": (
-                "When it is {time} in {zone}, what time is it in {zone_b} and in {zone_c}?",
-                "Convert {time} in {zone} to {zone_b} and to {zone_c}.",
-            ),
-            "zh": (
-                "{zone}的{time}分别是{zone_b}和{zone_c}的几点？",
-                "把{zone}的{time}换算成{zone_b}和{zone_c}的时间。",
-            ),
-        },
-        (_convert("zone_b"), _convert("zone_c")),
-    ),
-    Template(
-        "time_now",
-        {
-            "en": ("What is the current time in {zone}?", "Tell me what time it is now in {zone}."),
-            "zh": ("{zone}现在几点？", "请告诉我{zone}的当前时间。"),
-        },
-        (_current(_CLOCK, "the current time in {zone}", "{zone}的当前时间"),),
-    ),
-    Template(
-        "weekday_now",
-        {
-            "en": ("Which weekday is it now in {zone}?", "Tell me the current weekday in {zone}."),
-            "zh": ("{zone}今天星期几？", "请告诉我{zone}今天是星期几。"),
-        },
-        (_current(r'"day_of_week": ?"(\w+)"', "the weekday in {zone}", "{zone}的星期"),),
-    ),
-    Template(
-        "now_and_then",
-        {
-            "en": (
-                "What time is it now in {zone_c}, and what is {time} in {zone} in {zone_b}?",
-                "Tell me the current time in {zone_c} and convert {time} in {zone} to {zone_b}.",
-            ),
-            "zh": (
-                "{zone_c}现在几点，{zone}的{time}又是{zone_b}的几点？",
-                "请告诉我{zone_c}的当前时间，并把{zone}的{time}换算成{zone_b}的时间。",
-            ),
-        },
-        (_current(_CLOCK, "the current time in {zone_c}", "{zone_c}的当前时间", "zone_c"), _convert("zone_b")),
-    ),
-    Template(
-        "branch",
-        {
-            "en": ("Which branch is the repository project on?", "Find the branch that the repository project is on."),
-            "zh": ("仓库project在哪个分支上？", "查询仓库project所在的分支。"),
-        },
-        (_git("git_status", r"On branch (\S+)", "the status", "状态"),),
-    ),
-    Template(
-        "local_branch",
-        {
-            "en": (
-                "Which local branch of the repository project is checked out?",
-                "Name the checked-out local branch of the repository project.",
-            ),
-            "zh": ("仓库project检出的是哪个本地分支？", "请说出仓库project当前检出的本地分支。"),
-        },
-        (_git("git_branch", r"\* (\S+)", "the branches", "分支列表", branch_type="local"),),
-    ),
-    Template(
-        "latest_message",
-        {
-            "en": (
-                "What is the message of the latest commit in the repository project?",
-                "Tell me what the latest commit in the repository project says.",
-            ),
-            "zh": ("仓库project最新提交的说明是什么？", "请告诉我仓库project最新一次提交的说明。"),
-        },
-        (_git("git_log", r"Message: ([^\n]+)", "the latest commit", "最新的提交", max_count=1),),
-    ),
-    Template(
-        "unstaged_file",
-        {
-            "en": ("Which file has unstaged changes in the repository project?", "Find the unstaged file in project."),
-            "zh": ("仓库project中哪个文件有未暂存的修改？", "找出仓库project中未暂存的文件。"),
-        },
-        (_git("git_diff_unstaged", _FILE, "the unstaged changes", "未暂存的修改"),),
-    ),
-    Template(
-        "staged_file",
-        {
-            "en": ("Which file is staged for commit in the repository project?", "Find the staged file in project."),
-            "zh": ("仓库project中哪个文件已暂存待提交？", "找出仓库project中已暂存的文件。"),
-        },
-        (_git("git_diff_staged", _FILE, "the staged changes", "已暂存的修改"),),
-    ),
-    Template(
-        "author",
-        {
-            "en": (
-                "Who wrote the commit {revision} in the repository project?",
-                "Find the author of {revision} in project.",
-            ),
-            "zh": ("仓库project中{revision}这个提交是谁写的？", "查询仓库project中{revision}的作者。"),
-        },
-        (_show("{revision}", _AUTHOR, "the commit {revision}", "提交{revision}"),),
-    ),
-    Template(
-        "subject",
-        {
-            "en": (
-                "What is the message of the commit {revision} in the repository project?",
-                "Tell me what the commit {revision} in project says.",
-            ),
-            "zh": ("仓库project中{revision}的提交说明是什么？", "请告诉我仓库project中{revision}的提交说明。"),
-        },
-        (_show("{revision}", _SUBJECT, "the commit {revision}", "提交{revision}"),),
-    ),
-    Template(
-        "two_authors",
-        {
-            "en": (
-                "Who wrote the commits {revision} and {revision_b} in the repository project?",
-                "Find the authors of {revision} and {revision_b} in project.",
-            ),
-            "zh": (
-                "仓库project中{revision}和{revision_b}这两个提交分别是谁写的？",
-                "查询仓库project中{revision}和{revision_b}的作者。",
-            ),
-        },
-        (
-            _show("{revision}", _AUTHOR, "the commit {revision}", "提交{revision}"),
-            _show("{revision_b}", _AUTHOR, "the commit {revision_b}", "提交{revision_b}"),
-        ),
-    ),
-    Template(
-        "branch_and_message",
-        {
-            "en": (
-                "Which branch is the repository project on, and what does its latest commit say?",
-                "Find the branch and the latest commit message of project.",
-            ),
-            "zh": ("仓库project在哪个分支上，最新提交的说明是什么？", "查询仓库project的分支和最新提交说明。"),
-        },
-        (
-            _git("git_status", r"On branch (\S+)", "the status", "状态"),
-            _git("git_log", r"Message: ([^\n]+)", "the latest commit", "最新的提交", max_count=1),
-        ),
-    ),
-    Template(
-        "latest_file",
-        {
-            "en": (
-                "Which file did the latest commit in the repository project change?",
-                "Find the file that the latest commit in project changed.",
-            ),
-            "zh": ("仓库project最新的提交修改了哪个文件？", "找出仓库project最新一次提交修改的文件。"),
-        },
-        (_HASH, _show("{0}", _FILE, "that commit", "这个提交")),
-    ),
-    Template(
-        "branch_author",
-        {
-            "en": (
-                "Who wrote the last commit of the checked-out branch of the repository project?",
-                "Find who wrote the last commit of the current branch of project.",
-            ),
-            "zh": ("仓库project当前分支的最后一个提交是谁写的？", "查询仓库project当前分支最后一次提交的作者。"),
-        },
-        (_HEAD, _show("{0}", _AUTHOR, "its last commit", "它的最后一个提交")),
-    ),
-)  # fmt: skip
+TEMPLATES = tuple(
+    _template(one) for one in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["templates"]
+)
 
 
 def usable(tools: Sequence[str]) -> list[Template]:

@@ -23,7 +23,7 @@ from synthesis.offline.facts.relations import all_relations, joinable
 from synthesis.offline.intents import FactIntent, JointIntent, TemplateIntent, ready, replay, understand
 from synthesis.offline.plans import Plan, Value
 from synthesis.offline.situations import Situation, WriteIntent, situation
-from synthesis.offline.wording import BESIDES, introduction, listed
+from synthesis.offline.wording import BESIDES, SAYS, SORRY, introduction, listed
 from synthesis.pipeline.partition import Partition
 from synthesis.trajectories import teacher_answers as a
 from synthesis.trajectories.groups import crosses, is_group
@@ -342,22 +342,6 @@ def _stands_in(value: Value, question: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 # The agent and the emulator
 
-_SAYS: Mapping[Language, Mapping[str, str]] = {
-    "en": {
-        "need": "I need {0}.",
-        "first": "I need {0} first.", "next": "Now I need {0}.",
-        "retry": "The call failed. I try again.",
-        "have": "I have the answer.", "broken": "The tool keeps failing.", "check": "I check it again.",
-        "try": "I try a tool.", "agreed": "It is agreed to.",
-        "one": "The answer is {0}.", "many": "The answers are {0}.",
-    },
-    "zh": {
-        "need": "我需要查{0}。", "first": "我先查{0}。", "next": "现在查{0}。", "retry": "调用失败，我再试一次。",
-        "have": "我有答案了。", "broken": "工具一直失败。", "check": "我再确认一次。", "try": "我试一个工具。",
-        "agreed": "已经得到同意。",
-        "one": "答案是{0}。", "many": "答案分别是{0}。",
-    },
-}  # fmt: skip
 _RESTRAINED: Mapping[Language, Mapping[a.Standing, str]] = {
     "en": {
         "servable": "There is nothing to look up.", "tool_missing": "None of the tools does that.",
@@ -382,11 +366,11 @@ def agent(
         return _restrained(where, tools, language, rng)
     intent = where.intent
     progress = replay(intent, where.messages)
-    says = _SAYS[language]
+    says = SAYS[language]
     careless = rng.random()
     failed = [step for step in progress.failures if step not in progress.values]
     if progress.exhausted() or (failed and careless < GIVE_UP):
-        return AssistantTurn(says["broken"], judges.SORRY[language])
+        return AssistantTurn(says["broken"], SORRY[language])
     terminals = intent.terminals()
     if all(step in progress.values for step in terminals):
         repeated = [call.call for call in progress.calls if call.kind in ("new", "retry")]
@@ -418,13 +402,13 @@ def _restrained(where: Situation, tools: Sequence[ToolSpec], language: Language,
     if rng.random() < MEDDLE and known and not meddled:
         relation = rng.choice(known)
         arguments = {relation.parameter: relation.argument(rng.choice(sampling.subjects((relation.id,))))}
-        return AssistantTurn(_SAYS[language]["try"], "", [ToolCall("", relation.id, arguments)])
+        return AssistantTurn(SAYS[language]["try"], "", [ToolCall("", relation.id, arguments)])
     return AssistantTurn(_RESTRAINED[language][where.standing], rng.choice(where.says))
 
 
 def final_text(values: Sequence[Value], language: Language) -> str:
     """The final answer: one short sentence with the values."""
-    says = _SAYS[language]
+    says = SAYS[language]
     return says["one" if len(values) == 1 else "many"].format(listed([str(value) for value in values], language))
 
 

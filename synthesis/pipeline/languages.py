@@ -19,100 +19,27 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from synthesis.core.chat_format import parse_json
 from synthesis.core.records import Language
 from synthesis.core.stages import Rejected
-from synthesis.pipeline.clause_words import clause_words_in, own_words_in, words_of_both
+from synthesis.pipeline.clause_words import LANGUAGES, clause_words_in, own_words_in, words_of_both
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-NAMES: Final[Mapping[Language, str]] = {
-    "af": "Afrikaans", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian", "bn": "Bengali",
-    "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish", "de": "German", "el": "Greek",
-    "en": "English", "es": "Spanish", "et": "Estonian", "eu": "Basque", "fa": "Persian", "fi": "Finnish",
-    "fr": "French", "ga": "Irish", "gl": "Galician", "gu": "Gujarati", "he": "Hebrew", "hi": "Hindi", "hr": "Croatian",
-    "hu": "Hungarian", "hy": "Armenian", "id": "Indonesian", "is": "Icelandic", "it": "Italian", "ja": "Japanese",
-    "ka": "Georgian", "kk": "Kazakh", "km": "Khmer", "kn": "Kannada", "ko": "Korean", "ky": "Kyrgyz", "lo": "Lao",
-    "lt": "Lithuanian", "lv": "Latvian", "mk": "Macedonian", "ml": "Malayalam", "mn": "Mongolian", "mr": "Marathi",
-    "ms": "Malay", "my": "Burmese", "ne": "Nepali", "nl": "Dutch", "no": "Norwegian", "pa": "Punjabi", "pl": "Polish",
-    "ps": "Pashto", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "si": "Sinhala", "sk": "Slovak",
-    "sl": "Slovenian", "sq": "Albanian", "sr": "Serbian", "sv": "Swedish", "sw": "Swahili", "ta": "Tamil",
-    "te": "Telugu", "th": "Thai", "tl": "Tagalog", "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "uz": "Uzbek",
-    "vi": "Vietnamese", "zh": "Chinese",
-}  # fmt: skip
+NAMES: Final[Mapping[Language, str]] = {code: one["name"] for code, one in LANGUAGES["languages"].items()}
 """By ISO 639-1 code, all that can be asked for."""
 PACKAGED_LANGUAGES: Final[tuple[Language, ...]] = ("en", "zh")
 """Languages that packaged tools are documented in and that the offline teacher writes."""
 
 Script = str
-_RANGES: Final[Mapping[Script, str]] = {
-    "latin": "A-Za-z\u00aa\u00ba\u00c0-\u024f\u1e00-\u1eff",
-    "han": "\u3400-\u4dbf\u4e00-\u9fff",
-    "kana": "\u3041-\u30ff",
-    "hangul": "\u1100-\u11ff\uac00-\ud7af",
-    "cyrillic": "\u0400-\u052f",
-    "greek": "\u0370-\u03ff\u1f00-\u1fff",
-    "arabic": "\u0600-\u06ff\u0750-\u077f",
-    "hebrew": "\u0590-\u05ff",
-    "devanagari": "\u0900-\u097f",
-    "bengali": "\u0980-\u09ff",
-    "gurmukhi": "\u0a00-\u0a7f",
-    "gujarati": "\u0a80-\u0aff",
-    "tamil": "\u0b80-\u0bff",
-    "telugu": "\u0c00-\u0c7f",
-    "kannada": "\u0c80-\u0cff",
-    "malayalam": "\u0d00-\u0d7f",
-    "sinhala": "\u0d80-\u0dff",
-    "thai": "\u0e00-\u0e7f",
-    "lao": "\u0e80-\u0eff",
-    "burmese": "\u1000-\u109f",
-    "georgian": "\u10a0-\u10ff",
-    "armenian": "\u0530-\u058f",
-    "khmer": "\u1780-\u17ff",
-}
+_RANGES: Final[Mapping[Script, str]] = {script: one["letters"] for script, one in LANGUAGES["scripts"].items()}
 _WRITES: Final[Mapping[Script, tuple[Language, ...]]] = {
-    "han": ("zh", "ja"),
-    "kana": ("ja",),
-    "hangul": ("ko",),
-    "cyrillic": ("be", "bg", "kk", "ky", "mk", "mn", "ru", "sr", "uk"),
-    "greek": ("el",),
-    "arabic": ("ar", "fa", "ps", "ur"),
-    "hebrew": ("he",),
-    "devanagari": ("hi", "mr", "ne"),
-    "bengali": ("bn",),
-    "gurmukhi": ("pa",),
-    "gujarati": ("gu",),
-    "tamil": ("ta",),
-    "telugu": ("te",),
-    "kannada": ("kn",),
-    "malayalam": ("ml",),
-    "sinhala": ("si",),
-    "thai": ("th",),
-    "lao": ("lo",),
-    "burmese": ("my",),
-    "georgian": ("ka",),
-    "armenian": ("hy",),
-    "khmer": ("km",),
+    script: tuple(one["languages"]) for script, one in LANGUAGES["scripts"].items() if one["languages"]
 }
 """Languages by the script that writes them; all others, and Serbian too, are written in Latin letters."""
 _LATIN: Final = tuple(code for code in get_args(Language) if not any(code in of for of in _WRITES.values())) + ("sr",)
 _CHARACTERS_OF_A_WORD: Final = {"han": 2, "kana": 2, "thai": 5, "lao": 5, "burmese": 5, "khmer": 5}
 """About how many characters a word has in scripts that are written without spaces."""
 _UNSPACED: Final = frozenset(_CHARACTERS_OF_A_WORD)
-_ALIKE: Final[tuple[frozenset[Language], ...]] = (
-    frozenset({"da", "no", "sv"}),
-    frozenset({"id", "ms"}),
-    frozenset({"bs", "hr", "sr", "sl"}),
-    frozenset({"gl", "pt"}),
-    frozenset({"ca", "es", "gl"}),
-    frozenset({"cs", "sk"}),
-    frozenset({"be", "ru"}),
-    frozenset({"be", "uk"}),
-    frozenset({"bg", "mk", "sr"}),
-    frozenset({"hi", "mr", "ne"}),
-    frozenset({"az", "tr", "uz"}),
-    frozenset({"kk", "ky"}),
-    frozenset({"fa", "ps", "ur"}),
-    frozenset({"af", "nl"}),
-)
+_ALIKE: Final[tuple[frozenset[Language], ...]] = tuple(map(frozenset, LANGUAGES["alike"]))
 """Languages that a short text does not tell apart."""
 
 _SHARE: Final = 0.3

@@ -1,9 +1,8 @@
-"""Near-duplicates among texts: MinHash over word shingles finds candidates, their exact Jaccard similarity decides."""
+"""Near-duplicates among texts, by the Jaccard similarity of their word shingles."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -14,9 +13,8 @@ from synthesis.core.normal_text import normalized
 
 SHINGLE = 3
 """Words in a row. The text's ends count as words, so a change of the last word weighs as much as any other."""
-_PERMUTATIONS = 128
-_RECALL = 0.99
-"""Least share of the pairs at the threshold that become candidates."""
+_MOST_PAIRS = 1 << 22
+"""Pairs of texts that are compared at a time; 50 MB at most."""
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 
 
@@ -38,8 +36,6 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
 
     Args:
         threshold: minimum Jaccard similarity of the shingles, above 0 to 1. At 1 only the same words repeat a text.
-            Pairs below it are always told apart. Right at the threshold, candidates miss at most one pair in a hundred;
-            the closer the texts, the fewer.
 
     Raises:
         ValueError: the threshold is out of bounds.
@@ -51,67 +47,38 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
         groups[group].append((index, text))
     found: list[int | None] = [None] * sum(map(len, groups.values()))
     for members in groups.values():
-        first: dict[bytes, int] = {}
-        fresh = []
-        again = []
-        for index, text in members:
-            earlier = first.setdefault(_digest(normal_text(text).encode(), 16), index)
-            if earlier == index:
-                fresh.append((index, text))
-            else:
-                again.append((index, earlier))
-        holders: dict[int, list[int]] = defaultdict(list)
-        """The kept texts of each bucket, as indices into `fresh`."""
-        for position, ((index, text), buckets) in enumerate(
-            zip(fresh, _shared_buckets([text for _, text in fresh], threshold), strict=True)
-        ):
-            candidates = sorted({one for bucket in buckets for one in holders.get(bucket, ())})
-            near = (one for one in candidates if _jaccard(shingles(fresh[one][1]), shingles(text)) >= threshold)
-            if (one := next(near, None)) is not None:
-                found[index] = fresh[one][0]
-            else:
-                for bucket in buckets:
-                    holders[bucket].append(position)
-        for index, earlier in again:  # a text of the same words, or what that one repeats
-            found[index] = earlier if found[earlier] is None else found[earlier]
+        first: dict[str, int] = {}
+        same = [(index, first.setdefault(normal_text(text), index)) for index, text in members]
+        fresh = [(index, text) for (index, text), (_, earlier) in zip(members, same, strict=True) if index == earlier]
+        for place, earlier in _repeats([text for _, text in fresh], threshold):
+            found[fresh[place][0]] = fresh[earlier][0]
+        for index, earlier in same:  # a text of the same words repeats that one, or what that one repeats
+            if index != earlier:
+                found[index] = earlier if found[earlier] is None else found[earlier]
     return found
 
 
-def _shared_buckets(texts: Sequence[str], threshold: float) -> Iterator[list[int]]:
-    """Yield for each text the buckets of MinHash's bands that it shares with another; without any, skip comparison.
+def _repeats(texts: Sequence[str], threshold: float) -> Iterator[tuple[int, int]]:
+    """Yield each text that nearly repeats an earlier one, and the first such text that repeats none itself."""
+    import scipy.sparse  # a quarter of a second, and only this stage needs it
 
-    8 bytes for each band of a text (256, for 32 bands), where an index that grows text by text takes 15 KB.
-    """
-    from datasketch import MinHash  # half a second, and only this stage needs it
-
-    rows, bands = _bands(threshold)
-    blank = MinHash(num_perm=_PERMUTATIONS)
-    buckets_tb = np.empty((len(texts), bands), np.int64)
-    for position, text in enumerate(texts):
-        sketch = blank.copy()
-        sketch.update_batch([one.encode() for one in shingles(text)])
-        values = sketch.hashvalues[: rows * bands].reshape(bands, rows)
-        buckets_tb[position] = [int.from_bytes(_digest(band.tobytes(), 8), "big", signed=True) for band in values]
-    for band in range(bands):
-        _, whose, counts = np.unique(buckets_tb[:, band], return_inverse=True, return_counts=True)
-        buckets_tb[:, band] = np.where(counts[whose] > 1, whose * bands + band, -1)
-    for row in buckets_tb:
-        yield row[row >= 0].tolist()
-
-
-def _digest(data: bytes, size: int) -> bytes:
-    return hashlib.blake2b(data, digest_size=size).digest()
-
-
-def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
-    return len(one & other) / len(one | other)
-
-
-def _bands(threshold: float) -> tuple[int, int]:
-    """Return the longest bands, so the fewest candidates, that still find nearly all pairs at the threshold."""
-    fitting = [
-        (rows, _PERMUTATIONS // rows)
-        for rows in (1, 2, 4, 8, 16, 32)
-        if 1 - (1 - threshold**rows) ** (_PERMUTATIONS // rows) >= _RECALL
-    ]
-    return fitting[-1] if fitting else (1, _PERMUTATIONS)
+    numbers: dict[str, int] = {}
+    sets = [[numbers.setdefault(one, len(numbers)) for one in shingles(text)] for text in texts]
+    sizes_t = np.array([len(one) for one in sets], np.int64)
+    entries = np.concatenate([np.empty(0, np.int64), *(np.array(one) for one in sets)])
+    has_ts = scipy.sparse.csr_array(
+        (np.ones(len(entries), np.int32), entries, np.concatenate([[0], np.cumsum(sizes_t)])),
+        shape=(len(texts), max(1, len(numbers))),
+    )
+    is_kept_t = np.ones(len(texts), bool)
+    rows = max(1, _MOST_PAIRS // max(1, len(texts)))
+    for start in range(0, len(texts), rows):
+        shared = (has_ts[start : start + rows] @ has_ts[: start + rows].T).tocsr()
+        for place in range(start, min(start + rows, len(texts))):
+            pairs = slice(*shared.indptr[place - start : place - start + 2])
+            others, counts = shared.indices[pairs], shared.data[pairs]
+            is_near = counts / (sizes_t[place] + sizes_t[others] - counts) >= threshold
+            near = others[is_near & (others < place) & is_kept_t[others]]
+            if len(near):
+                is_kept_t[place] = False
+                yield place, int(near.min())

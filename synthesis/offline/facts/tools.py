@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection, Iterator, Sequence
 
 from synthesis.core.matching import contains
@@ -63,19 +62,6 @@ def other_subject(relation: Relation, needed: str, subjects: Sequence[str], seed
         if not contains(relation.rows[subject], answer):
             return subject
     raise ValueError(f"relation {relation.id}: every subject has the value {answer.value!r} of {needed!r}")
-
-
-def subjects_of(relation: Relation, tool: CodeTool) -> list[str]:
-    """Return the subjects whose rows a tool made by `fact_tool` holds, in the relation's order.
-
-    Raises:
-        ValueError: its code has no such table.
-    """
-    for node in ast.walk(ast.parse(tool.code)):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            keys = {str(key) for key in ast.literal_eval(node.value)}
-            return [subject for subject in relation.rows if subject.casefold() in keys]
-    raise ValueError(f"{tool.spec.name}: its code has no table")
 
 
 def fact_tool(

@@ -15,7 +15,7 @@ from rollout_world import make_environment
 
 from synthesis.core.environment import CallRecord
 from synthesis.core.final_answers import judge_answer, states_answer
-from synthesis.core.locales import READ
+from synthesis.core.language_words import READ
 from synthesis.core.matching import contains
 from synthesis.core.own_objects import OwnEnvironment
 from synthesis.core.records import Answer, Message

@@ -13,7 +13,8 @@ from selection import by_day
 
 from sandbox.limits import Limits
 from synthesis.core.json_leaves import MOST_CHARACTERS
-from synthesis.core.locales import READ, locale_of
+from synthesis.core.language_words import READ
+from synthesis.core.locales import locale_of
 from synthesis.core.matching import contains, match
 from synthesis.core.normal_text import fold, normalized
 from synthesis.core.quantities import quantities, written_number

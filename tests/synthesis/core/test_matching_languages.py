@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from synthesis.core.locales import READ
+from synthesis.core.language_words import READ
 from synthesis.core.matching import contains, match, same
 from synthesis.core.readings import NormalizedOutput
 from synthesis.core.records import Answer

@@ -17,8 +17,9 @@ import pytest_asyncio
 from aiohttp import web
 from msgspec.structs import replace
 
+from astra_jax.base.errors import InputError
 from sandbox import SandboxConfig, SandboxPool
-from synthesis.core.datasets import read_card, read_dataset, write_dataset
+from synthesis.core.datasets import read_dataset, write_dataset
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.stages import Journal, Rejected
 from synthesis.environments.augment import augment
@@ -29,7 +30,6 @@ from synthesis.environments.pipeline import synthesize
 from synthesis.environments.sources import SourceError, sources_of
 from synthesis.environments.teacher_answers import Argument, AugmentedQuestionAnswer, AugmentedStep
 from synthesis.environments.verify import solve
-from synthesis.offline import grammar, plans
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
@@ -188,35 +188,13 @@ async def test_given_questions_become_environments(pool: SandboxPool, tmp_path: 
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_new_questions_over_existing_tools(pool: SandboxPool, tmp_path: Path) -> None:
-    base = {"split_by": "signature", "distractors": {"low": 1}}
-    _, first = await made(pool, tmp_path / "first", count=12, **base)
-    summary, second = await made(
-        pool, tmp_path / "second", count=24, tools_of=str(tmp_path / "first" / "train"), **base
-    )
-    train = {one.id: one for one in first if one.split == "train"}
-    assert (
-        len(second) >= 8
-        and {one.mode for one in second} == {"augmented"}
-        and {one.split for one in second} == {"train"}
-    )
-    codes = {tool.code for one in train.values() for tool in one.tools}
-    asked = {(one.signature, frozenset(one.entities)) for one in train.values()}
-    for one in second:
-        assert {tool.code for tool in one.tools} <= codes  # no tool was written
-        assert (one.signature, frozenset(one.entities)) not in asked
-        assert len(await solve(one, pool)) == len(one.sub_questions)
-        values = plans.evaluate(grammar.parse(one.question, one.language))
-        assert {str(step.answer.value) for step in one.sub_questions} == set(map(str, values))
-    assert len(second) + sum(n for counts in summary.rejected.values() for n in counts.values()) == 24
-    assert read_card(tmp_path / "second" / "train")["statistics"]["modes"] == {"augmented": 1.0}
-
-
-@pytest.mark.asyncio(loop_scope="module")
 async def test_no_environments_have_no_tools_to_ask_about(pool: SandboxPool, tmp_path: Path) -> None:
     write_dataset(tmp_path / "empty", ToolEnvironment, [], card={})
     with pytest.raises(SourceError, match="tools_of: .*empty holds no environment"):
         await made(pool, tmp_path / "run", count=2, tools_of=str(tmp_path / "empty"))
+    write_dataset(tmp_path / "shop", ToolEnvironment, [SHOP], card={})
+    with pytest.raises(InputError, match="tools_of: the offline teacher asks over its own tables; give --teacher_url"):
+        await made(pool, tmp_path / "rules", count=2, tools_of=str(tmp_path / "shop"))
 
 
 SPEC = ToolSpec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from synthesis.core.stages import Journal
 from synthesis.environments import pipeline as environments
 from synthesis.environments import teacher_answers as of_environments
 from synthesis.environments.config import EnvironmentsConfig
+from synthesis.environments.decompose import prompt_vars, question_seeds
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
@@ -131,13 +133,9 @@ async def test_environments_of_one_language_alone(tmp_path: Path, language: Lang
     teacher = Reading()
     config = EnvironmentsConfig(count=12, languages={language: 1.0}, hardened_share=0.5, held_out_fraction=0.0)
     worlds = EnvironmentsConfig(count=2, languages={language: 1.0}, held_out_fraction=0.0, stateful_share=1.0)
-    again = EnvironmentsConfig(
-        count=3, languages={language: 1.0}, held_out_fraction=0.0, tools_of=str(tmp_path / "first" / "train")
-    )
     async with SandboxPool(SandboxConfig()) as pool:
         # The offline teacher's worlds are English; what it would be told in Chinese is rendered below.
-        third = [("third", worlds)] if language == "en" else []
-        for folder, one in (("first", config), ("second", again), *third):
+        for folder, one in (("first", config), *([("second", worlds)] if language == "en" else [])):
             with Journal(tmp_path / f"{folder}.sqlite") as journal:
                 await environments.synthesize(
                     one, executor=Executor(teacher, pool), journal=journal, out_dir=tmp_path / folder, seed=1
@@ -145,7 +143,12 @@ async def test_environments_of_one_language_alone(tmp_path: Path, language: Lang
             made = read_dataset(tmp_path / folder / "train", ToolEnvironment)
             assert made and {one.language for one in made} == {language}
             assert {language_of(one.question) for one in made} == {language}
-    asked = set(of_environments.ANSWERS)
+    asked = set(of_environments.ANSWERS) - {of_environments.AugmentedQuestionAnswer}  # asked of models alone
+    first = read_dataset(tmp_path / "first" / "train", ToolEnvironment)[0]
+    seed = question_seeds(dataclasses.replace(config, count=1), 0, [first])[0]
+    variables = {**prompt_vars(seed, config), "environment": first, "seed": 0, "feedback": ""}
+    text = render_prompt(of_environments.AugmentedQuestionAnswer, variables, language)
+    assert first.question in text and first.tools[0].code in text and bool(CHINESE.search(text)) == (language == "zh")
     if language == "zh":
         asked.remove(of_environments.WorldAnswer)
         text = render_prompt(of_environments.WorldAnswer, {"domain": "图书馆", "feedback": ""}, "zh")

@@ -192,7 +192,7 @@ def edited(words, changes):
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8, 0.9])
 def test_near_duplicates_are_those_above_the_threshold(threshold):
-    """Against all pairs: nothing below the threshold is dropped, and at most one in a hundred above is kept."""
+    """Against all pairs, one by one."""
     rng = random.Random(0)
     texts = []
     for _ in range(60):
@@ -208,10 +208,8 @@ def test_near_duplicates_are_those_above_the_threshold(threshold):
     for index in range(len(texts)):
         expected.append(next((one for one in kept if close(one, index)), None))
         kept += [] if expected[-1] is not None else [index]
-    found = near_duplicates(zip(groups, texts, strict=True), threshold)
-    assert sum(one != other for one, other in zip(found, expected, strict=True)) <= 0.01 * len(texts)
-    assert sum(one is not None for one in found) >= 30
-    assert found == near_duplicates(zip(groups, texts, strict=True), threshold)
+    assert near_duplicates(zip(groups, texts, strict=True), threshold) == expected
+    assert sum(one is not None for one in expected) >= 30
 
 
 def test_the_first_is_kept_and_other_servers_have_their_own():
