@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.rollout.filling import begun_at_once
+from astra_jax.rollout.scheduler import groups_started_at_once
 from astra_jax.run.config import ROW_BUCKET, HostOnly, LearningRate, Resumable, TrainingConfig, WeightDecay
 from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, Seed, SettingError, Share, Slots
 from synthesis.core.rewards import bounds_of
@@ -41,12 +41,12 @@ class GRPOConfig(TrainingConfig):
             differing episode of 8 causes, above rounding. In units of the reward: lower it for small rewards.
         surplus_max_age: strictly online: updates that a valid surplus group may wait (paper: it trains one update
             late); 0 drops it.
-        oversample: strictly online: groups under way over those expected to be needed. Ours: 1.25, see `filling.fill`.
-        concurrent_groups: as many episodes are under way at once as so many groups have; slots / group_size keeps an
-            engine full. Strictly online they are of up to twice as many groups, see `filling.begun_at_once`.
-        deadline_seconds: of a batch's rollouts: from then on groups count in the order in which they finish, and what
-            is still under way when the batch is full is cancelled, see `filling.fill`. None waits for all. With
-            `async_steps` none is waited for anyway.
+        oversample: strictly online: groups running over those expected to be needed. Ours: 1.25, see
+            `GroupScheduler`.
+        concurrent_groups: as many episodes run at once as so many groups have; slots / group_size keeps an engine full.
+            Strictly online they are of up to twice as many groups, see `groups_started_at_once`.
+        deadline_seconds: strictly online, of a batch's rollouts. Later, groups count in the order in which they finish,
+            and groups still running when the batch is full are cancelled, see `GroupScheduler`. None waits for all.
         async_steps: 0 is strictly online (paper). k: rollouts continue during updates and across them, up to k batches
             ahead; a group is trained on when its oldest token is at most k updates old, else dropped and counted.
             Importance sampling corrects for the weights that sampled each token.
@@ -125,8 +125,10 @@ class GRPOConfig(TrainingConfig):
 
     @property
     def groups_at_once(self) -> int:
-        """Strictly online: most groups that are started and not yet in a batch."""
-        return begun_at_once(self.concurrent_groups, self.batch_size)
+        """Most groups that have started and not entered the buffer."""
+        if self.async_steps:
+            return self.concurrent_groups
+        return groups_started_at_once(self.concurrent_groups, self.batch_size)
 
     @property
     def row_lengths(self) -> dict[int, str]:

@@ -7,8 +7,8 @@ One step:
      Truncated importance sampling corrects for numerical differences of the sampler (`step.py`, `losses.py`).
   4. Take an optimizer step, load the new weights into the sampler, log, save.
 
-With `async_steps=k` rollouts continue during steps 2 to 4 (`ahead.py`). On several hosts the first one samples and
-sends the others its batch. Run it with `python -m launch.grpo --config=grpo:14b`.
+With `async_steps=k` rollouts continue during steps 2 to 4. On several hosts the first one samples and sends the others
+its batch. Run it with `python -m launch.grpo --config=grpo:14b`.
 """
 
 from __future__ import annotations

@@ -410,8 +410,7 @@ def _training_waits(one: Training) -> str:
         played = f"{one.evaluation.episodes:,} episodes are finished"
         return f"{name} evaluates held-out environments after update {one.evaluation.update:,}: {played}."
     if one.batch is not None:
-        turns = f", {one.batch.open_turns:,} turns of unfinished ones" if one.batch.open_turns else ""
-        return f"{name} samples update {one.batch.update:,}{of}: {one.batch.episodes:,} episodes are finished{turns}."
+        return f"{name} samples update {one.batch.update:,}{of}: {one.batch.episodes:,} episodes are finished."
     if one.rows:
         return f"{name} works on step {one.step + 1:,}{of}."
     return f"{name} is before its first step: it reads weights, compiles or makes the first batch."

@@ -54,7 +54,7 @@ def test_updates_lead_to_groups_and_these_to_episodes(port: int) -> None:
     assert len(links) == 10 and ("/update/2/group/1/episode/3", "0.75") in links
     assert QUESTION.replace("'", "&#39;") in update and "2" * 64 in update and "length bias" in update
     card = shown(port, "/card")
-    assert "DumpedGroup" in card and "model.family" in card
+    assert "PackedGroup" in card and "model.family" in card
 
 
 def test_an_episode_shows_tokens_with_logprobs_and_versions(port: int, folder: Path) -> None:
