@@ -160,29 +160,29 @@ class Rollouts:
         self._on_missing = on_missing
         if not self.config.async_steps:
             self._before, self._since = self._snapshot(), time.perf_counter()
+        if self._buffer.update != update:  # the state is of version 0.1, or has a batch that was not taken
+            self._begin(update)
         if self._scheduler is None:
-            if self._buffer.update != update:
-                self._begin(update)
-            if (batch := await self._recorded_batch()) is not None:
-                self._batch, self._before = batch, None
-                return
-            self._scheduler = self._start_scheduler()
+            self._batch = await self._recorded_batch()
+        if self._batch is None:
+            self._scheduler = self._scheduler or self._start_scheduler()
             self._scheduler.sample_until(self._last_update)
-        elif not self.config.async_steps:
-            self._scheduler.sample_until(self._last_update)
-        is_filled = await self._scheduler.ready()
+            await self._finish_batch(update, is_full=await self._scheduler.ready())
+        self._before = None
+
+    async def _finish_batch(self, update: int, *, is_full: bool) -> None:
+        """Take the batch out of the buffer and record it, or that it was given up."""
         self._check_masked(is_whole=True)
         if not self.config.async_steps:  # groups cancelled at the deadline
             self._ended += sorted(self._open)
             self._open.clear()
         report, groups = self._report(), list[Group]()
-        if is_filled:
+        if is_full:
             if self._buffer.counts.masked:
                 say_beside_bars(self._masked_line(self._buffer.counts))
             groups = self._buffer.take()
             report.counts |= self._buffer.metrics(groups, update)
             self._batch = GroupBatch(groups, report)
-        self._before = None
         manifest = BatchManifest(
             next_index=self._sampler.next_index,
             entered=[(one.index, one.update, len(one.episodes)) for one in self._entered],
@@ -192,7 +192,7 @@ class Rollouts:
             lengths=msgspec.structs.replace(self._buffer.lengths),
         )
         journal = self._journal
-        if is_filled:
+        if is_full:
             self._begin(update + 1)
         if journal is not None:
             await journal.keep_batch(manifest)
