@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
+from astra_jax.base.settings import Count, Seconds
+from astra_jax.base.terminal import say
 from launch.flags import auto, cli, environments, metrics, models, sandboxes, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, Seconds
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -337,7 +337,7 @@ def _write_serving_folder(config: GRPORun) -> None:
 
 
 def _servers(run: str | None = None) -> VLLMConfig:
-    """The rollout servers of the flags, for a run of this id. Raises `Refusal` and `SettingError`."""
+    """The rollout servers of the flags, for a run of this id. Raises `UserError` and `SettingError`."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.sampler import VLLMConfig
 
@@ -358,7 +358,7 @@ def _servers(run: str | None = None) -> VLLMConfig:
 
 
 def _publisher(servers: VLLMConfig, model: Model, published: epath.Path) -> AnyPublisher:
-    """What the servers read. Raises `Refusal` and `SettingError`: it cannot be served from this host."""
+    """What the servers read. Raises `UserError` and `SettingError`: it cannot be served from this host."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.direct import DirectPublisher, listening_address
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher

@@ -35,12 +35,12 @@ import msgspec
 from absl import logging
 from etils import epath
 
+from astra_jax.base.files import RemovedError, check_held, first_line, in_bucket, location, write_bytes
+from astra_jax.base.typed import decode_msgpack
 from astra_jax.rollout.buffer import Lengths
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.records import Group, PackedEpisode, pack_episode, unpack_episode
 from synthesis.core.datasets import Folder
-from synthesis.core.files import RemovedError, check_held, first_line, in_bucket, location, write_bytes
-from synthesis.core.typed import decode_msgpack
 
 FOLDER = "rollouts"
 """Folder name below a run's workdir."""

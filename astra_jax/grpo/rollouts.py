@@ -20,6 +20,9 @@ from typing import Any
 import jax
 import msgspec
 
+from astra_jax.base.errors import UserError
+from astra_jax.base.progress import log_above_progress
+from astra_jax.base.typed import convert_to, decode_msgpack
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.exhaustion import Exhaustion
 from astra_jax.grpo.groups import GroupSampler
@@ -33,15 +36,12 @@ from astra_jax.run.hosts import broadcast_from_host0
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment
-from synthesis.core.progress import say_beside_bars
-from synthesis.core.refusals import Refusal
-from synthesis.core.typed import convert_to, decode_msgpack
 
 _FEWEST_MASKED = 4
 """Fewest masked episodes that stop a run; in a batch of four episodes a single one would be a quarter."""
 
 
-class MaskedShareError(Refusal):
+class MaskedShareError(UserError):
     """More than `max_masked_share` of a batch's sampled episodes have no score. The message counts the reasons."""
 
 
@@ -179,7 +179,7 @@ class Rollouts:
         report, groups = self._report(), list[Group]()
         if is_full:
             if self._buffer.counts.masked:
-                say_beside_bars(self._masked_line(self._buffer.counts))
+                log_above_progress(self._masked_line(self._buffer.counts))
             groups = self._buffer.take()
             report.counts |= self._buffer.metrics(groups, update)
             self._batch = GroupBatch(groups, report)
@@ -200,7 +200,7 @@ class Rollouts:
     def _start_scheduler(self) -> GroupScheduler:
         self._since, config = time.perf_counter(), self.config
         if self._journal is not None and self._journal.available:
-            say_beside_bars(
+            log_above_progress(
                 f"update {self._buffer.update}: {self._journal.available} episodes that an earlier process finished "
                 "are reused; unfinished ones start again"
             )
@@ -306,7 +306,7 @@ class Rollouts:
         doubled, left = divmod(counts.sampled, self.config.batch_size)
         if not counts.valid and not left and doubled.bit_count() == 1:
             what = f"update {self._buffer.update}: {self._buffer.summary}"
-            say_beside_bars(f"{what}; at most {self.config.most_groups} are sampled")
+            log_above_progress(f"{what}; at most {self.config.most_groups} are sampled")
 
     def _masked_line(self, counts: FillCounts) -> str:
         episodes = counts.sampled_episodes + counts.masked_episodes

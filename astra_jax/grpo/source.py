@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.files import location
+from astra_jax.base.progress import log_above_progress
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.dump import FOLDER as BATCHES
 from astra_jax.grpo.dump import BatchDump, DumpedUpdate
@@ -38,8 +40,6 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder
 from synthesis.core.environment import AnyEnvironment
-from synthesis.core.files import location
-from synthesis.core.progress import say_beside_bars
 
 
 class RolloutSource:
@@ -133,7 +133,7 @@ class RolloutSource:
         """Cancel running rollouts; finished episodes are in the journal."""
         unfinished = await self._batches.close()
         if unfinished and self._run.stopped == "preempted":
-            say_beside_bars(f"{unfinished} unfinished episodes are cancelled; they start again when the run resumes")
+            log_above_progress(f"{unfinished} unfinished episodes are cancelled; they start again when the run resumes")
 
     def get_state(self) -> dict[str, Any]:
         """Return the state between two batches as JSON values."""
@@ -154,7 +154,7 @@ class RolloutSource:
             page = self._run.folder / "episodes" / f"exhausted_{state.step:05}.html"
             write_exhausted(page, exhausted, row)
             for line in (*exhausted.lines(), f"  episodes: {page}"):
-                say_beside_bars(line)
+                log_above_progress(line)
 
 
 @asynccontextmanager

@@ -22,13 +22,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from astra_jax import chat_files
+from astra_jax.base.errors import InputError, UserError
+from astra_jax.base.files import location, write_text
+from astra_jax.base.settings import SettingError
 from astra_jax.models.families import from_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
-from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
-from synthesis.core.files import location, write_text
-from synthesis.core.refusals import InputError, Refusal
 
 MAX_FILE_BYTES = 5 * 10**9
 """Largest safetensors file that is written, in bytes; the same as Hugging Face's."""
@@ -41,7 +41,7 @@ _READ = ("F64", "F32", "F16", "BF16")
 """Types of tensors, by safetensors' names, that are cast to a parameter."""
 
 
-class WeightsError(Refusal):
+class WeightsError(UserError):
     """Error: a checkpoint does not fit this model. The message has the tensor, the expected and the found value."""
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.typed import convert_to
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.records import Group, PackedGroup, pack_group, unpack_group
 from astra_jax.rollout.sessions import MASK_REASONS, Masked
-from synthesis.core.typed import convert_to
 
 
 class FillCounts(msgspec.Struct):

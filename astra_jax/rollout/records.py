@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from astra_jax.base.typed import convert_to
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.sessions import Masked
 from synthesis.core.datasets import BinaryRecord
-from synthesis.core.typed import convert_to
 
 
 def group_deviation(rewards: Sequence[float]) -> float:

@@ -7,10 +7,11 @@ import functools
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
+from astra_jax.base.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share, declared
 from astra_jax.models.lora import LoRA
 from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.remat import REMATS
-from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share, declared
+from synthesis.core.compat import FORMER_SETTINGS
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 """See `astra_jax.run.trackers`."""
@@ -37,6 +38,7 @@ _FORMER_NAMES = {
     "max_faults": "max_failed_restarts",
     "servers": "tools",
     "registries": "tools",
+    **FORMER_SETTINGS,
 }
 
 

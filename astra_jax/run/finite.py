@@ -9,17 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from astra_jax.base.errors import UserError
 from astra_jax.models.model import Params
 from astra_jax.run.config import TrainingConfig
 from astra_jax.run.optimizers import all_finite
-from synthesis.core.refusals import Refusal
 
 MAX_SKIPPED_IN_A_ROW = 10
 """Most consecutive steps that `on_nonfinite=skip` may skip. The weights do not change meanwhile, so only another batch
 can help, and ten did not. `max_faults` has the same default."""
 
 
-class NonFiniteError(Refusal):
+class NonFiniteError(UserError):
     """A loss, a gradient or a weight was not finite, so that the run cannot continue, or is not trained."""
 
 

@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import say
+from astra_jax.base.errors import UserError
+from astra_jax.base.terminal import say
 
 _HELLO, _READY, _GO, _NO = "astra-host", "ready", "go", "no "
 _LINE = 512
@@ -28,7 +28,7 @@ _TELL_SECONDS = 10.0
 """Seconds between two messages about missing hosts."""
 
 
-class MeetingError(Refusal):
+class MeetingError(UserError):
     """The hosts did not meet. The message names the missing host, or two that do not match."""
 
 

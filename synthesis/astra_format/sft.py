@@ -21,6 +21,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.typed import convert_to, decode_json, value_or_json
 from synthesis.astra_format import keys
 from synthesis.astra_format.forms import columns
 from synthesis.astra_format.messages import read_messages, to_qwen
@@ -40,10 +42,8 @@ from synthesis.core.records import (
     ToolServer,
     Trajectory,
 )
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_documents import WRAPPER_KEYS
-from synthesis.core.typed import convert_to, decode_json, value_or_json
 from synthesis.pipeline.languages import language_of
 
 __all__ = [
@@ -164,10 +164,10 @@ def to_trl_record(trajectory: Trajectory) -> dict[str, Any]:
 
 def _of_first_tools(trajectory: Trajectory) -> Trajectory:
     """Return the conversation up to the first change of its tools."""
-    if not trajectory.dialogue or not trajectory.dialogue.returned:
+    if not trajectory.dialogue or not trajectory.dialogue.restored_at_turn:
         return trajectory
     users = [index for index, message in enumerate(trajectory.messages) if message.role == "user"]
-    end = users[trajectory.dialogue.returned - 1]
+    end = users[trajectory.dialogue.restored_at_turn - 1]
     return msgspec.structs.replace(trajectory, messages=trajectory.messages[:end], tools=trajectory.tools_once(1))
 
 

@@ -14,10 +14,10 @@ import pytest
 from programs_world import ended
 from selection import by_day
 
+from astra_jax.base.settings import declared, wording
 from configs.quickstart import PROFILES
 from launch.flags.cli import UsageError, load_config, overridden, setting_names
 from launch.flags.summaries import print_table
-from sandbox.settings import declared, wording
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted(
@@ -309,7 +309,7 @@ def test_programs_that_compute_with_a_model_do_so_in_the_environment_for_cpus() 
 def test_a_preset_of_the_paper_is_what_the_paper_says_and_stands_beside_its_table(capsys) -> None:
     trajectories = load_config("trajectories:paper", "trajectories")
     assert (trajectories.min_length, trajectories.max_length, trajectories.tool_counts) == (2, 5, (2, 3))
-    assert trajectories.failures.rate == 0.2 and trajectories.min_tools == 3 and not trajectories.conducts
+    assert trajectories.failures.rate == 0.2 and trajectories.min_tools == 3 and not trajectories.behaviours
     assert trajectories.group_sizes == (2, 3) and 0 < trajectories.several_servers < 1
     environments = overridden(load_config("environments:paper", "environments"), [("count", "7")])
     assert (environments.min_hops, environments.max_hops, environments.hardened_share) == (3, 5, 1.0)

@@ -13,11 +13,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from astra_jax.attention.cache import Caches
 from astra_jax.axes import stacked_matrices
+from astra_jax.base.settings import SettingError
 from astra_jax.cpu.programs import kept_dtype, kept_part
 from astra_jax.mesh import platform_of
 from astra_jax.models.model import Model
 from astra_jax.run.chips import GIB, chip_of
-from sandbox.settings import SettingError
 
 
 def mesh_of(params: Any) -> Mesh | None:
@@ -61,7 +61,7 @@ def check_cache_fits(
 
     Raises:
         SettingError: the message has the required and available memory.
-        InputError, Refusal: the model's matrices cannot be stored so, see `Model.check_matmul`.
+        InputError, UserError: the model's matrices cannot be stored so, see `Model.check_matmul`.
     """
     keys, weights = bytes_wanted(model, slots, max_length, mesh, stored, platform_of(mesh))
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from killed_rollouts import CONFIG, ENVIRONMENTS, Sampler, Tables
 
+from astra_jax.base.settings import SettingError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.rollouts import Rollouts
 from astra_jax.rollout.buffer import GroupBuffer
@@ -21,7 +22,6 @@ from astra_jax.rollout.episode import Episode, EpisodeConfig
 from astra_jax.rollout.records import Group
 from astra_jax.rollout.scheduler import GroupScheduler
 from astra_jax.rollout.sessions import Masked
-from sandbox.settings import SettingError
 from synthesis.core.reward import Reward
 
 

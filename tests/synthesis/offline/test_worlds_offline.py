@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from astra_jax.base.errors import InputError
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.astra_format.rl import to_record
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import ToolEnvironment, World
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, Rejected, rng_for
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
@@ -122,7 +122,9 @@ async def test_each_kind_of_task_is_proven(key: tuple[str, str], pool: SandboxPo
     seed = QuestionSeed("env-0-000000", "en", "", "", "train", "world")
     [built] = await make_world(seed, context)
     others = {
-        call.sub_question: wrong for one in built.tools for call, wrong in zip(one.calls, one.others, strict=True)
+        call.sub_question: wrong
+        for one in built.tools
+        for call, wrong in zip(one.calls, one.negative_arguments, strict=True)
     }
     environment = assembled(built)
     await verify_world(environment, others, pool)

@@ -12,7 +12,7 @@ import pytest
 
 import synthesis.pipeline.prompts
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.answer_forms import prompt_name
+from synthesis.pipeline.structured_output import prompt_name
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError
 
 
@@ -50,7 +50,7 @@ class Endpoint:
 
     def teacher(self, tries: int = 3) -> OpenAITeacher:
         url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        return OpenAITeacher(OpenAITeacherConfig(base_url=url, model="m", tries=tries, answer_form="json_schema"))
+        return OpenAITeacher(OpenAITeacherConfig(base_url=url, model="m", tries=tries, structured_output="json_schema"))
 
 
 @pytest.fixture
@@ -73,6 +73,22 @@ async def test_an_answer_is_asked_for_by_schema_and_decoded(prompts):
     (request,) = endpoint.requests
     assert request["messages"] == [{"role": "user", "content": "The capital of QUERY {{x}}? QUERY stays."}]
     assert request["response_format"]["json_schema"]["schema"]["required"] == ["city", "certain"]
+
+
+async def test_repaired_answers_are_counted_and_printed(prompts, capsys):
+    exact, fenced, spelled = (
+        '{"city": "Oslo", "certain": true}',
+        '```json\n{"city": "Oslo", "certain": true}\n```',
+        '{"city": "Oslo", "certain": "yes"}',
+    )
+    endpoint = Endpoint([(200, exact), (200, f"<think>hm</think>{exact}"), (200, fenced), (200, spelled)])
+    teacher = endpoint.teacher()
+    for _ in range(4):
+        assert await ask(teacher) == CapitalAnswer("Oslo", True)
+    await teacher.close()
+    printed = capsys.readouterr().err
+    assert "2 of 4 accepted answers were not exact JSON of their schema, and were repaired" in printed
+    assert "```json" in printed
 
 
 async def test_a_bad_answer_is_asked_for_again_with_another_seed_and_a_failure_with_the_same(prompts):

@@ -1,0 +1,303 @@
+"""One run of a pipeline: its stages, what they reject, and the datasets with their cards."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from astra_jax.base.errors import InputError
+from astra_jax.base.versions import code_version
+from synthesis.core.compat import encode_for_fingerprint, former_setting
+from synthesis.core.datasets import CARD_FILE, read_card, write_dataset
+from synthesis.core.mirror import fetched
+from synthesis.core.rate_limits import STAGE, Spent, summed
+from synthesis.core.records import Provenance
+from synthesis.core.stages import Journal, run_stage
+from synthesis.core.stored import Records
+from synthesis.pipeline.executors import Executor
+from synthesis.pipeline.preview import Preview
+from synthesis.pipeline.teacher import description
+
+C = TypeVar("C")
+In = TypeVar("In")
+Out = TypeVar("Out", bound=msgspec.Struct)
+
+
+@dataclass
+class Summary:
+    """Result of a run.
+
+    Attributes:
+        counts: records by dataset.
+        digests: content digest by dataset.
+        rejected: stage → reason → how many. A stage that rejected nothing is there, without reasons.
+        details: stage → reason → one example; `tools_changed` → the kind of change → one example.
+        statistics: by dataset, as on its card.
+        costs: stage → what the teacher's endpoint was asked for it; empty without one.
+        datasets: name → folder; two runs that made the same are equal wherever they wrote it.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, dict[str, int]] = field(default_factory=dict)
+    details: dict[str, dict[str, str]] = field(default_factory=dict)
+    statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    costs: dict[str, Spent] = field(default_factory=dict, compare=False)
+    datasets: dict[str, Path] = field(default_factory=dict, compare=False)
+
+
+class PipelineRun(Generic[C]):
+    """Runs stages and writes datasets.
+
+    Args:
+        context: of every stage.
+        config: of the pipeline, a dataclass; resolved on the cards.
+        concurrency: records in work at a time.
+        prefix: of the stages' names in the journal.
+        files: digests of the files that the configuration names, by their path.
+        preview: takes a few records of each stage, and notes what it sees.
+    """
+
+    def __init__(
+        self, executor: Executor, context: C, journal: Journal, out_dir: Path, *, config: Any, concurrency: int,
+        seed: int, prefix: str = "", files: Mapping[str, str] = {}, preview: Preview | None = None,
+    ) -> None:  # fmt: skip
+        self.summary = Summary()
+        self.licenses: set[str] = set()
+        """Licences of the sources, added by their readers. An empty text: a source names none."""
+        self._executor, self._context, self._teacher = executor, context, description(executor.teacher)
+        self._journal, self._out_dir, self._prefix = journal, out_dir, prefix
+        self._preview = preview
+        self._concurrency, self._seed, self._files = concurrency, seed, dict(files)
+        self._config, self._defaults = resolved(config), resolved(type(config)())
+
+    def claim(
+        self, name: str, *, may_grow: Collection[str], changeable_on_resume: Collection[str], replace: bool,
+        legacy_defaults: Mapping[str, Any] = {}, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    ) -> None:  # fmt: skip
+        """See that a dataset which is finished is not replaced by another: call this before anything is written.
+
+        Args:
+            name: of the run's last dataset: where it is there, the run is finished.
+            may_grow: settings that may be larger than they were: existing records stay, and more are added.
+            changeable_on_resume: settings that change no record.
+            legacy_defaults: values of settings that an older run did not have, where they are not today's defaults.
+            replace: True to replace the dataset.
+            read: returns the settings of a card under their names of today.
+
+        Raises:
+            InputError: it is there, with another seed, setting, teacher or content of a file.
+        """
+        folder = self._out_dir / name
+        if replace or not (folder / CARD_FILE).exists():
+            return
+        card = read_card(folder)
+        # As JSON holds them; a card of a version without a setting was made with its default.
+        settings = {**self._defaults, **legacy_defaults, **read(card.get("config", {}))}
+        then, now = msgspec.json.decode(msgspec.json.encode([settings, self._config]))
+        found = [
+            (f"config.{key}", then.get(key), now[key])
+            for key in now
+            if key not in changeable_on_resume
+            and then.get(key) != now[key]
+            and not (key in may_grow and now[key] > then.get(key, 0))
+        ]
+        if card.get("seed") != self._seed:
+            found.append(("seed", card.get("seed"), self._seed))
+        made_by = of_records(card.get("provenance", {}).get("teacher", {"name": card.get("teacher")}))
+        teacher = of_records(self._teacher)
+        found += [
+            (f"teacher's {key}", one, teacher.get(key)) for key, one in made_by.items() if one != teacher.get(key)
+        ]
+        files = card.get("files", self._files)
+        found += [
+            (f"content of {path}", files.get(path, "nothing"), self._files.get(path, "nothing"))
+            for path in sorted({*files, *self._files})
+            if files.get(path) != self._files.get(path)
+        ]
+        if found:
+            what, old, new = found[0]
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise InputError(
+                f"{folder} is finished, and was made with another {what}{more}: {old!r:.120}, now {new!r:.120}. Give "
+                "another workdir; or --replace, which writes the datasets anew and asks only for what is not recorded"
+            )
+
+    async def stage(
+        self,
+        name: str,
+        function: Callable[[In, C], Awaitable[Sequence[Out]]],
+        inputs: Sequence[In],
+        *,
+        key: Callable[[In], str],
+        out: type[Out],
+        label: str,
+        concurrency: int = 0,
+        fingerprint_of: Sequence[str] | None = None,
+        legacy_defaults: Mapping[str, Any] = {},
+        extra_key: Callable[[In], str] | None = None,
+        judged: bool = True,
+    ) -> Records[Out]:
+        """Run a stage and note what it rejects. Its outputs are read from the journal on demand.
+
+        The stage's key in the journal is a fingerprint of everything that its outputs depend on: its inputs, the seed,
+        the teacher and the settings that it names. So a run of more records, or with another setting of a later stage,
+        resumes from the journal.
+
+        Args:
+            label: of the progress bar.
+            concurrency: in place of the pipeline's.
+            fingerprint_of: names of the settings that the stage reads; None: they are in the prefix of the pipeline.
+            legacy_defaults: more of these, which earlier versions did not put in the fingerprint, with the value that
+                all of their runs had, or that left no trace. With this value the fingerprint is theirs.
+            extra_key: returns a digest of what is bound to the function and belongs to an input.
+            judged: whether the run stops where the stage accepts next to nothing; see `run_stage`.
+        """
+        stage = self._prefix + name
+        teacher = of_records(self._teacher)
+        if fingerprint_of is not None:
+            settings = {former_setting(one): self._config[one] for one in fingerprint_of}
+            settings |= {
+                former_setting(one): self._config[one]
+                for one, then in legacy_defaults.items()
+                if self._config[one] != then
+            }
+            stage += f"/{digest_of([settings, self._seed, teacher])}"
+            plain = key
+
+            def key(item: In) -> str:
+                return f"{plain(item)} {digest_of([item, extra_key(item) if extra_key else ''])}"
+
+        elif "model" in teacher:
+            stage += f"/{digest_of(teacher)}"
+        if self._preview is not None:
+            function, inputs = self._preview.stage(name, function, inputs)
+
+        async def work(item: In) -> Sequence[Out]:
+            return await function(item, self._context)
+
+        before = STAGE.set(name)
+        try:
+            result = await run_stage(
+                stage, work, inputs, key=key, out=out, journal=self._journal,
+                concurrency=concurrency or self._executor.records_at_once(self._concurrency), description=label,
+                stored=True, stop_after=self._config.get("stop_after", 0) if judged else 0,
+            )  # fmt: skip
+        finally:
+            STAGE.reset(before)
+        self.summary.costs = dict(self._executor.costs)
+        self.reject(name, result.rejected, result.details)
+        assert isinstance(result.outputs, Records), "as asked for"
+        return result.outputs
+
+    def note_sources(self, lines: Iterable[str]) -> None:
+        """Add lines on the sources to a preview; a run keeps them in its datasets."""
+        if self._preview is not None:
+            self._preview.source_notes += lines
+
+    def reject(self, stage: str, reasons: Counter[str], details: Mapping[str, str] | None = None) -> None:
+        """Note what a step dropped: reason → how many, and one example of each; a step that comes again adds to it."""
+        every = Counter(self.summary.rejected.get(stage, {})) + reasons
+        self.summary.rejected[stage] = dict(sorted(every.items()))
+        self.summary.details[stage] = {**(details or {}), **self.summary.details.get(stage, {})}
+
+    def write(
+        self, name: str, kind: type[Out], records: Sequence[Out], statistics: Mapping[str, Any], **more: Any
+    ) -> None:
+        """Write a dataset.
+
+        Args:
+            more: what its card says beside the configuration, the seed, the teacher, the statistics and the rejections.
+        """
+        card = {
+            "config": self._config,
+            "seed": self._seed,
+            "teacher": self._teacher["name"],
+            "provenance": {
+                "teacher": dict(self._teacher),
+                "code": code_version(),
+                "licenses": sorted(self.licenses),
+            },
+            "files": self._files,
+            "statistics": statistics,
+            "rejected": self.summary.rejected,
+            **({"cost": cost_of(self.summary.costs, len(records))} if self.summary.costs else {}),
+            **models_on_card(records),
+            **more,
+        }
+        summary = self.summary
+        summary.datasets[name] = self._out_dir / name
+        summary.digests[name] = write_dataset(summary.datasets[name], kind, records, card=card)
+        summary.counts[name], summary.statistics[name] = len(records), dict(statistics)
+
+
+def of_records(teacher: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a teacher's description that decide its answers: all but its models' addresses."""
+    found = {key: value for key, value in teacher.items() if key != "endpoint"}
+    if "roles" in found:
+        found["roles"] = {role: [of_records(one) for one in models] for role, models in found["roles"].items()}
+    return found
+
+
+def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
+    """Count records by role and model, and those whose model judged its own text."""
+    counted: dict[str, Counter[str]] = defaultdict(Counter)
+    own: Counter[str] = Counter()
+    for record in records:
+        made_of = getattr(record, "provenance", None)
+        if isinstance(made_of, Provenance):
+            for role, model in made_of.models.items():
+                counted[role][model] += 1
+            if made_of.judged_its_own:
+                own[made_of.models["judge"]] += 1
+    if not counted:
+        return {}
+    return {
+        "models": {role: dict(sorted(counted[role].items())) for role in sorted(counted)},
+        "judged_own_text": dict(sorted(own.items())),
+    }
+
+
+def digest_of(value: Any) -> str:
+    """Return a short digest of a struct, a list of structs or plain JSON, for fingerprints."""
+    return hashlib.sha256(encode_for_fingerprint(value)).hexdigest()[:16]
+
+
+def digests_of_files(names: Iterable[str]) -> dict[str, str]:
+    """A digest of each file's content, of a folder that of all files in it; files that are not there have none."""
+    found: dict[str, str] = {}
+    for name in names:
+        path, digest = fetched(name), hashlib.sha256()
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                digest.update(f"{file.relative_to(path)}\0".encode() + file.read_bytes())
+        found[name] = digest.hexdigest()[:16]
+    return found
+
+
+def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
+    """Return the use of the endpoint for a dataset's card: of its whole run so far, in all and by stage.
+
+    Args:
+        stages: what was spent, by stage.
+        records: of the dataset.
+    """
+
+    def numbers_of(spent: Spent) -> dict[str, Any]:
+        each = {"tokens_per_record": round(spent.tokens / records, 1)} if records else {}
+        return {**dataclasses.asdict(spent), **each}
+
+    every = summed(stages.values())
+    return {**numbers_of(every), "stages": {name: numbers_of(stages[name]) for name in sorted(stages)}}
+
+
+def resolved(config: Any) -> dict[str, Any]:
+    """A configuration as JSON holds it."""
+    return msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)
