@@ -1,7 +1,7 @@
 """Groups of episodes: one environment, one set of tools, one prompt, and `group_size` sampled episodes.
 
 Consumes: environments, in seeded order, and finished episodes that the journal has.
-Waits for: a free place among `at_once` episodes, the sampler and the environment's tools.
+Waits for: capacity for another of `at_once` episodes, the sampler, and the tools of the environment.
 Unblocked by: an episode that finishes, those of the oldest groups first.
 """
 
@@ -160,7 +160,7 @@ class GroupSampler:
         return group
 
     async def _episode(self, task: EpisodeTask, index: int, number: int, progress: GroupProgress) -> Episode:
-        """Run an episode, or return the one that the journal has.
+        """Run an episode, or return it from the journal.
 
         Raises:
             StaleEpisode: the group's sampled tokens are too old.
