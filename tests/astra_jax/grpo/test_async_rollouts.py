@@ -27,12 +27,15 @@ UPDATES = 4
 
 
 class Unsteady(Sampler):
-    """Some turns take longer than an update."""
+    """Some turns take longer than an update; by `pause` seconds also than what an update does on the disk."""
+
+    pause = 0.0
 
     async def generate(self, token_ids, sampling, *, session=""):
         slow = random.Random(f"{session}/{len(token_ids)}").random() < 0.3
         for _ in range(120 if slow else 2):
             await asyncio.sleep(0)
+        await asyncio.sleep(self.pause * slow)
         return await super().generate(token_ids, sampling, session=session)
 
     def like(self, kill_at: int) -> Unsteady:
@@ -140,7 +143,8 @@ def test_a_run_goes_on_over_any_kills(chat_tokenizer, k, kills, saves, damaged) 
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_tokens_of_several_versions_are_trained_on(chat_tokenizer, tmp_path, k) -> None:
+def test_tokens_of_several_versions_are_trained_on(chat_tokenizer, tmp_path, monkeypatch, k) -> None:
+    monkeypatch.setattr(Unsteady, "pause", 0.1)
     disk = Disk(tmp_path, k)
     lives(chat_tokenizer, disk, [], 10)
     episodes = [episode for batch in disk.batches.values() for group in batch.groups for episode in group.episodes]
