@@ -119,7 +119,7 @@ def jax_side(work: Work) -> Built:
 
     from astra_jax.grpo.step import accumulate, build_micro_batches, grpo_optimizer, update_step
     from astra_jax.models.hf_checkpoint import save_hf
-    from astra_jax.rollout.filling import Group
+    from astra_jax.rollout.records import Group
     from astra_jax.run import weights
     from astra_jax.run.batch import to_device
     from astra_jax.run.gradients import zero_gradients

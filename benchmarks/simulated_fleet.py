@@ -1,8 +1,7 @@
 """A GRPO run in simulated time: the trainer's own classes fill batches and place requests, what takes time is a figure.
 
-What decides is the product's: `filling.fill` and `GroupBuffer` strictly online, `GroupStream` with `async_rollouts`,
-and the `Router` of rollout servers. They run on an event loop whose clock jumps to whatever is next
-(`in_simulated_time`).
+What decides is the product's: `GroupScheduler`, `GroupBuffer` and the `Router` of rollout servers. They run on an event
+loop whose clock jumps to whatever is next (`in_simulated_time`).
 What takes time is modelled: a server draws for all its sequences at once, a token of each in the time that reading its
 weights and their caches takes; prompts that are not cached are read before, while nothing is drawn; a sync pauses
 drawing, and has the caches of what is under way computed anew; tools wait for a sandbox; an update, and publishing its
@@ -22,9 +21,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from astra_jax.rollout.buffer import GroupBuffer
 from astra_jax.rollout.episode import Episode
-from astra_jax.rollout.filling import Group, GroupBuffer, begun_at_once, fill
-from astra_jax.rollout.stream import GroupStream, StaleGroup
+from astra_jax.rollout.records import Group
+from astra_jax.rollout.scheduler import GroupScheduler, StaleGroup, groups_started_at_once
 from astra_jax.rollout.vllm.routing import Router
 from synthesis.core.reward import Reward
 
@@ -391,51 +391,41 @@ class Simulation:
         run, steps = self.run_settings, []
         for name, server in self.servers.items():
             self.router.open(name, server.speed.cache_tokens)
-        stream: GroupStream | None = None
         entered: list[int] = []
+        concurrent, oversample = run.concurrent_groups, 1.0
+        if not run.async_steps:
+            concurrent, oversample = groups_started_at_once(concurrent, run.work.batch_size), run.oversample
+        scheduler = GroupScheduler(
+            self.buffer, self._next, in_order=not run.async_steps, concurrent=concurrent, oversample=oversample,
+            on_group=lambda group, _: entered.append(group.index),
+        )  # fmt: skip
         for update in range(run.updates):
             started = now()
-            if run.async_steps:
-                if stream is None:
-                    self.buffer.begin(0)
-                    stream = GroupStream(
-                        self.buffer, self._next, version=0, async_steps=run.async_steps,
-                        last=run.updates + run.async_steps + 1, concurrent=run.concurrent_groups,
-                    )  # fmt: skip
-                assert await stream.ready()
-            else:
-                self.buffer.begin(update)
-                entered.clear()
-                filled = await fill(
-                    self.buffer, self._next, oversample=run.oversample,
-                    concurrent=begun_at_once(run.concurrent_groups, run.work.batch_size),
-                    on_group=lambda group, _: entered.append(group.index),
-                )  # fmt: skip
-                assert filled
+            if not run.async_steps or not update:
+                scheduler.sample_until(update + run.async_steps + 1)
+            assert await scheduler.ready()
             waited = now() - started
             groups = self.buffer.take()
             counts = self.buffer.counts
             age = sum(update - group.update for group in groups) / len(groups)
-            if stream is not None:
-                self.buffer.begin(update + 1)
-                stream.taken()
-            bound = self.lower_bound(entered)
+            bound = self.lower_bound([] if run.async_steps else entered)
+            entered.clear()
+            scheduler.begin(update + 1)
             tokens = sum(one.token_ids[0] for group in groups for one in group.episodes)
             begun = now()
             await asyncio.sleep(run.update_seconds(tokens))
             updated = now()
             await asyncio.sleep(run.publish_seconds)
             published = now()
-            if stream is not None:
-                stream.follow(update + 1)
+            if run.async_steps:
+                scheduler.sample_until(update + 1 + run.async_steps + 1)
             await asyncio.gather(*(server.sync(update + 1) for server in self.servers.values()))
             seconds = {"step": now() - started, "wait": waited, "update": updated - begun}
             seconds |= {"publish": published - updated, "sync": now() - published}
             lost = {"sampled": counts.sampled, "expired": counts.expired, "cancelled": counts.cancelled}
             steps.append(SimulatedStep(**seconds, age=age, bound=bound, **lost))
         ended = now()
-        if stream is not None:
-            await stream.close()
+        await scheduler.close()
         busy = sum(server.busy_seconds for server in self.servers.values()) / (len(self.servers) * ended)
         placed = max(1, self.router.stayed + self.router.moved)
         return Outcome(

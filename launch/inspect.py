@@ -68,6 +68,7 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
         UsageError: it holds other records, or two of one id.
     """
     from astra_jax.grpo.dump import DumpedBatches
+    from astra_jax.rollout.records import PackedGroup
     from launch.viewer.batches import BatchPages
     from launch.viewer.environments import EnvironmentPages, stored_environments
     from launch.viewer.results import ResultPages
@@ -78,7 +79,7 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
             return TrajectoryPages(path), ""
         if kind == "ItemResult":
             return ResultPages(path), ""
-        if kind == "DumpedGroup":
+        if kind == PackedGroup.__name__:
             return BatchPages(DumpedBatches(path)), ""
         if kind != "ToolEnvironment":
             raise InputError(

@@ -90,7 +90,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     ),
     "astra_jax/grpo/test_batch_filling.py": (),
     "astra_jax/grpo/test_journal.py": (
-        "test_turns_come_back_as_they_were",
+        "test_episodes_come_back_as_they_were",
         "test_what_others_drew_is_dropped_and_counted",
     ),
     "astra_jax/run/test_preemption.py": (),

@@ -9,7 +9,7 @@ from astra_jax.base.settings import Bound, Count, CountOrZero, Length, OneOf, Se
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.models.matmuls import WEIGHT_QUANTIZATIONS
 from astra_jax.rollout.episode import EpisodeConfig
-from astra_jax.rollout.filling import begun_at_once
+from astra_jax.rollout.scheduler import groups_started_at_once
 from astra_jax.run.config import ROW_BUCKET, HostOnly, LearningRate, Resumable, TrainingConfig, WeightDecay
 from synthesis.core.rewards import bounds_of
 
@@ -39,12 +39,12 @@ class GRPOConfig(TrainingConfig):
         mini_batches: optimizer steps that a batch is cut into (paper: 1); the ratio is to the weights before the first.
         min_reward_std: a group trains when Std(reward) is above it. Ours: 0.01, below the smallest deviation that one
             differing episode of 8 causes, above rounding. In units of the reward: lower it for small rewards.
-        oversample: strictly online: groups under way over those expected to be needed. Ours: 1.25, see `filling.fill`.
-        concurrent_groups: as many episodes are under way at once as so many groups have; slots / group_size keeps an
-            engine full. Strictly online they are of up to twice as many groups, see `filling.begun_at_once`.
-        deadline_seconds: of a batch's rollouts: from then on groups count in the order in which they finish, and what
-            is still under way when the batch is full is cancelled, see `filling.fill`. None waits for all. With
-            `async_rollouts` none is waited for anyway.
+        oversample: strictly online: groups running over those expected to be needed. Ours: 1.25, see
+            `GroupScheduler`.
+        concurrent_groups: as many episodes run at once as so many groups have; slots / group_size keeps an engine full.
+            Strictly online they are of up to twice as many groups, see `groups_started_at_once`.
+        deadline_seconds: strictly online, of a batch's rollouts. Later, groups count in the order in which they finish,
+            and groups still running when the batch is full are cancelled, see `GroupScheduler`. None waits for all.
         async_rollouts: rollouts continue during updates and across them, up to `max_off_policy_steps` batches ahead.
             Importance sampling corrects for the weights that sampled each token. False is strictly online (paper).
         max_off_policy_steps: a group is trained on when its oldest token was sampled by weights at most so many steps
@@ -125,8 +125,10 @@ class GRPOConfig(TrainingConfig):
 
     @property
     def groups_at_once(self) -> int:
-        """Strictly online: most groups that are started and not yet in a batch."""
-        return begun_at_once(self.concurrent_groups, self.batch_size)
+        """Most groups that have started and not entered the buffer."""
+        if self.async_rollouts:
+            return self.concurrent_groups
+        return groups_started_at_once(self.concurrent_groups, self.batch_size)
 
     @property
     def steps_ahead(self) -> int:

@@ -7,7 +7,7 @@
 
 The folder has a card, and for each update a dataset of its own, `update_<update>`, whose records are the batch's
 groups. A shard is written before the card names it with its digest, so the folder is always consistent. A truncated,
-swapped or missing shard causes an error that names it. Arrays are bytes (`packed.CompactEpisode`).
+swapped or missing shard causes an error that names it. A record is a `PackedGroup`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ import numpy as np
 from astra_jax.base.errors import InputError
 from astra_jax.base.files import location, on_disk, write_text
 from astra_jax.base.typed import convert_to
-from astra_jax.rollout.filling import Group
-from astra_jax.rollout.packed import CompactEpisode, compact, expanded
+from astra_jax.rollout.records import Group, PackedGroup, pack_group, unpack_group
 from astra_jax.run.identity import differences
 from synthesis.core.datasets import (
     CARD_FILE,
-    BinaryRecord,
     DatasetError,
     Folder,
     card_text,
@@ -49,29 +47,6 @@ FOLDER = "batches"
 
 _QUESTION = 400
 _SHARD = "update_"
-
-
-class DumpedGroup(BinaryRecord, frozen=True, kw_only=True):
-    """A group in a batch; fields as in `filling.Group`.
-
-    Attributes:
-        pieces: the text of each token id that occurs, for display; part of a character is U+FFFD.
-    """
-
-    index: int
-    update: int
-    episodes: list[CompactEpisode]
-    pieces: dict[int, str]
-
-    def group(self) -> Group:
-        """Return the group, with its episodes' logprobs as float32.
-
-        Raises:
-            ValueError: an episode's parts are inconsistent.
-        """
-        episodes = [expanded(one) for one in self.episodes]
-        environment = episodes[0].environment_id if episodes else ""
-        return Group(index=self.index, environment_id=environment, update=self.update, episodes=episodes)
 
 
 class GroupLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +142,7 @@ class BatchDump:
         card = {"update": update, "filling": dict(filling), "groups": msgspec.to_builtins(lines)}
         with on_disk(self._folder) as folder:
             shard = Path(shard_folder(folder, update))
-            digest = write_dataset(shard, DumpedGroup, map(self._record, groups), card=card)
+            digest = write_dataset(shard, PackedGroup, map(self._record, groups), card=card)
         rewards = [*chain.from_iterable(line.rewards for line in lines)]
         return DumpedUpdate(
             update=update,
@@ -184,20 +159,15 @@ class BatchDump:
         self._updates.append(msgspec.structs.replace(line, before=before, after=after))
         self._write_card()
 
-    def _record(self, group: Group) -> DumpedGroup:
+    def _record(self, group: Group) -> PackedGroup:
         occurring = sorted({*chain.from_iterable(episode.token_ids for episode in group.episodes)})
-        return DumpedGroup(
-            index=group.index,
-            update=group.update,
-            episodes=[compact(episode) for episode in group.episodes],
-            pieces={number: self._tokenizer.decode([number]) for number in occurring},
-        )
+        return pack_group(group, {number: self._tokenizer.decode([number]) for number in occurring})
 
     def _write_card(self) -> None:
         card = {"run": self._run, "identity": self._identity, "updates": msgspec.to_builtins(self._updates)}
         digest = hashlib.sha256("".join(line.digest for line in self._updates).encode()).hexdigest()
         count = sum(line.groups for line in self._updates)
-        write_text(self._folder / CARD_FILE, card_text(DumpedGroup, count, digest, card))
+        write_text(self._folder / CARD_FILE, card_text(PackedGroup, count, digest, card))
 
 
 class DumpedBatches:
@@ -215,8 +185,11 @@ class DumpedBatches:
     def __init__(self, folder: Folder) -> None:
         self.folder = location(folder)
         self.card: dict[str, Any] = read_card(self.folder)
-        if self.card["kind"] != DumpedGroup.__name__:
-            raise DatasetError(f"{folder} holds {self.card['kind']} records, no batches of a run's `dump_batches`")
+        if self.card["kind"] != PackedGroup.__name__:
+            raise DatasetError(
+                f"{folder} holds {self.card['kind']} records, not the batches (PackedGroup) that a run of this version "
+                "writes with dump_batches; pass the folder `batches` of such a run's workdir"
+            )
         if "updates" not in self.card:
             raise DatasetError(f"{folder} is the batch of one update; give the folder that it is in")
         try:
@@ -268,14 +241,14 @@ class DumpedBatches:
         """
         _, filling = self.shard(update)
         path = shard_folder(self.folder, update)
-        records = list(each_record(path, DumpedGroup))  # read all records first, which checks the digest
+        records = list(each_record(path, PackedGroup))  # read all records first, which checks the digest
         return [_whole(path, record) for record in records], filling
 
     def group(self, update: int, place: int) -> tuple[Group, dict[int, str]]:
         """Return one group by its index in the batch, and the text of its tokens. Raises as `groups`, except for its
         digest."""
         path = shard_folder(self.folder, update)
-        record = read_record(path, DumpedGroup, place)
+        record = read_record(path, PackedGroup, place)
         return _whole(path, record), record.pieces
 
 
@@ -284,9 +257,9 @@ def shard_folder(folder: Folder, update: int) -> epath.Path:
     return location(folder) / f"{_SHARD}{update:08}"
 
 
-def _whole(path: Folder, record: DumpedGroup) -> Group:
+def _whole(path: Folder, record: PackedGroup) -> Group:
     try:
-        return record.group()
+        return unpack_group(record)
     except (ValueError, RecursionError) as error:  # errors of msgspec and json are ValueErrors
         raise DatasetError(f"{path}: group {record.index} is corrupt ({error}); have it written again") from None
 
@@ -306,6 +279,6 @@ def _line(group: Group) -> GroupLine:
         update=group.update,
         rewards=group.rewards,
         deviation=group.deviation,
-        tokens=sum(sum(episode.loss_mask) for episode in group.episodes),
+        tokens=group.sampled_tokens,
         versions=(min(versions, default=group.update), max(versions, default=group.update)),
     )

@@ -13,7 +13,7 @@ from astra_jax.pages.html import template
 
 if TYPE_CHECKING:  # pages of data want no jax
     from astra_jax.grpo.exhaustion import Exhaustion
-    from astra_jax.rollout.filling import Group
+    from astra_jax.rollout.records import Group
     from synthesis.core.records import Message
 
 _GROUPS = 4

@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.rollout.filling import FillCounts, Group
+from astra_jax.rollout.buffer import FillCounts
+from astra_jax.rollout.records import Group
 from astra_jax.run.metrics import EXHAUSTED
 from synthesis.core.rewards import bounds_of
 

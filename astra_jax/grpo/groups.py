@@ -1,4 +1,9 @@
-"""Groups of episodes: one environment, one set of tools, one prompt, and `group_size` sampled episodes."""
+"""Groups of episodes: one environment, one set of tools, one prompt, and `group_size` sampled episodes.
+
+Consumes: environments, in seeded order, and finished episodes that the journal has.
+Waits for: capacity for another of `at_once` episodes, the sampler, and the tools of the environment.
+Unblocked by: an episode that finishes, those of the oldest groups first.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from absl import logging
-
 from astra_jax.grpo.config import Order
 from astra_jax.grpo.journal import BatchJournal
-from astra_jax.rollout.episode import Episode, EpisodeConfig, EpisodeTask, FinishedTurn, make_task, run_episode
-from astra_jax.rollout.filling import Group
+from astra_jax.rollout.episode import Episode, EpisodeConfig, EpisodeTask, make_task, run_episode
+from astra_jax.rollout.records import Group
 from astra_jax.rollout.sampler import Sampler
-from astra_jax.rollout.stream import StaleGroup
-from astra_jax.rollout.tool_calls import ResumeMismatch
+from astra_jax.rollout.scheduler import StaleGroup
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment, solve_rate_of
@@ -28,9 +30,10 @@ class GroupSampler:
     Attributes:
         next_index: number of the next group, saved in checkpoints.
         again: lower numbers that an earlier process started; they come first.
-        version: of the policy's current weights.
+        version: of the sampler's current weights.
         too_old: returns whether tokens of a weight version are too old; such a group is dropped.
-        cancelled: number of episodes in groups cancelled since `begin`.
+        unfinished: number of episodes running now.
+        cancelled: number of episodes in groups cancelled since `reset_counts`.
     """
 
     def __init__(
@@ -57,28 +60,21 @@ class GroupSampler:
         self._room = nullcontext() if at_once is None else asyncio.Semaphore(at_once)
         self.again: list[int] = []
         self.too_old: Callable[[int], bool] = lambda version: False
-        self.begin(0)
+        self.unfinished = 0
+        self.reset_counts()
+        self.set_version(0)
 
-    def begin(self, version: int, journal: BatchJournal | None = None) -> None:
-        """Start the rollouts of a batch with weights of this version.
-
-        Args:
-            journal: see `follow`.
-        """
-        self.count_anew()
-        self.follow(version, journal)
-
-    def count_anew(self) -> None:
-        """Reset `cancelled` and `groups`."""
+    def reset_counts(self) -> None:
+        """Start a batch: reset `cancelled` and `groups`."""
         self.cancelled = 0
         self._groups: dict[int, Group] = {}
 
-    def follow(self, version: int, journal: BatchJournal | None = None) -> None:
+    def set_version(self, version: int, journal: BatchJournal | None = None) -> None:
         """Continue with weights of this version.
 
         Args:
-            journal: stores finished episodes and turns; those already there are not sampled again. Excluded episodes
-                are not stored.
+            journal: stores finished episodes; those already there are not sampled again. Masked episodes are not
+                stored.
         """
         self.version, self._journal = version, journal
 
@@ -89,7 +85,7 @@ class GroupSampler:
 
     @property
     def groups(self) -> list[Group]:
-        """Groups finished since `begin`, valid or not, in order of their numbers."""
+        """Groups finished since `reset_counts`, valid or not, in order of their numbers."""
         return [self._groups[index] for index in sorted(self._groups)]
 
     @property
@@ -131,16 +127,15 @@ class GroupSampler:
     async def _group(self, index: int) -> Group:
         environment, version = self.environment(index), self.version
         tools_seed = rng_for(self.seed, "tools", index).getrandbits(32)
-        drawn = GroupProgress()
+        progress = GroupProgress()
 
         async def episode(task: EpisodeTask, number: int) -> Episode:
-            seed = rng_for(self.seed, "episode", index, number).getrandbits(32)
             async with self._room:  # first come, first served
-                one = await self._episode(task, index, number, seed, drawn)
-            drawn.begin(number)
-            if not one.voided:
-                drawn.add(number, [v for v, mask in zip(one.versions, one.loss_mask, strict=True) if mask])
-            return one
+                self.unfinished += 1
+                try:
+                    return await self._episode(task, index, number, progress)
+                finally:
+                    self.unfinished -= 1
 
         try:
             task = await asyncio.to_thread(make_task, environment, self.tokenizer, self.config, seed=tools_seed)
@@ -156,49 +151,37 @@ class GroupSampler:
             raise
         except StaleEpisode:
             self.cancelled += self.group_size
-            raise StaleGroup(self.group_size, drawn.tokens) from None
+            raise StaleGroup(self.group_size, progress.tokens) from None
         scored = [episode for episode in episodes if not episode.voided]
         masked = [episode.masked for episode in episodes if episode.masked is not None]
-        oldest = version if drawn.oldest is None else drawn.oldest
+        oldest = version if progress.oldest is None else progress.oldest
         group = Group(index=index, environment_id=environment.id, update=oldest, episodes=scored, masked=masked)
         self._groups[index] = group
         return group
 
-    async def _episode(self, task: EpisodeTask, index: int, number: int, seed: int, drawn: GroupProgress) -> Episode:
-        """Run an episode, resuming from the journal's records.
+    async def _episode(self, task: EpisodeTask, index: int, number: int, progress: GroupProgress) -> Episode:
+        """Run an episode, or return it from the journal.
 
         Raises:
-            StaleGroup: the group's sampled tokens are too old.
+            StaleEpisode: the group's sampled tokens are too old.
         """
-        journal = self._journal  # the journal of a later version includes this one's records
+        found = None if self._journal is None else self._journal.take_episode(index, number)
+        if found is not None:
+            progress.finish(number, found)
+            return found
 
-        async def run(taken: list[FinishedTurn]) -> Episode:
-            drawn.begin(number)
-            for turn in taken:
-                drawn.add(number, turn.versions)
+        def check_age(versions: Sequence[int]) -> None:
+            progress.add(number, versions)
+            if progress.oldest is not None and self.too_old(progress.oldest):
+                raise StaleEpisode
 
-            async def keep(place: int, turn: FinishedTurn) -> None:
-                drawn.add(number, turn.versions)
-                if drawn.oldest is not None and self.too_old(drawn.oldest):
-                    raise StaleEpisode
-                if self._journal is not None:
-                    await self._journal.keep_turn(index, number, place, turn)
-
-            session = f"group{index}.{number}"
-            parts = self.policy, self.sandbox, task, self.tokenizer, self.config
-            return await run_episode(*parts, seed=seed, session=session, taken=taken, on_turn=keep)
-
-        if journal is None:
-            return await run([])
-        if (done := journal.take_episode(index, number)) is not None:
-            return done
-        taken = journal.take_turns(index, number)
-        try:
-            finished = await run(taken)
-        except ResumeMismatch as error:
-            logging.warning("an episode of %s is begun anew: %s", task.environment.id, error)
-            journal.begun_anew(len(taken))
-            finished = await run([])
+        finished = await run_episode(
+            *(self.policy, self.sandbox, task, self.tokenizer, self.config),
+            seed=rng_for(self.seed, "episode", index, number).getrandbits(32),
+            session=f"group{index}.{number}",
+            on_turn=check_age,
+        )
+        progress.finish(number, finished)
         if not finished.voided and self._journal is not None:
             await self._journal.keep_episode(index, number, finished)
         return finished
@@ -214,15 +197,17 @@ class GroupProgress:
     def __init__(self) -> None:
         self._episodes: dict[int, tuple[int, int]] = {}
 
-    def begin(self, number: int) -> None:
-        """Reset an episode to no tokens."""
-        self._episodes.pop(number, None)
-
     def add(self, number: int, versions: Sequence[int]) -> None:
         """Add sampled tokens of an episode, with their versions."""
         if versions:
             tokens, oldest = self._episodes.get(number, (0, versions[0]))
             self._episodes[number] = tokens + len(versions), min(oldest, min(versions))
+
+    def finish(self, number: int, episode: Episode) -> None:
+        """Replace an episode's tokens by those of the finished one; a masked one counts none."""
+        self._episodes.pop(number, None)
+        if not episode.voided:
+            self.add(number, [v for v, mask in zip(episode.versions, episode.loss_mask, strict=True) if mask])
 
     @property
     def tokens(self) -> int:

@@ -147,7 +147,7 @@ class HeldOutEvaluation:
 
     async def _play(self, step: int, weights: str) -> tuple[dict[str, _Played], float]:
         """Run all episodes that the journal lacks. Return episodes by mode, and the seconds spent."""
-        journal = await asyncio.to_thread(self._journals.open, update=step, version=step, weights=weights)
+        journal = await asyncio.to_thread(self._journals.open, step, weights)
         started, first = time.monotonic(), 0
         episodes: dict[str, _Played] = {}
         try:

@@ -33,7 +33,7 @@ import numpy as np
 from flax import struct
 
 from astra_jax.base.settings import Bound, Count, OneOf, SettingError, Settings
-from astra_jax.rollout.filling import group_deviation
+from astra_jax.rollout.records import group_deviation
 from synthesis.core.references import referred
 
 Array = Any

@@ -61,7 +61,7 @@ class Replay:
             )
         self._batches.check_there(0, steps)
 
-    async def follow(self, version: int, weights: str = "") -> None:
+    async def set_version(self, version: int, weights: str = "") -> None:
         """Check that the weights after `version` updates equal the recorded ones.
 
         Raises:
@@ -77,7 +77,7 @@ class Replay:
         if not version and weights != updates[0].before:
             raise InputError(f"the run that wrote {here} began from other weights; give those as --weights")
 
-    async def fill(self, update: int, on_group: Callable[[int], None] = lambda missing: None) -> None:
+    async def fill(self, update: int, on_missing: Callable[[int], None] = lambda missing: None) -> None:
         """Read the batch of an update.
 
         Raises:
@@ -88,7 +88,7 @@ class Replay:
             self._batch = GroupBatch(groups, convert_to(filling, FillReport))
         except msgspec.ValidationError as error:
             raise DatasetError(f"{self.folder}: update {update}: {error}; have it written again") from None
-        on_group(0)
+        on_missing(0)
 
     def take(self) -> GroupBatch | None:
         """Return the batch and remove it."""
@@ -106,8 +106,9 @@ class Replay:
     def load(self, state: Mapping[str, Any]) -> None:
         """See `state`."""
 
-    async def close(self) -> None:
-        """Do nothing: nothing is running."""
+    async def close(self) -> int:
+        """Return 0: no episode is running."""
+        return 0
 
 
 class NoSampler(SamplerBase):

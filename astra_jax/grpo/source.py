@@ -1,4 +1,9 @@
-"""Rollout source of a run: its batches on every host, loading of weights into the sampler, and evaluations."""
+"""Rollout source of a run: its batches on every host, loading of weights into the sampler, and evaluations.
+
+Consumes: batches of `Rollouts` or of a `Replay`, on the first host, and the weights of each update.
+Waits for: `next_batch` waits for the first host's batch, and sends it to the others.
+Unblocked by: a full batch, SIGTERM on any host, or a failure on any host, which every host raises.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,6 @@ import msgspec
 
 from astra_jax.base.files import location
 from astra_jax.base.progress import log_above_progress
-from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.dump import FOLDER as BATCHES
 from astra_jax.grpo.dump import BatchDump, DumpedUpdate
@@ -95,7 +99,7 @@ class RolloutSource:
             Exception: a server could not load them; the state is saved.
         """
         digest = state.digest()  # every host takes part
-        await self._run.collective(_on_first(self._batches.follow, state.step, digest), save=state)
+        await self._run.collective(_on_first(self._batches.set_version, state.step, digest), save=state)
         # A copy if sampling continues during the next update, which donates these arrays.
         is_copied = self._config.async_rollouts and self._policy.aliases_params
         weights = state.inference_params(copied=is_copied)
@@ -126,8 +130,10 @@ class RolloutSource:
         return self._policy.metrics()
 
     async def close(self) -> None:
-        """Cancel running rollouts; finished ones are in the journal."""
-        await self._batches.close()
+        """Cancel running rollouts; finished episodes are in the journal."""
+        unfinished = await self._batches.close()
+        if unfinished and self._run.stopped == "preempted":
+            log_above_progress(f"{unfinished} unfinished episodes are cancelled; they start again when the run resumes")
 
     def get_state(self) -> dict[str, Any]:
         """Return the state between two batches as JSON values."""
@@ -178,8 +184,7 @@ async def open_source(
             )
     if config.episodes_every:
         run.add_hooks([EpisodePages(config.episodes_every)])
-    kind = AsyncRollouts if config.async_rollouts else Rollouts
-    batches = replay or kind(policy, sandbox, job.environments, tokenizer, config, journals)
+    batches = replay or Rollouts(policy, sandbox, job.environments, tokenizer, config, journals)
     source = RolloutSource(run, config, policy, batches, evaluation, is_evaluated=bool(held_out))
     try:
         run.add_state("rollouts", source)

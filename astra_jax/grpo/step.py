@@ -38,7 +38,7 @@ from astra_jax.mesh import BATCH, AnyMesh, batch_sharding, constrain, unzigzag
 from astra_jax.models import adapters
 from astra_jax.models.layers.moe import RouterSums, router_metrics
 from astra_jax.models.model import Model, Params
-from astra_jax.rollout.filling import Group
+from astra_jax.rollout.records import Group
 from astra_jax.run.batch import context_size, in_mesh_order, same_document, shift, target_mask, to_device, unshift
 from astra_jax.run.compiler import program
 from astra_jax.run.config import JitKey

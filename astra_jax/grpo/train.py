@@ -7,7 +7,7 @@ One step:
      Truncated importance sampling corrects for numerical differences of the sampler (`step.py`, `losses.py`).
   4. Take an optimizer step, load the new weights into the sampler, log, save.
 
-With `async_rollouts` rollouts continue during steps 2 to 4 (`ahead.py`). On several hosts the first one samples and
+With `async_rollouts` rollouts continue during steps 2 to 4. On several hosts the first one samples and
 sends the others its batch. Run it with `python -m launch.grpo --config=grpo:14b`.
 """
 

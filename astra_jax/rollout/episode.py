@@ -7,10 +7,10 @@ are, and only new tool outputs are rendered and encoded: O(new tokens) per turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from absl import logging
@@ -18,9 +18,9 @@ from absl import logging
 from astra_jax.base.errors import InputError
 from astra_jax.base.files import first_line
 from astra_jax.base.settings import Bound, Count, CountOrZero, Length, Settings, Temperature, TopP
-from astra_jax.rollout.sampler import Completion, RequestFailed, Sampler, Sampling
+from astra_jax.rollout.sampler import RequestFailed, Sampler, Sampling
 from astra_jax.rollout.sessions import ENVIRONMENT_DIED, CodeSession, EpisodeSession, ExternalEnvSession, Masked
-from astra_jax.rollout.tool_calls import EpisodeTools, ResumeMismatch, ToolCallResult, outputs_of
+from astra_jax.rollout.tool_calls import EpisodeTools, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.agent_loop import Finish, run_agent
@@ -121,23 +121,6 @@ class Episode(msgspec.Struct, frozen=True):
         if self.score is None:
             raise ValueError(f"a voided episode (environment {self.environment_id}) has no reward; leave it out")
         return self.score.value
-
-
-class FinishedTurn(msgspec.Struct, frozen=True):
-    """A finished turn of an unfinished episode: the data from which the episode resumes.
-
-    Attributes:
-        token_ids, logprobs, versions, finish: as in its `Completion`.
-        calls: records of its calls, in order.
-        observation: tokens of the outputs shown to the policy.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    finish: Literal["stop", "length"]
-    calls: list[CallRecord]
-    observation: list[int]
 
 
 @dataclass(frozen=True)
@@ -258,8 +241,7 @@ async def run_episode(
     *,
     seed: int,
     session: str,
-    taken: Sequence[FinishedTurn] = (),
-    on_turn: Callable[[int, FinishedTurn], Awaitable[None]] | None = None,
+    on_turn: Callable[[Sequence[int]], None] = lambda versions: None,
 ) -> Episode:
     """Run one episode to its end and score it.
 
@@ -267,24 +249,16 @@ async def run_episode(
         sandbox: runs the code of records.
         seed: of sampling; with equal weights, the same seed gives the same episode.
         session: a name that is unique among running episodes.
-        taken: first turns that an earlier process finished. They are not sampled again, and their calls are repeated
-            only if they change state.
-        on_turn: called with each further turn and its index if the episode continues after it; awaited before the next
-            turn.
-
-    Raises:
-        ResumeMismatch: the episode cannot resume from `taken`.
+        on_turn: called after each turn, if the episode continues after it, with the versions of the weights that
+            sampled the turn's tokens. An error that it raises ends the episode.
     """
-    agent = _PolicyAgent(policy, task, tokenizer, config, seed=seed, session=session, taken=taken, on_turn=on_turn)
+    agent = _PolicyAgent(policy, task, tokenizer, config, seed=seed, session=session, on_turn=on_turn)
     env_session = task.session(sandbox, epsilon=config.reward_epsilon)
     tools = EpisodeTools(env_session, task.tools, max_chars=config.max_output_chars)
 
     async def execute(turn: int, calls: Sequence[Call]) -> list[str] | None:
-        if turn < len(taken):
-            results = await tools.repeat(turn, calls, taken[turn].calls)
-        else:
-            results = await tools.execute(turn, calls)
-        agent.record(results, tools.calls[len(tools.calls) - len(results) :])
+        results = await tools.execute(turn, calls)
+        agent.record(results)
         return outputs_of(results)
 
     finish: Finish = "voided"
@@ -334,18 +308,15 @@ class _PolicyAgent:
         *,
         seed: int,
         session: str,
-        taken: Sequence[FinishedTurn],
-        on_turn: Callable[[int, FinishedTurn], Awaitable[None]] | None,
+        on_turn: Callable[[Sequence[int]], None],
     ) -> None:
         self.token_ids = list(task.prompt_ids)
         self.loss_mask, self.logprobs = [0] * len(self.token_ids), [0.0] * len(self.token_ids)
         self.versions, self.turns = [0] * len(self.token_ids), 0
         self.messages = list(task.prompt)
         self._policy, self._tokenizer, self._config = policy, tokenizer, config
-        self._seed, self._session = seed, session
-        self._taken, self._on_turn = taken, on_turn
-        self._completion: Completion | None = None
-        self._called: list[CallRecord] = []
+        self._seed, self._session, self._on_turn = seed, session, on_turn
+        self._turn_versions: Sequence[int] = ()
         self._limit = len(self.token_ids) + config.max_response_tokens
 
     async def act(self) -> Sequence[Call] | None:
@@ -357,10 +328,8 @@ class _PolicyAgent:
             temperature=self._config.temperature,
             top_p=self._config.top_p,
         )
-        completion = self._again(sampling.max_tokens)
-        if completion is None:
-            completion = await self._policy.generate(self.token_ids, sampling, session=self._session)
-        self._completion = completion
+        completion = await self._policy.generate(self.token_ids, sampling, session=self._session)
+        self._turn_versions = completion.versions
         self._append(completion.token_ids, completion.logprobs, completion.versions, mask=1)
         self.turns += 1
         if completion.finish == "length":
@@ -370,25 +339,8 @@ class _PolicyAgent:
         self.messages.append(Message(role="assistant", content=said.content, reasoning=said.reasoning))
         return said.calls
 
-    def _again(self, most: int) -> Completion | None:
-        """Return the recorded completion of this turn, or None for a new turn.
-
-        Raises:
-            ResumeMismatch: the episode could not have continued after the recorded turn.
-        """
-        place = self.turns
-        if place >= len(self._taken):
-            return None
-        turn = self._taken[place]
-        drawn, shown = len(turn.token_ids), len(turn.observation)
-        whole = turn.finish == "stop" and 0 < drawn == len(turn.logprobs) == len(turn.versions) and drawn <= most
-        if not whole or len(self.token_ids) + drawn + shown >= self._limit:
-            raise ResumeMismatch(f"turn {place} is none that an episode goes on from")
-        return Completion(list(turn.token_ids), list(turn.logprobs), list(turn.versions), turn.finish)
-
-    def record(self, results: Sequence[ToolCallResult], calls: Sequence[CallRecord]) -> None:
-        """Add the last turn's calls and outputs to the messages, and keep the call records."""
-        self._called = list(calls)
+    def record(self, results: Sequence[ToolCallResult]) -> None:
+        """Add the last turn's calls and outputs to the messages."""
         called = [result.call for result in results if result.call is not None]
         self.messages[-1] = msgspec.structs.replace(self.messages[-1], tool_calls=called)
         for result in results:
@@ -396,10 +348,6 @@ class _PolicyAgent:
             self.messages.append(Message(role="tool", content=shown, tool_call_id=result.call_id, name=name))
 
     async def observe(self, outputs: Sequence[str]) -> bool:
-        place = self.turns - 1
-        if place < len(self._taken):
-            self._show(self._taken[place].observation)
-            return True
         # A turn's outputs can be a megabyte, a second of tokenising, so other episodes must not wait for it.
         tokenizer = self._tokenizer
         observation = await asyncio.to_thread(
@@ -409,15 +357,9 @@ class _PolicyAgent:
             observation = [tokenizer.eos_id, *observation]
         if len(self.token_ids) + len(observation) >= self._limit:
             return False
-        self._show(observation)
-        if self._on_turn is not None and (drawn := self._completion) is not None:
-            calls, versions = self._called, drawn.versions
-            turn = FinishedTurn(drawn.token_ids, drawn.logprobs, versions, drawn.finish, calls, observation)
-            await self._on_turn(place, turn)
-        return True
-
-    def _show(self, observation: Sequence[int]) -> None:
         self._append(observation, [0.0] * len(observation), [0] * len(observation), mask=0)
+        self._on_turn(self._turn_versions)
+        return True
 
     def _append(
         self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, mask: int

@@ -29,10 +29,6 @@ class ToolCallResult:
     infrastructure: bool = False
 
 
-class ResumeMismatch(Exception):
-    """The episode cannot resume from its recorded turns and restarts from scratch. The message says why."""
-
-
 class EpisodeTools:
     """Tools of one episode: executes calls and records them, with the sub-tasks that each solved.
 
@@ -55,28 +51,6 @@ class EpisodeTools:
         results = await asyncio.gather(*(self._execute(turn, call, f"call_{turn}_{i}") for i, call in numbered))
         self.calls += [result.record for result in results]
         return results
-
-    async def repeat(
-        self, turn: int, calls: Sequence[Call], recorded: Sequence[CallRecord]
-    ) -> Sequence[ToolCallResult]:
-        """Return the results of a turn's calls made earlier. In a stateful session they are executed again, and must
-        give the same results.
-
-        Raises:
-            ResumeMismatch: the calls or their results differ.
-        """
-        asked = [("", {}) if isinstance(one, MalformedCall) else (one.name, one.arguments) for one in calls]
-        if asked != [(one.name, one.arguments) for one in recorded] or any(one.turn != turn for one in recorded):
-            raise ResumeMismatch(f"turn {turn} has other calls than those that were recorded of it")
-        if self._session.stateful:
-            results = await self.execute(turn, calls)
-            for before, now in zip(recorded, self.calls[-len(recorded) :], strict=True):
-                if before != now:
-                    raise ResumeMismatch(f"turn {turn}: {now.name} came to {now.output!r}, {before.output!r} before")
-            return results
-        self.calls += recorded
-        made = enumerate(zip(calls, recorded, strict=True))
-        return [ToolCallResult(f"call_{turn}_{i}", _call(one, f"call_{turn}_{i}"), record) for i, (one, record) in made]
 
     async def _execute(self, turn: int, requested: Call, call_id: str) -> ToolCallResult:
         call = _call(requested, call_id)

@@ -46,7 +46,6 @@ _FORMER_NAMES = {
     "goodput/began": "goodput/started_at",
     "filling/groups_within_delta": "filling/groups_below_min_std",
     "filling/groups_voided": "filling/groups_unscored",
-    "filling/journal_anew": "filling/journal_restarted",
     "filling/journal_unkept": "filling/journal_unwritten",
     "exhausted/groups_within_delta": "exhausted/groups_below_min_std",
     "exhausted/groups_voided": "exhausted/groups_unscored",

@@ -405,9 +405,9 @@ def _training_waits(one: Training) -> str:
         played = f"{one.evaluation.episodes:,} episodes are finished"
         return f"{name} evaluates held-out environments after step {one.evaluation.update:,}: {played}."
     if one.batch is not None:
-        turns = f", {one.batch.open_turns:,} turns of unfinished ones" if one.batch.open_turns else ""
-        done = f"{one.batch.episodes:,} episodes are finished{turns}"
-        return f"{name} samples the batch of step {one.batch.update:,}{of}: {done}."
+        return (
+            f"{name} samples the batch of step {one.batch.update:,}{of}: {one.batch.episodes:,} episodes are finished."
+        )
     if one.rows:
         return f"{name} works on step {one.step + 1:,}{of}."
     return f"{name} is before its first step: it reads weights, compiles or makes the first batch."

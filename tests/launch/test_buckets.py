@@ -25,7 +25,7 @@ from astra_jax.base import buckets
 from astra_jax.base.files import StorageError, location, on_disk, write_bytes, write_text
 from astra_jax.grpo import journal
 from astra_jax.models.hf_checkpoint import WeightsError, hf_tensors, save_hf
-from astra_jax.rollout.episode import FinishedTurn
+from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.vllm.publishing import Publisher
 from astra_jax.run.checkpoints import Checkpointer, CheckpointError
 from astra_jax.run.metrics import MetricWriter, read_metrics
@@ -205,13 +205,13 @@ def test_metrics_are_there_when_they_were_flushed(bucket) -> None:
 def test_a_batch_under_way_is_kept(bucket, monkeypatch) -> None:
     """An object for each write, of all that was finished since the one before."""
     monkeypatch.setattr(journal, "_BUCKET_SECONDS", 0.01)
-    turn = FinishedTurn([5, 6], [-0.5, -0.25], [0, 0], "stop", [], [7])
+    episode = Episode("e", [5, 6], 1, [0, 1], [0.0, -0.25], [0, 3], [], None, 1, "voided", [])
     journals = journal.Journals("gs://bucket/rollouts", "run", "identity")
 
     async def kept(*numbers: int) -> list[bool]:
-        opened = journals.open(update=3, version=3, weights="w", next_index=8)
-        found = [opened.take_turns(9, number) == [turn] for number in range(4)]
-        await asyncio.gather(*(opened.keep_turn(9, number, 0, turn) for number in numbers))
+        opened = journals.open(3, "w")
+        found = [opened.take_episode(9, number) == episode for number in range(4)]
+        await asyncio.gather(*(opened.keep_episode(9, number, episode) for number in numbers))
         await opened.close()
         return found
 

@@ -54,7 +54,7 @@ def test_groups_of_an_update_lead_to_episodes(port: int) -> None:
     assert len(links) == 10 and ("/update/2/group/1/episode/3", "0.75") in links
     assert QUESTION.replace("'", "&#39;") in update and "/update/1/" not in update
     card = shown(port, "/card")
-    assert "DumpedGroup" in card and "model.family" in card and "2" * 64 in card
+    assert "PackedGroup" in card and "model.family" in card and "2" * 64 in card
 
 
 def test_an_episode_shows_tokens_with_logprobs_and_versions(port: int, folder: Path) -> None:

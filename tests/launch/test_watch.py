@@ -30,17 +30,16 @@ RUN = """
 import asyncio, json, sys
 from pathlib import Path
 from astra_jax.grpo.journal import FOLDER, Journals
-from astra_jax.rollout.episode import Episode, FinishedTurn
+from astra_jax.rollout.episode import Episode
 from astra_jax.run.metrics import MetricWriter
 from synthesis.core.journal import Journal
 from synthesis.core.workdir import locked
 
 async def batch(workdir):
-    journal = Journals(workdir / FOLDER, "r", "i").open(update=3, version=2, weights="w", next_index=8)
-    turn = FinishedTurn([1, 2], [-0.5, -0.25], 2, "stop", [], [3])
+    journal = Journals(workdir / FOLDER, "r", "i").open(3, "w")
+    episode = Episode("e", [1, 2], 1, [0, 1], [0.0, -0.25], [0, 2], [], None, 1, "voided", [])
     for number in range(2):
-        for place in range(2):
-            await journal.keep_turn(8, number, place, turn)
+        await journal.keep_episode(8, number, episode)
 
 workdir = Path(sys.argv[1])
 with locked(workdir):
@@ -95,8 +94,8 @@ def test_a_run_goes_on_and_is_killed(running) -> None:
         "Loss": {"train/loss": [(1.0, 1.0), (2.0, 0.5)]},
         "Rollouts": {"rollout/reward": [(1.0, 0.25), (2.0, 0.5)]},
     }
-    assert training.batch and (training.batch.update, training.batch.episodes, training.batch.open_turns) == (3, 0, 4)
-    assert seen.waits == "GRPO samples the batch of step 3 of 5: 0 episodes are finished, 4 turns of unfinished ones."
+    assert training.batch and (training.batch.update, training.batch.episodes) == (3, 2)
+    assert seen.waits == "GRPO samples the batch of step 3 of 5: 2 episodes are finished."
     (stage,) = seen.stages
     assert (stage.name, stage.passed, stage.rejected) == ("verify", 1, {"too_short": 1})
     process.kill()

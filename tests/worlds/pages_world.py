@@ -24,7 +24,7 @@ from astra_jax.evaluation.table import tabulate
 from astra_jax.grpo.dump import BatchDump, DumpedBatches
 from astra_jax.grpo.episode_pages import write_episodes
 from astra_jax.rollout.episode import Episode
-from astra_jax.rollout.filling import Group
+from astra_jax.rollout.records import Group
 from astra_jax.run.metrics import MetricWriter
 from launch.quickstart import report
 from launch.quickstart.ledger import write_json

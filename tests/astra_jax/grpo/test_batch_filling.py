@@ -17,8 +17,10 @@ from killed_rollouts import CONFIG, ENVIRONMENTS, Sampler, Tables
 from astra_jax.base.settings import SettingError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.rollouts import Rollouts
+from astra_jax.rollout.buffer import GroupBuffer
 from astra_jax.rollout.episode import Episode, EpisodeConfig
-from astra_jax.rollout.filling import Group, GroupBuffer, fill
+from astra_jax.rollout.records import Group
+from astra_jax.rollout.scheduler import GroupScheduler
 from astra_jax.rollout.sessions import Masked
 from synthesis.core.reward import Reward
 
@@ -54,6 +56,15 @@ class Stream:
         return group(index, [0.0, 1.0] if valid else [0.5, 0.5], self.update)
 
 
+async def fill(buffer: GroupBuffer, sample, **options) -> bool:
+    scheduler = GroupScheduler(buffer, sample, in_order=True, **options)
+    scheduler.sample_until(buffer.update + 1)
+    try:
+        return await scheduler.ready()
+    finally:
+        await scheduler.close()
+
+
 def run_updates(seed, probability, size, max_age, oversample, concurrent, updates, order_seed=0):
     stream = Stream(seed, probability)
     stream.order = random.Random(order_seed)
@@ -61,12 +72,19 @@ def run_updates(seed, probability, size, max_age, oversample, concurrent, update
     batches, counts = [], []
 
     async def loop():
+        scheduler = GroupScheduler(buffer, stream, in_order=True, oversample=oversample, concurrent=concurrent)
         for update in range(updates):
             stream.update = update
-            buffer.begin(update)
-            assert await fill(buffer, stream, oversample=oversample, concurrent=concurrent)
+            for _ in range(5):  # nothing is sampled before the weights are there
+                await asyncio.sleep(0)
+            assert stream.under_way == 0
+            scheduler.sample_until(update + 1)
+            assert await scheduler.ready()
             batches.append(buffer.take())
             counts.append(buffer.counts)
+            scheduler.begin(update + 1)
+        counts.append(buffer.counts)  # of those that are too old for a next update
+        await scheduler.close()
 
     asyncio.run(loop())
     return stream, buffer, batches, counts
@@ -308,3 +326,23 @@ def test_a_checkpoint_has_what_training_computes_with_in_few_bytes():
     again.load(json.loads(state))
     rounded = msgspec.structs.replace(long, logprobs=np.asarray(logprobs, np.float32).tolist())
     assert again.groups == [Group(3, "e", 7, [rounded, episode(0.0)])]
+
+
+@pytest.mark.parametrize("waiting", [2, 1])
+async def test_a_checkpoint_of_version_0_1_resumes(chat_tokenizer, waiting: int) -> None:
+    """With a batch that was full and not trained on, or with a group of surplus."""
+    groups = msgspec.to_builtins([group(index, [0.0, 1.0]) for index in range(waiting)])
+    for one in groups:
+        for each in one["episodes"]:
+            each["versions"] = [0]  # of its one turn
+    filling = {"filled": True, "seconds": 1.0, "rollout": {}, "counts": {}} if waiting == 2 else None
+    state = {"buffer": {"groups": groups, "counts": {}}, "next_index": 9, "update": 0, "filling": filling}
+    rollouts, update = Rollouts(Sampler(chat_tokenizer), Tables(), ENVIRONMENTS, chat_tokenizer, CONFIG), 2 - waiting
+    rollouts.load(state)
+    await rollouts.set_version(update)
+    await rollouts.fill(update)
+    batch = rollouts.take()
+    await rollouts.close()
+    first, second = batch.groups
+    assert [first, second][:waiting] == [group(index, [0.0, 1.0]) for index in range(waiting)]
+    assert waiting == 2 or second.index >= 9

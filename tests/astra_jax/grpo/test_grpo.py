@@ -43,7 +43,7 @@ from astra_jax.models.hf_checkpoint import WeightsError
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.episode import Episode, EpisodeConfig
-from astra_jax.rollout.filling import Group
+from astra_jax.rollout.records import Group
 from astra_jax.rollout.sampler import Sampling
 from astra_jax.run.checkpoints import Checkpointer
 from astra_jax.run.metrics import MetricWriter, read_metrics

@@ -23,7 +23,7 @@ from astra_jax.models.lora import LoRA
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.episode import Episode, EpisodeConfig
-from astra_jax.rollout.filling import Group
+from astra_jax.rollout.records import Group
 from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.run.gradients import zero_gradients

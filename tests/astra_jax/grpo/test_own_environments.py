@@ -18,14 +18,13 @@ from selection import by_day
 from sft_world import starting
 
 from astra_jax.base.errors import InputError
-from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments, select_environments
 from astra_jax.grpo.journal import Journals
 from astra_jax.grpo.rollouts import MaskedShareError, Rollouts
 from astra_jax.grpo.train import train
 from astra_jax.rollout import sessions
-from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
+from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, make_task, run_episode
 from astra_jax.rollout.sampler import RequestFailed
 from astra_jax.rollout.sessions import Masked
 from astra_jax.run.metrics import read_metrics
@@ -309,17 +308,6 @@ async def test_sums_that_miss_the_bounds_by_rounding_are_scores(warehouse, chat_
         assert not episode.voided and episode.reward == score
 
 
-async def test_an_open_episode_goes_on_by_its_calls(warehouse, chat_tokenizer) -> None:
-    turns: list[FinishedTurn] = []
-
-    async def keep(place: int, turn: FinishedTurn) -> None:
-        turns.append(turn)
-
-    said = call("stock_of", item="bolts"), "40."
-    whole = await play(warehouse[0], chat_tokenizer, *said, on_turn=keep)
-    assert await play(warehouse[0], chat_tokenizer, *said[1:], taken=turns) == whole
-
-
 async def test_records_and_objects_in_one_run(warehouse, pool, chat_tokenizer) -> None:
     """`score` is F1 of the ones and what the others say."""
     mixed = [make_environment(), *warehouse]
@@ -355,13 +343,12 @@ def rollouts_of(policy, tokenizer, environment, folder: Path | None = None, **se
         batch_size=2, group_size=8, concurrent_groups=2, episode=EPISODE, row_buckets=(2_000,), steps=4, **settings
     )
     journals = None if folder is None else Journals(folder, run="r", identity="i")
-    kind = AsyncRollouts if config.async_rollouts else Rollouts
-    return kind(policy, None, [environment], tokenizer, config, journals)
+    return Rollouts(policy, None, [environment], tokenizer, config, journals)
 
 
 async def batch_of(rollouts: Rollouts):
     try:
-        await rollouts.follow(0, "w")
+        await rollouts.set_version(0, "w")
         await rollouts.fill(0)
         return rollouts.take()
     finally:

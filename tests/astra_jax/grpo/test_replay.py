@@ -18,12 +18,12 @@ from sft_world import starting
 
 from astra_jax.base.errors import UserError
 from astra_jax.grpo import dump
-from astra_jax.grpo.dump import FOLDER, BatchDump, DumpedBatches, DumpedGroup, shard_folder
+from astra_jax.grpo.dump import FOLDER, BatchDump, DumpedBatches, shard_folder
 from astra_jax.grpo.replay import NoSampler, Replay
 from astra_jax.grpo.step import update_step
 from astra_jax.grpo.train import train
 from astra_jax.rollout.episode import Episode
-from astra_jax.rollout.packed import compact, expanded
+from astra_jax.rollout.records import PackedGroup, pack_episode, unpack_episode
 from astra_jax.run.metrics import read_metrics
 from synthesis.core.datasets import CARD_FILE, RECORDS_FILE, DatasetError, read_card, read_dataset
 from synthesis.core.reward import Reward
@@ -127,7 +127,7 @@ async def test_a_dataset_has_what_was_trained_on(dumped, chat_tokenizer) -> None
     assert [*batches.updates] == [0, 1, 2] and batches.card["count"] == 6
     for update, trained in first.groups.items():
         found, filling = batches.groups(update)
-        assert filling["filled"] and found == trained  # the sampler's logprobs are float32 already
+        assert filling["counts"] and found == trained  # the sampler's logprobs are float32 already
         lines, _ = batches.shard(update)
         for place, (line, group) in enumerate(zip(lines, trained, strict=True)):
             assert (line.index, line.rewards, line.update) == (group.index, group.rewards, group.update)
@@ -135,7 +135,7 @@ async def test_a_dataset_has_what_was_trained_on(dumped, chat_tokenizer) -> None
             assert one == group and {*pieces} == {id for episode in group.episodes for id in episode.token_ids}
             assert pieces[chat_tokenizer.eos_id] == chat_tokenizer.decode([chat_tokenizer.eos_id])
     shard = shard_folder(folder, 1)
-    assert len(read_dataset(shard, DumpedGroup)) == read_card(shard)["count"] == 2
+    assert len(read_dataset(shard, PackedGroup)) == read_card(shard)["count"] == 2
     assert sorted(path.name for path in folder.iterdir()) == [
         CARD_FILE, *(shard_folder(folder, update).name for update in range(3)),
     ]  # fmt: skip
@@ -147,14 +147,14 @@ def test_an_episode_takes_little_room() -> None:
     versions = [7 * drawn for drawn in mask[:70]] + [8 * drawn for drawn in mask[70:]]
     logprobs = [float(np.float32(-0.1)) * drawn for drawn in mask]
     one = Episode("e", [*range(100)], 50, mask, logprobs, versions, [], score, 2, "answered", [])
-    small = compact(one)
-    assert expanded(small) == one and len(small.token_ids) == 200 and len(small.logprobs) == 160
+    small = pack_episode(one)
+    assert unpack_episode(small) == one and len(small.token_ids) == 200 and len(small.logprobs) == 160
     assert np.frombuffer(small.spans, "<i4").reshape(-1, 2).tolist() == [[50, -1], [20, 7], [10, 8], [10, -1], [10, 8]]
     wide = msgspec.structs.replace(one, token_ids=[*range(151_000, 151_100)])
-    assert expanded(compact(wide)) == wide and len(compact(wide).token_ids) == 400
+    assert unpack_episode(pack_episode(wide)) == wide and len(pack_episode(wide).token_ids) == 400
     for broken in ({"tokens": 99}, {"spans": small.spans[:-8]}, {"logprobs": small.logprobs[4:]}, {"text": b"{"}):
         with pytest.raises(ValueError):
-            expanded(msgspec.structs.replace(small, **broken))
+            unpack_episode(msgspec.structs.replace(small, **broken))
 
 
 async def test_a_run_that_dies_has_one_life_in_its_dataset(run, dumped, chat_tokenizer, tmp_path) -> None:
@@ -254,5 +254,5 @@ async def test_what_is_cut_swapped_or_gone_is_refused_by_name(run, copied, tmp_p
     with pytest.raises(DatasetError, match="is the batch of one update; give the folder that it is in"):
         Replay(shard_folder(copied, 0))
     (copied / CARD_FILE).write_text('{"kind": "Trajectory", "schema_version": 1, "count": 0, "digest": ""}')
-    with pytest.raises(DatasetError, match="holds Trajectory records, no batches"):
+    with pytest.raises(DatasetError, match="holds Trajectory records, not the batches"):
         Replay(copied)

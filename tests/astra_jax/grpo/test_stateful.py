@@ -13,8 +13,7 @@ from astra_jax.base.errors import InputError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments
 from astra_jax.grpo.train import train
-from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
-from astra_jax.rollout.tool_calls import ResumeMismatch
+from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, make_task, run_episode
 from astra_jax.run.metrics import read_metrics
 
 EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=1_500, max_response_tokens=500, distractors_per_band=0)
@@ -79,37 +78,6 @@ async def test_what_a_world_cannot_be_trained_on_is_refused_at_the_start(pool, c
     blamed = msgspec.structs.replace(blamed, world=msgspec.structs.replace(blamed.world, changes=[]))
     with pytest.raises(InputError, match="1 rows otherwise"):
         await check_environments([blamed], chat_tokenizer, pool, EPISODE)
-
-
-async def test_an_open_episode_of_a_world_goes_on_from_its_calls(pool, chat_tokenizer):
-    """The state is made anew by the calls, which must come to the same."""
-    spoken = ["".join(RIGHT[:2]), RIGHT[2]]
-    task = make_task(bank(), chat_tokenizer, EPISODE, seed=0)
-    turns: list[FinishedTurn] = []
-
-    async def keep(place: int, turn: FinishedTurn) -> None:
-        assert place == len(turns)
-        turns.append(turn)
-
-    async def run(said, **options) -> Episode:
-        policy = ScriptedSampler(chat_tokenizer, says(*said))
-        given = policy, pool, task, chat_tokenizer, EPISODE
-        return await run_episode(*given, seed=0, session="s", **options)
-
-    whole = await run(spoken, on_turn=keep)
-    assert len(turns) == 2 and whole.reward == pytest.approx(1.0, abs=1e-5)
-    for taken in (1, 2):
-        assert await run(spoken[taken:], taken=turns[:taken]) == whole
-    other = msgspec.structs.replace(turns[1].calls[0], output='{"paid":true}')
-    for wrong in (
-        [turns[0], msgspec.structs.replace(turns[1], calls=[other])],
-        [turns[1]],
-        [msgspec.structs.replace(turns[0], calls=turns[0].calls[:1])],
-        [msgspec.structs.replace(turns[0], logprobs=[])],
-        [msgspec.structs.replace(turns[0], observation=[0] * 500)],
-    ):
-        with pytest.raises(ResumeMismatch):
-            await run([], taken=wrong)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from rollout_world import ScriptedSampler, call, make_environment, table_tool
 from astra_jax.base.errors import InputError
 from astra_jax.evaluation.episodes import EvalConfig, evaluate
 from astra_jax.grpo.environments import check_environments
-from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
+from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, make_task, run_episode
 from astra_jax.rollout.sampler import Completion, RequestFailed
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Outcome
@@ -71,22 +71,16 @@ async def test_a_turn_ends_with_each_token_that_serving_stops_at(pool, environme
             return Completion(new, [-1.0] * len(new), [0] * len(new), "stop")
 
     task = make_task(environment, chat_tokenizer, CONFIG, seed=3)
-    policy, kept = Sampler(chat_tokenizer, lambda session, turn, seed: ""), []
-
-    async def keep(place: int, turn: FinishedTurn) -> None:
-        kept.append(turn)
-
-    episode = await run_episode(policy, pool, task, chat_tokenizer, CONFIG, seed=1, session="s", on_turn=keep)
+    policy, turns = Sampler(chat_tokenizer, lambda session, turn, seed: ""), []
+    options = dict(seed=1, session="s", on_turn=turns.append)
+    episode = await run_episode(policy, pool, task, chat_tokenizer, CONFIG, **options)
+    assert turns == [[0] * len(chat_tokenizer.encode(texts[0] + "<|endoftext|>"))], "the turn that it continues after"
     assert (episode.finish, episode.turns, episode.messages[-1].content) == ("answered", 2, "2102650.")
     said = [t for t, mask in zip(episode.token_ids, episode.loss_mask, strict=True) if mask]
     assert said == [t for text in texts for t in chat_tokenizer.encode(text + "<|endoftext|>")]
     shown = chat_tokenizer.decode(episode.token_ids[episode.prompt_tokens :])
     first = QWEN3.tool_results_text(['{"capital_of":"Paris"}'])
     assert shown == f"{texts[0]}<|endoftext|><|im_end|>{first}{texts[1]}<|endoftext|>"
-    # A process that finds the turn in the journal appends the same tokens.
-    policy.turns["s"] = 1
-    again = await run_episode(policy, pool, task, chat_tokenizer, CONFIG, seed=1, session="s", taken=kept)
-    assert (again.token_ids, again.loss_mask) == (episode.token_ids, episode.loss_mask)
 
 
 async def test_outputs_are_tokenised_in_another_thread_than_the_loops(pool, environment, chat_tokenizer, monkeypatch):

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from astra_jax.rollout.buffer import FillCounts, GroupBuffer
 from astra_jax.rollout.episode import Episode
-from astra_jax.rollout.filling import FillCounts, Group, GroupBuffer
-from astra_jax.rollout.stream import GroupStream, StaleGroup
+from astra_jax.rollout.records import Group
+from astra_jax.rollout.scheduler import GroupScheduler, StaleGroup
 from synthesis.core.reward import Reward
 
 DELTA = 0.01
@@ -85,24 +86,23 @@ def trained(policy: Emulated, *, k: int, size: int, updates: int, concurrent: in
     run, pauses = Run([], [], [], [], 0), random.Random(policy.seed)
 
     async def loop() -> None:
-        options = dict(version=0, async_steps=k, last=updates, concurrent=concurrent)
-        stream = GroupStream(buffer, policy, **options)
+        scheduler = GroupScheduler(buffer, policy, in_order=False, concurrent=concurrent)
+        scheduler.sample_until(min(k + 1, updates))
         for update in range(updates):
-            assert await stream.ready()
+            assert await scheduler.ready()
             run.batches.append(buffer.take())
             run.counts.append(buffer.counts)
             run.metrics.append(buffer.metrics(run.batches[-1], update))
-            buffer.begin(update + 1)
-            stream.taken()
+            scheduler.begin(update + 1)
             for _ in range(pauses.randrange(longest_update)):  # of training
                 await asyncio.sleep(0)
             policy.version = update + 1
-            stream.follow(update + 1)
+            scheduler.sample_until(min(update + 1 + k + 1, updates))
         for _ in range(200):
             await asyncio.sleep(0)
         run.counts.append(buffer.counts)
         run.waiting, run.under_way = list(buffer.groups), policy.started - len(policy.ended)
-        await stream.close()
+        await scheduler.close()
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(loop())
@@ -165,16 +165,17 @@ async def test_a_group_that_fails_ends_the_run() -> None:
         raise RuntimeError("sandbox is gone")
 
     buffer = GroupBuffer(2, min_reward_std=DELTA, max_age=1)
-    stream = GroupStream(buffer, sample, version=0, async_steps=1, last=9, concurrent=4)
+    scheduler = GroupScheduler(buffer, sample, in_order=False, concurrent=4)
+    scheduler.sample_until(2)
     with pytest.raises(RuntimeError, match="sandbox is gone"):
-        await stream.ready()
-    await stream.close()
+        await scheduler.ready()
+    await scheduler.close()
 
 
 async def test_a_batch_that_never_comes_is_given_up() -> None:
     policy = Emulated(0, valid=0.0)
     buffer = GroupBuffer(2, min_reward_std=DELTA, max_age=1)
-    options = dict(version=0, async_steps=1, last=9, concurrent=4, max_groups=7)
-    stream = GroupStream(buffer, policy, **options)
-    assert not await stream.ready() and policy.started == 7 == buffer.counts.sampled
-    await stream.close()
+    scheduler = GroupScheduler(buffer, policy, in_order=False, concurrent=4, max_groups=7)
+    scheduler.sample_until(2)
+    assert not await scheduler.ready() and policy.started == 7 == buffer.counts.sampled
+    await scheduler.close()

@@ -18,7 +18,7 @@ from two_hosts_world import free_port, of_two_hosts
 from astra_jax.base.errors import InputError, UserError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import grpo_optimizer, update_step
-from astra_jax.rollout.filling import Group
+from astra_jax.rollout.records import Group
 from astra_jax.rollout.vllm.server import Unreachable
 from astra_jax.run import hosts
 from astra_jax.run.crash_loop import is_fault

@@ -1,81 +1,22 @@
-"""Adaptive batch filling (paper §3.1): sample until n groups have a training signal; surplus waits for the next update.
+"""Buffer of valid groups, and the counts of all sampled ones (adaptive batch filling, paper §3.1).
 
 A group is valid if the standard deviation of its rewards exceeds `min_reward_std`. With equal rewards every advantage
-is zero, and the group would only dilute the batch.
+is zero, and the group would only dilute the batch. Valid groups beyond a batch wait for the next update.
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from astra_jax.base.typed import convert_to
 from astra_jax.rollout.episode import Episode
-from astra_jax.rollout.packed import CompactEpisode, compact, expanded
+from astra_jax.rollout.records import Group, PackedGroup, pack_group, unpack_group
 from astra_jax.rollout.sessions import MASK_REASONS, Masked
-
-
-def begun_at_once(concurrent: int, size: int) -> int:
-    """Return how many groups `fill` may have started that have not entered the buffer.
-
-    A group ends with its slowest episode, and enters after the groups started before it. Meanwhile, episodes of groups
-    started later use the free capacity. So twice as many groups are started as `concurrent`, up to two batches. The
-    limit exists because the share of valid groups is uncertain at first, and excess groups are surplus.
-
-    Simulated for 14B with batches of 256 and 64 concurrent groups, this saves 9, 21 and 28 % of the time with 2, 8
-    and 16 servers.
-
-    Args:
-        concurrent: groups whose episodes run at once.
-        size: groups in a batch.
-    """
-    return max(concurrent, 2 * min(concurrent, size))
-
-
-def group_deviation(rewards: Sequence[float]) -> float:
-    """Return the population standard deviation of rewards; exactly 0 if they are equal (rounding would give 1e-17)."""
-    values = np.asarray(rewards, dtype=np.float64)
-    return float(values.std()) if values.size and values.min() < values.max() else 0.0
-
-
-class Group(msgspec.Struct, frozen=True):
-    """Episodes of one prompt.
-
-    Attributes:
-        update: the update whose weights sampled the oldest token.
-        episodes: those with a score.
-        masked: the reason for each episode without a score.
-    """
-
-    index: int
-    environment_id: str
-    update: int
-    episodes: list[Episode]
-    masked: list[Masked] = []
-
-    @property
-    def rewards(self) -> list[float]:
-        return [episode.reward for episode in self.episodes]
-
-    @property
-    def deviation(self) -> float:
-        return group_deviation(self.rewards)
-
-
-class _Waiting(msgspec.Struct, frozen=True):
-    """A waiting group in a checkpoint, in compact form (8,192 episodes of 30,000 tokens are 7.6 GB as JSON lists)."""
-
-    index: int
-    environment_id: str
-    update: int
-    episodes: list[CompactEpisode]
 
 
 class FillCounts(msgspec.Struct):
@@ -238,7 +179,7 @@ class GroupBuffer:
         self.counts.sampled_episodes += len(group.episodes)
         self.counts.mask(group.masked)
         self.lengths.drawn += len(group.episodes)
-        self.lengths.drawn_tokens += _tokens(group)
+        self.lengths.drawn_tokens += group.sampled_tokens
         if valid:
             self.counts.valid += 1
             if self.too_old(group.update):
@@ -276,14 +217,14 @@ class GroupBuffer:
         self.groups.sort(key=lambda group: group.update)
         batch, self.groups = self.groups[: self.size], self.groups[self.size :]
         self.lengths.trained += sum(len(group.episodes) for group in batch)
-        self.lengths.trained_tokens += sum(map(_tokens, batch))
+        self.lengths.trained_tokens += sum(group.sampled_tokens for group in batch)
         return [msgspec.structs.replace(group, masked=[]) for group in batch]
 
     def give_back(self, batch: Sequence[Group]) -> None:
         """Put a batch from `take` back that will not be trained on."""
         self.groups = [*batch, *self.groups]
         self.lengths.trained -= sum(len(group.episodes) for group in batch)
-        self.lengths.trained_tokens -= sum(map(_tokens, batch))
+        self.lengths.trained_tokens -= sum(group.sampled_tokens for group in batch)
 
     def metrics(self, batch: Sequence[Group], update: int) -> dict[str, float]:
         """Return the counts since `begin`, the surplus, the batch's mean age in updates, and `Lengths.bias`."""
@@ -304,114 +245,26 @@ class GroupBuffer:
     def state(self) -> dict[str, Any]:
         """Return the waiting groups and the counts as JSON values for a checkpoint. Logprobs are rounded to float32,
         the dtype of training."""
-        groups = [
-            _Waiting(group.index, group.environment_id, group.update, [compact(one) for one in group.episodes])
-            for group in self.groups
-        ]
+        groups = [pack_group(group) for group in self.groups]
         return msgspec.to_builtins({"groups": groups, "counts": self.counts, "lengths": self.lengths})
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`, also of the previous version, whose episodes are JSON."""
+        """Restore a `state`, also of version 0.1, whose episodes are JSON."""
         self.groups = [_group(one) for one in state["groups"]]
         self.counts = convert_to(state["counts"], FillCounts)
         self.lengths = convert_to(state.get("lengths", {}), Lengths)
 
 
-def _tokens(group: Group) -> int:
-    return sum(sum(episode.loss_mask) for episode in group.episodes)
-
-
 def _group(value: Mapping[str, Any]) -> Group:
     """Parse a group of a `GroupBuffer.state`."""
-    if not all("spans" in episode for episode in value["episodes"]):
-        return _of_tokens(convert_to(value, Group))
-    one = convert_to(value, _Waiting)
-    return Group(one.index, one.environment_id, one.update, [expanded(episode) for episode in one.episodes])
+    if all("spans" in episode for episode in value["episodes"]):
+        return unpack_group(convert_to(value, PackedGroup))
+    group = convert_to(value, Group)
+    return msgspec.structs.replace(group, episodes=[_of_tokens(one, group.update) for one in group.episodes])
 
 
-def _of_tokens(group: Group) -> Group:
-    """Return the group with a version per token. Early checkpoints have one per turn, all equal to the group's."""
-
-    def versions(episode: Episode) -> list[int]:
-        if len(episode.versions) == len(episode.token_ids):
-            return episode.versions
-        return [group.update * drawn for drawn in episode.loss_mask]
-
-    episodes = [msgspec.structs.replace(episode, versions=versions(episode)) for episode in group.episodes]
-    return msgspec.structs.replace(group, episodes=episodes)
-
-
-async def fill(
-    buffer: GroupBuffer,
-    sample: Callable[[], Awaitable[Group]],
-    *,
-    oversample: float,
-    concurrent: int,
-    max_groups: int | None = None,
-    deadline_seconds: float | None = None,
-    on_group: Callable[[Group, bool], None] = lambda group, valid: None,
-) -> bool:
-    """Sample groups concurrently until the buffer holds a batch.
-
-    The batch does not depend on the order in which groups finish. Groups enter the buffer in the order of their start,
-    and the number started next depends only on earlier groups. A group still running when the batch is full finishes
-    and becomes surplus.
-
-    The slowest group therefore delays all others, until the deadline. After it, groups enter in the order in which they
-    finish, and groups running at the deadline are replaced by new ones. When the batch is full, running groups are
-    cancelled and counted. The batch then depends on timing, and slow groups are less likely to be in it.
-
-    Args:
-        sample: starts the next group.
-        oversample: factor on the number of running groups, missing / share of valid groups so far. Above 1 it trades
-            surplus for less waiting at the end of a batch.
-        concurrent: most groups started but not entered. Groups running at the deadline do not count, so that they can
-            be replaced.
-        max_groups: give up after this many groups; None never gives up.
-        deadline_seconds: from now; None for no deadline.
-        on_group: called with each group and whether it was valid.
-
-    Returns:
-        True when the batch is full; False when `max_groups` were sampled and it is not.
-    """
-    clock = asyncio.get_running_loop().time
-    deadline = math.inf if deadline_seconds is None else clock() + deadline_seconds
-    running: list[asyncio.Task[Group]] = []
-    late: set[asyncio.Task[Group]] | None = None  # the running tasks that were already running at the deadline
-    started = 0
-
-    def wanted() -> int:
-        # The lower bound limits how many start at once after bad luck or with a hard curriculum.
-        share = max(buffer.counts.valid_share, 0.125)
-        return len(late or ()) + min(concurrent, math.ceil(buffer.missing / share * oversample))
-
-    try:
-        while True:
-            if late is None and clock() >= deadline:
-                late = set(running)
-            # In order before the deadline; after it, take finished groups before starting replacements.
-            first = running[:1] if late is None else running
-            task = next((task for task in first if task.done()), None)
-            if late is None or task is None:
-                while buffer.missing and len(running) < wanted() and (max_groups is None or started < max_groups):
-                    running.append(asyncio.ensure_future(sample()))
-                    started += 1
-            if not running:
-                return not buffer.missing
-            if task is None and late is not None and not buffer.missing:
-                buffer.counts.cancelled += len(running)
-                return True
-            if task is None:
-                left = None if late is not None or deadline == math.inf else deadline - clock()
-                awaited = running[:1] if late is None else running
-                await asyncio.wait(awaited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                continue
-            running.remove(task)
-            if late is not None:
-                late.discard(task)
-            group = task.result()
-            on_group(group, buffer.add(group))
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+def _of_tokens(episode: Episode, update: int) -> Episode:
+    """Return the episode with a version per token; version 0.1 has one per turn, all equal to the group's update."""
+    if len(episode.versions) == len(episode.token_ids):
+        return episode
+    return msgspec.structs.replace(episode, versions=[update * sampled for sampled in episode.loss_mask])
