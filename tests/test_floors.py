@@ -179,7 +179,7 @@ def test_training_knows_the_common_room_of_synthesis_alone(imports_of) -> None:
 
 
 DEMO = "synthesis.offline"
-LOADS_DEMO = {"synthesis/pipeline/demo.py", "launch/flags/executors.py", "launch/quickstart/stages.py"}
+LOADS_DEMO = {"synthesis/pipeline/demo.py", "launch/flags/teachers.py", "launch/quickstart/stages.py"}
 """Files outside the demo that import it, in functions."""
 
 

@@ -25,7 +25,7 @@ from synthesis.environments.drafts import Built
 from synthesis.environments.proof import Case, check_arguments, perturbed, short, shown, translated
 from synthesis.environments.world_proof import verify_world
 from synthesis.pipeline.demo import licence_of_facts
-from synthesis.pipeline.teacher import description
+from synthesis.pipeline.teacher import follows_rules
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -46,7 +46,7 @@ async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironm
         proof = verify if environment.world is msgspec.UNSET else verify_world
         await context.in_sandbox(proof, environment, others)
     # Without a model every answer is computed from the tables.
-    licence = context.config.licence or ("" if "model" in description(context.teacher) else licence_of_facts())
+    licence = context.config.licence or (licence_of_facts() if follows_rules(context.teacher) else "")
     return [
         msgspec.structs.replace(
             environment, provenance=context.provenance(licence, environment.id, ("author", "judge"))

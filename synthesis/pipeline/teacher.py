@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import copy
 import hashlib
+import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,12 +22,15 @@ import msgspec
 from synthesis.core.chat_format import AssistantTurn, MalformedCall
 from synthesis.core.endpoint import Endpoint, RequestRefused
 from synthesis.core.endpoint_settings import OpenAITeacherConfig, Role
+from synthesis.core.files import first_line
 from synthesis.core.loose_json import read_loosely
 from synthesis.core.openai_messages import replayed
 from synthesis.core.progress import say_beside_bars
 from synthesis.core.rate_limits import Spent, summed
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language, Message, ToolSpec
+from synthesis.core.references import referred
+from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.stages import Acceptance
 from synthesis.core.typed import decode_json
 from synthesis.pipeline.answer_forms import (
@@ -62,7 +66,11 @@ class TeacherError(Exception):
 
 
 class Teacher(Protocol):
-    """Whoever answers synthesis requests: an OpenAI-compatible endpoint or the offline teacher."""
+    """Answers the requests of synthesis: an endpoint, the offline teacher, or a class of the user's own.
+
+    A teacher may have more: `Described`, `Cast`, `Metered`, `Connected`, and `BY_RULES = True` if it computes its
+    answers from the packaged tables, as the offline teacher does.
+    """
 
     async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
         """One request.
@@ -123,6 +131,53 @@ class Cast(Protocol):
     def cast(self, record: str) -> Teacher:
         """The same teacher, as those of its models that are drawn for a record."""
         ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A teacher that counts the use of its endpoints."""
+
+    @property
+    def spent_by_stage(self) -> Mapping[str, Spent]: ...
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """A teacher with connections, which are closed at the end of a run."""
+
+    async def close(self) -> None: ...
+
+
+def follows_rules(teacher: Teacher) -> bool:
+    """Return whether a teacher computes its answers from the packaged tables."""
+    return bool(getattr(teacher, "BY_RULES", False))
+
+
+def load_teacher(name: str) -> Teacher:
+    """Return a teacher of the user's own, which `--teacher` names: a class, or a function without parameters.
+
+    Raises:
+        InputError: it cannot be imported or called, or lacks a method of `Teacher`.
+    """
+    made = referred(name)
+    try:
+        teacher: Teacher = made()
+        described = description(teacher)
+    except Refusal:
+        raise
+    except Exception as error:
+        raise InputError(f"--teacher={name}: {type(error).__name__}: {first_line(error)}") from error
+    kind = type(teacher).__name__
+    if lacking := [one for one in ("ask", "act") if not inspect.iscoroutinefunction(getattr(teacher, one, None))]:
+        raise InputError(
+            f"--teacher={name} makes a {kind}, which has no `async def {lacking[0]}`; give it the methods of "
+            "synthesis.pipeline.teacher.Teacher (docs/extending.md)"
+        )
+    if not isinstance(described, Mapping) or not isinstance(described.get("name"), str):
+        raise InputError(
+            f"--teacher={name}: the description of {kind} is {described!r:.200}; make it a mapping with a `name`"
+        )
+    return teacher
 
 
 def cast(teacher: Teacher, record: str) -> Teacher:
