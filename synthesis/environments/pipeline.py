@@ -13,11 +13,9 @@ writes the datasets `train` and `held_out` of `ToolEnvironment` records.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +24,7 @@ from synthesis.core.records import Language, Provenance, ToolEnvironment
 from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
 from synthesis.core.stored import Joined, Made, Records
+from synthesis.environments import compat
 from synthesis.environments.augment import augment, validated
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext, open_context
@@ -42,14 +41,49 @@ from synthesis.environments.worlds import make_world
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.partition import Split
 from synthesis.pipeline.preview import Preview
-from synthesis.pipeline.track import Summary, Track, digests_of_files, resolved
-
-In = TypeVar("In", bound=msgspec.Struct)
-Out = TypeVar("Out", bound=msgspec.Struct)
+from synthesis.pipeline.stage_keys import Stage, digest_of
+from synthesis.pipeline.track import Summary, Track, digests_of_files
 
 
-_LATER = ("licence", "stateful_share", "informative_joins")
-"""Settings that came later: where they are empty, a run's name is what it was before."""
+def _seed_id(seed: QuestionSeed) -> str:
+    return seed.id
+
+
+def _draft_id(draft: Draft) -> str:
+    return draft.decomposition.id
+
+
+def _built_id(built: Built) -> str:
+    return built.draft.decomposition.id
+
+
+def _environment_id(environment: ToolEnvironment) -> str:
+    return environment.id
+
+
+_PARTITION = ("partition_salt", "held_out_entities", "held_out_questions", "split_by")
+_QUESTIONS = (
+    "min_hops", "max_hops", "min_branches", "max_branches", "relations", "informative_joins", "attempts", *_PARTITION,
+)  # fmt: skip
+"""Settings of every request for a question."""
+
+DECOMPOSE = Stage("decompose", Draft, _seed_id, _QUESTIONS, _draft_id, "environments: decompose")
+VALIDATE = Stage("validate", Draft, _draft_id, ("quality_threshold", "attempts"), _draft_id, "environments: validate")
+IMPLEMENT = Stage(
+    "implement", Built, _draft_id, ("table_rows", "hardened_share", "attempts"), _built_id, "environments: implement"
+)
+MERGE = Stage(
+    "merge", Built, _built_id, ("table_rows", "merge_similarity", "attempts"), _built_id, "environments: merge"
+)
+AUGMENT = Stage("augment", Built, _seed_id, _QUESTIONS, _built_id, "environments: augment")
+WORLDS = Stage("worlds", Built, _seed_id, _QUESTIONS, _built_id, "environments: worlds")
+DISTRACT = Stage(
+    "distract", Built, _built_id,
+    ("distractors", "high_cut", "low_cut", "fact_distractors", "table_rows", *_PARTITION), _built_id,
+    "environments: distract",
+)  # fmt: skip
+VERIFY = Stage("verify", ToolEnvironment, _built_id, ("licence",), _environment_id, "environments: verify")
+STAGES = (DECOMPOSE, VALIDATE, AUGMENT, IMPLEMENT, MERGE, WORLDS, DISTRACT, VERIFY)
 
 
 async def synthesize(
@@ -82,99 +116,105 @@ async def synthesize(
     config = config.asked_of(by_rules=executor.by_rules)
     check_spoken(config.languages, by_rules=executor.by_rules)
     async with open_context(executor, config=config, seed=seed) as context:
-        return await _synthesize(config, executor, context, journal, Path(out_dir), seed, replace, preview)
+        return await _Run(config, executor, context, journal, Path(out_dir), seed, preview).run(replace)
 
 
-async def _synthesize(
-    config: EnvironmentsConfig,
-    executor: Executor,
-    context: EnvironmentContext,
-    journal: Journal,
-    out_dir: Path,
-    seed: int,
-    replace: bool,
-    preview: Preview | None,
-) -> Summary:
+class _Run:
+    """One run; the methods are its stages, in order."""
+
+    def __init__(
+        self,
+        config: EnvironmentsConfig,
+        executor: Executor,
+        context: EnvironmentContext,
+        journal: Journal,
+        out_dir: Path,
+        seed: int,
+        preview: Preview | None,
+    ) -> None:
+        if config.stateful_share and executor.by_rules and not config.languages.get("en"):
+            raise InputError(
+                "stateful_share: the offline teacher's worlds are English; give `en` a weight in languages"
+            )
+        self.config, self.embedder, self.seed = config, executor.embedder, seed
+        self.given = _given(config)
+        worlds_in: Language | None = "en" if executor.by_rules else None
+        self.seeds = question_seeds(config, seed, list(self.given.values()), worlds_in)
+        self.track = Track(
+            executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
+            stages=STAGES, files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
+            preview=preview,
+            old_prefix=compat.old_prefix(journal, config, seed, self.embedder.name, self.seeds, self.given),
+        )  # fmt: skip
+
+    async def run(self, replace: bool) -> Summary:
+        track = self.track
+        track.claim("held_out", replace=replace)
+        built = await (self.augmented() if self.given else self.made())
+        environments = await track.stage(VERIFY, finish, await self.distracted(built))
+        made_of = (one.provenance for one in environments)
+        track.licences |= {one.licence for one in made_of if isinstance(one, Provenance)}
+        splits: tuple[Split, ...] = ("train", "held_out")
+        for split in splits:
+            of_split = environments.where(partial(_is_of, split))
+            name = self.embedder.name
+            track.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
+        return track.summary
+
+    async def augmented(self) -> Records[Built]:
+        """Return new questions over the tools of given environments."""
+        ask = partial(augment, environments=self.given)
+        built = await self.track.stage(
+            AUGMENT, ask, self.seeds, bound=lambda one: digest_of(self.given[one.environment])
+        )
+        drafts = await self.judged(Made(_draft_of, built))
+        places = {_draft_id(draft): place for place, draft in enumerate(drafts)}
+        built = built.where(lambda one: _built_id(one) in places)
+        return Made(validated, built, drafts.take(places[_built_id(one)] for one in built))
+
+    async def made(self) -> Records[Built]:
+        """Return questions with tools that are written for them, and worlds."""
+        track = self.track
+        questions = [one for one in self.seeds if one.mode != "world"]
+        drafts = await self.judged(await track.stage(DECOMPOSE, decompose, questions))
+        built = await track.stage(IMPLEMENT, implement, drafts)
+        built = await track.stage(MERGE, merge, built, bound=lambda _: self.embedder.name)
+        if len(questions) == len(self.seeds):
+            return built
+        worlds = await track.stage(WORLDS, make_world, [one for one in self.seeds if one.mode == "world"])
+        kept, repeated = distinct(Made(_draft_of, worlds))
+        track.reject("distinct", repeated)
+        ids = {_draft_id(one) for one in kept}
+        every = Joined([built, worlds.where(lambda one: _built_id(one) in ids)])
+        order = [_built_id(one) for one in every]
+        return every.take(sorted(range(len(every)), key=order.__getitem__))
+
+    async def judged(self, drafts: Records[Draft]) -> Records[Draft]:
+        """Return the drafts that differ from each other and are good enough."""
+        kept, repeated = distinct(drafts)
+        self.track.reject("distinct", repeated)
+        kept, worse = best(await self.track.stage(VALIDATE, validate_draft, kept), self.config.quality_percentile)
+        self.track.reject("quality", worse)
+        return kept
+
+    async def distracted(self, built: Records[Built]) -> Records[Built]:
+        """Return the environments with irrelevant tools."""
+        indices = await build_indices(built, self.track.declared(DISTRACT), self.embedder, self.seed)
+
+        def bound(one: Built) -> str:
+            index = indices[one.draft.decomposition.language, one.draft.split]
+            return f"{self.embedder.name} {index.digest}"
+
+        return await self.track.stage(DISTRACT, partial(distract, indices=indices), built, bound=bound)
+
+
+def _given(config: EnvironmentsConfig) -> Mapping[str, ToolEnvironment]:
+    """Return the environments of `tools_of`, by id. Raises `SourceError`: it has none without a world."""
     of_others = read_dataset(config.tools_of, ToolEnvironment) if config.tools_of else []
     given = {one.id: one for one in of_others if one.world is msgspec.UNSET}
     if config.tools_of and not given:
         raise SourceError(f"tools_of: {config.tools_of} holds no environment without a world; give a dataset that does")
-    if config.stateful_share and executor.by_rules and not config.languages.get("en"):
-        raise InputError("stateful_share: the offline teacher's worlds are English; give `en` a weight in languages")
-    worlds_in: Language | None = "en" if executor.by_rules else None
-    seeds = question_seeds(config, seed, list(given.values()), worlds_in)
-    # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
-    named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
-    settings = {
-        key: value for key, value in resolved(config).items() if (key not in _LATER or value) and key != "stop_after"
-    }
-    what = [{**settings, **named}, seed, executor.embedder.name, seeds, sorted(given.items())]
-    identity = msgspec.json.encode(what, order="deterministic")
-    run = hashlib.sha256(identity).hexdigest()[:8]
-
-    track = Track(
-        executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
-        prefix=f"environments/{run}/",
-        files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
-        preview=preview,
-    )  # fmt: skip
-    track.claim("held_out", grows=("count",), free=("concurrency", "stop_after"), replace=replace)
-
-    async def stage(
-        name: str,
-        function: Callable[[In, EnvironmentContext], Awaitable[list[Out]]],
-        inputs: Sequence[In],
-        key: Callable[[In], str],
-        out: type[Out],
-    ) -> Records[Out]:
-        return await track.stage(name, function, inputs, key=key, out=out, label=f"environments: {name}")
-
-    def id_of(record: Draft | Built) -> str:
-        return (record if isinstance(record, Draft) else record.draft).decomposition.id
-
-    def seed_id(one: QuestionSeed) -> str:
-        return one.id
-
-    async def judged(drafts: Records[Draft]) -> Records[Draft]:
-        kept, repeated = distinct(drafts)
-        track.reject("distinct", repeated)
-        kept, worse = best(await stage("validate", validate_draft, kept, id_of, Draft), config.quality_percentile)
-        track.reject("quality", worse)
-        return kept
-
-    if given:
-        asked = partial(augment, environments=given)
-        built = await stage("augment", asked, seeds, seed_id, Built)
-        drafts = await judged(Made(_draft_of, built))
-        places = {id_of(draft): place for place, draft in enumerate(drafts)}
-        built = built.where(lambda one: id_of(one) in places)
-        built = Made(validated, built, drafts.take(places[id_of(one)] for one in built))
-    else:
-        asked_for = [one for one in seeds if one.mode != "world"]
-        drafted = await stage("decompose", decompose, asked_for, seed_id, Draft)
-        built = await stage("implement", implement, await judged(drafted), id_of, Built)
-        built = await stage("merge", merge, built, id_of, Built)
-        if len(asked_for) < len(seeds):
-            worlds = [one for one in seeds if one.mode == "world"]
-            made = await stage("worlds", make_world, worlds, seed_id, Built)
-            kept, repeated = distinct(Made(_draft_of, made))
-            track.reject("distinct", repeated)
-            ids = {id_of(one) for one in kept}
-            every = Joined([built, made.where(lambda one: id_of(one) in ids)])
-            order = [id_of(one) for one in every]
-            built = every.take(sorted(range(len(every)), key=order.__getitem__))
-    indices = await build_indices(built, config, executor.embedder, seed)
-    built = await stage("distract", partial(distract, indices=indices), built, id_of, Built)
-    environments = await stage("verify", finish, built, id_of, ToolEnvironment)
-
-    made_of = (one.provenance for one in environments)
-    track.licences |= {one.licence for one in made_of if isinstance(one, Provenance)}
-    splits: tuple[Split, ...] = ("train", "held_out")
-    for split in splits:
-        of_split = environments.where(partial(_is_of, split))
-        name = executor.embedder.name
-        track.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
-    return track.summary
+    return given
 
 
 def _draft_of(one: Built) -> Draft:

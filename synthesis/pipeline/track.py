@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -20,8 +20,18 @@ from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, run_stage
 from synthesis.core.stored import Records
 from synthesis.core.versions import code_version
+from synthesis.pipeline.context import Context
 from synthesis.pipeline.executors import Executor
+from synthesis.pipeline.own_stages import load_own_stages
 from synthesis.pipeline.preview import Preview
+from synthesis.pipeline.stage_keys import (
+    DeclaredSettings,
+    Stage,
+    digest_of,
+    earlier_values,
+    free_settings,
+    growing_settings,
+)
 from synthesis.pipeline.teacher import description
 
 C = TypeVar("C")
@@ -59,35 +69,39 @@ class Track(Generic[C]):
         context: of every stage.
         config: of the track, a dataclass; resolved on the cards.
         concurrency: records in work at a time.
-        prefix: of the stages' names in the journal.
+        stages: all stages of the track, which stages of the user's own may follow.
         files: digests of the files that the configuration names, by their path.
         preview: takes a few records of each stage, and notes what it sees.
+        old_prefix: prefix of the stages' names in the journal, for a run that version 0.1 started: its stages were
+            named after all settings, and their inputs by the plain key.
+
+    Raises:
+        InputError: a stage of the user's own cannot be loaded.
     """
 
     def __init__(
         self, executor: Executor, context: C, journal: Journal, out_dir: Path, *, config: Any, concurrency: int,
-        seed: int, prefix: str = "", files: Mapping[str, str] = {}, preview: Preview | None = None,
+        seed: int, stages: Iterable[Stage[Any, Any]] = (), files: Mapping[str, str] = {},
+        preview: Preview | None = None, old_prefix: str = "",
     ) -> None:  # fmt: skip
         self.summary = Summary()
         self.licences: set[str] = set()
         """Licences of the sources, added by their readers. An empty text: a source names none."""
         self._executor, self._context, self._teacher = executor, context, description(executor.teacher)
-        self._journal, self._out_dir, self._prefix = journal, out_dir, prefix
+        self._journal, self._out_dir, self._old_prefix = journal, out_dir, old_prefix
         self._preview = preview
         self._concurrency, self._seed, self._files = concurrency, seed, dict(files)
+        self._settings, self._kind = config, type(config)
         self._config, self._defaults = resolved(config), resolved(type(config)())
+        self._own = load_own_stages(getattr(config, "own_stages", {}), stages, self._config.keys())
+        for own in (one for every in self._own.values() for one in every):
+            self._files[own.stage.name] = own.stage.code
 
-    def claim(
-        self, name: str, *, grows: Collection[str], free: Collection[str], replace: bool,
-        before: Mapping[str, Any] = {}, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
-    ) -> None:  # fmt: skip
+    def claim(self, name: str, *, replace: bool, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict) -> None:
         """See that a dataset which is finished is not replaced by another: call this before anything is written.
 
         Args:
             name: of the run's last dataset: where it is there, the run is finished.
-            grows: settings that may be larger than they were: what is there stays and more comes to it.
-            free: settings that change no record.
-            before: what a card's run did that does not know a setting; for any other it is the setting's default.
             replace: whoever runs it wants to have it replaced.
             read: returns the settings of a card under their names of today.
 
@@ -98,8 +112,10 @@ class Track(Generic[C]):
         if replace or not (folder / CARD_FILE).exists():
             return
         card = read_card(folder)
-        # As JSON holds them; a card of a version without a setting was made with its default.
-        both = msgspec.json.encode([{**self._defaults, **before, **read(card.get("config", {}))}, self._config])
+        free, grows = free_settings(self._kind), growing_settings(self._kind)
+        # As JSON holds them. A card without a setting is of a version that did not have it.
+        earlier = {**self._defaults, **earlier_values(self._kind)}
+        both = msgspec.json.encode([{**earlier, **read(card.get("config", {}))}, self._config])
         then, now = msgspec.json.decode(both)
         found = [
             (f"config.{key}", then.get(key), now[key])
@@ -129,65 +145,71 @@ class Track(Generic[C]):
 
     async def stage(
         self,
-        name: str,
+        stage: Stage[In, Out],
         function: Callable[[In, C], Awaitable[Sequence[Out]]],
         inputs: Sequence[In],
         *,
-        key: Callable[[In], str],
-        out: type[Out],
-        label: str,
+        bound: Callable[[In], str] | None = None,
         concurrency: int = 0,
-        depends: Sequence[str] | None = None,
-        later: Mapping[str, Any] = {},
-        about: Callable[[In], str] | None = None,
-        judged: bool = True,
     ) -> Records[Out]:
-        """Run a stage and note what it rejects. What it made is read from the journal by whoever asks for it.
-
-        What the journal holds of it is what it depends on: its inputs, the seed, the teacher and the settings that it
-        names. So a run of more records, or with another setting of a later stage, goes on from what is there.
+        """Run a stage and the user's own stages after it, and note what they reject.
 
         Args:
-            label: of the progress bar.
+            bound: returns a digest of what is bound to the function and belongs to an input.
             concurrency: instead of the track's.
-            depends: names of the settings that it reads; None: the track's prefix names them all.
-            later: more of those, which earlier versions did not name, with the value that all of their runs had or left
-                no trace of: with that one the stage is theirs.
-            about: a digest of what is bound to the function and belongs to an input.
-            judged: whether the run stops where the stage accepts next to nothing; see `run_stage`.
+
+        Returns:
+            The records, which are read from the journal on demand.
         """
-        stage = self._prefix + name
+        outputs = await self._run(stage, function, inputs, bound, concurrency)
+        for own in self._own.get(stage.name, ()):
+            outputs = await self._run(cast("Stage[Out, Out]", own.stage), own, outputs, None, concurrency)
+        return outputs
+
+    async def _run(
+        self,
+        stage: Stage[In, Out],
+        function: Callable[[In, C], Awaitable[Sequence[Out]]],
+        inputs: Sequence[In],
+        bound: Callable[[In], str] | None,
+        concurrency: int,
+    ) -> Records[Out]:
+        def key(item: In) -> str:
+            return f"{stage.key(item)} {digest_of([item, bound(item) if bound else ''])}"
+
         teacher = of_records(self._teacher)
-        if depends is not None:
-            settings = {one: self._config[one] for one in depends}
-            settings |= {one: self._config[one] for one, then in later.items() if self._config[one] != then}
-            stage += f"/{digest_of([settings, self._seed, teacher])}"
-            plain = key
-
-            def key(item: In) -> str:
-                return f"{plain(item)} {digest_of([item, about(item) if about else ''])}"
-
-        elif "model" in teacher:
-            stage += f"/{digest_of(teacher)}"
+        earlier = earlier_values(self._kind)
+        journaled = f"{stage.name}/{stage.fingerprint(self._config, self._seed, teacher, earlier=earlier)}"
+        if self._old_prefix:
+            model = f"/{digest_of(teacher)}" if "model" in teacher else ""
+            journaled, key = f"{self._old_prefix}{stage.name}{model}", stage.key
+        context: Any = self._context
+        if isinstance(context, Context):
+            context = dataclasses.replace(context, config=self.declared(stage))
         if self._preview is not None:
-            function, inputs = self._preview.stage(name, function, inputs)
+            function, inputs = self._preview.stage(stage.name, function, inputs)
 
         async def work(item: In) -> Sequence[Out]:
-            return await function(item, self._context)
+            return await function(item, context)
 
-        before = STAGE.set(name)
+        before = STAGE.set(stage.name)
         try:
             result = await run_stage(
-                stage, work, inputs, key=key, out=out, journal=self._journal,
-                concurrency=concurrency or self._executor.records_at_once(self._concurrency), description=label,
-                stored=True, stop_after=self._config.get("stop_after", 0) if judged else 0,
+                journaled, work, inputs, key=key, out=stage.out, journal=self._journal,
+                concurrency=concurrency or self._executor.records_at_once(self._concurrency),
+                description=stage.label or stage.name, stored=True,
+                stop_after=self._config.get("stop_after", 0) if stage.is_judged else 0,
             )  # fmt: skip
         finally:
             STAGE.reset(before)
         self.summary.costs = dict(self._executor.costs)
-        self.reject(name, result.rejected, result.details)
+        self.reject(stage.name, result.rejected, result.details)
         assert isinstance(result.outputs, Records), "as asked for"
         return result.outputs
+
+    def declared(self, stage: Stage[Any, Any]) -> Any:
+        """Return the configuration as a stage may read it."""
+        return DeclaredSettings(self._settings, stage, free_settings(self._kind))
 
     def tell(self, lines: Iterable[str]) -> None:
         """Add lines on the sources to a preview; a run keeps them in its datasets."""
@@ -255,11 +277,6 @@ def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
         "models": {role: dict(sorted(counted[role].items())) for role in sorted(counted)},
         "judged_own_text": dict(sorted(own.items())),
     }
-
-
-def digest_of(value: Any) -> str:
-    """A short digest of what JSON can hold, the same whatever the order of its keys."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
 
 
 def digests_of_files(names: Iterable[str]) -> dict[str, str]:
