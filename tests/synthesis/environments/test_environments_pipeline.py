@@ -278,10 +278,10 @@ async def test_a_changed_setting_repeats_the_stages_that_read_it_and_later_ones(
     async def asked(**settings: Any) -> tuple[Counter[str], Summary]:
         teacher = Rules()
         with Journal(tmp_path / "journal.sqlite") as journal:
+            config, executor = dataclasses.replace(SMALL, **settings), Executor(teacher, pool)
             summary = await synthesize(
-                dataclasses.replace(SMALL, **settings), executor=Executor(teacher, pool), journal=journal, out_dir=tmp_path, seed=1,
-                replace=True,
-            )  # fmt: skip
+                config, executor=executor, journal=journal, out_dir=tmp_path, seed=1, replace=True
+            )
         return Counter(name for name, _ in teacher.feedback), summary
 
     first, whole = await asked()
