@@ -27,7 +27,7 @@ from synthesis.core.records import EmulatedExecution, Message, ToolCall, ToolSer
 from synthesis.core.stages import Journal, rng_for
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
-from synthesis.pipeline.stage_keys import Stage
+from synthesis.pipeline.stage_keys import StageSpec
 from synthesis.pipeline.track import Track
 from synthesis.trajectories.statistics import trajectory_statistics
 
@@ -102,8 +102,8 @@ async def run(
     track: Track[None], records: int, servers: Sequence[ToolServer], by_id: dict[str, ToolServer], name: str
 ) -> None:
     talk = partial(converse, servers=servers)
-    runs = await track.stage(Stage(f"{name}-runs", Trajectory, str), talk, range(records))
-    rated = await track.stage(Stage(f"{name}-judge", Trajectory, lambda one: one.id), rate, runs)
+    runs = await track.stage(StageSpec(f"{name}-runs", Trajectory, str), talk, range(records))
+    rated = await track.stage(StageSpec(f"{name}-judge", Trajectory, lambda one: one.id), rate, runs)
     track.write(name, Trajectory, rated, trajectory_statistics(rated, by_id))
 
 

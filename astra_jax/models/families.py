@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from astra_jax.models.hf_config import not_computed
-from astra_jax.models.model import check_model
 from synthesis.core.references import referred
 from synthesis.core.refusals import InputError
 
@@ -52,6 +51,8 @@ def from_hf(config: Mapping[str, Any], *, dtype: str = "float32", param_dtype: s
         InputError: the family is unknown, or this port does not compute a part of it; the message lists everything.
     """
     if _own is not None:
+        from astra_jax.models.model import check_model  # it imports jax
+
         name, own = _own
         model = own.from_hf(config, dtype=dtype, param_dtype=param_dtype)
         check_model(model, f"the model of --model_class={name}")

@@ -41,7 +41,7 @@ from synthesis.environments.worlds import make_world
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.partition import Split
 from synthesis.pipeline.preview import Preview
-from synthesis.pipeline.stage_keys import Stage, digest_of
+from synthesis.pipeline.stage_keys import StageSpec, digest_of
 from synthesis.pipeline.track import Summary, Track, digests_of_files
 
 
@@ -67,22 +67,24 @@ _QUESTIONS = (
 )  # fmt: skip
 """Settings of every request for a question."""
 
-DECOMPOSE = Stage("decompose", Draft, _seed_id, _QUESTIONS, _draft_id, "environments: decompose")
-VALIDATE = Stage("validate", Draft, _draft_id, ("quality_threshold", "attempts"), _draft_id, "environments: validate")
-IMPLEMENT = Stage(
+DECOMPOSE = StageSpec("decompose", Draft, _seed_id, _QUESTIONS, _draft_id, "environments: decompose")
+VALIDATE = StageSpec(
+    "validate", Draft, _draft_id, ("quality_threshold", "attempts"), _draft_id, "environments: validate"
+)
+IMPLEMENT = StageSpec(
     "implement", Built, _draft_id, ("table_rows", "hardened_share", "attempts"), _built_id, "environments: implement"
 )
-MERGE = Stage(
+MERGE = StageSpec(
     "merge", Built, _built_id, ("table_rows", "merge_similarity", "attempts"), _built_id, "environments: merge"
 )
-AUGMENT = Stage("augment", Built, _seed_id, _QUESTIONS, _built_id, "environments: augment")
-WORLDS = Stage("worlds", Built, _seed_id, _QUESTIONS, _built_id, "environments: worlds")
-DISTRACT = Stage(
+AUGMENT = StageSpec("augment", Built, _seed_id, _QUESTIONS, _built_id, "environments: augment")
+WORLDS = StageSpec("worlds", Built, _seed_id, _QUESTIONS, _built_id, "environments: worlds")
+DISTRACT = StageSpec(
     "distract", Built, _built_id,
     ("distractors", "high_cut", "low_cut", "fact_distractors", "table_rows", *_PARTITION), _built_id,
     "environments: distract",
 )  # fmt: skip
-VERIFY = Stage("verify", ToolEnvironment, _built_id, ("licence",), _environment_id, "environments: verify")
+VERIFY = StageSpec("verify", ToolEnvironment, _built_id, ("licence",), _environment_id, "environments: verify")
 STAGES = (DECOMPOSE, VALIDATE, AUGMENT, IMPLEMENT, MERGE, WORLDS, DISTRACT, VERIFY)
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from sandbox.settings import OneOf
 from synthesis.core.references import referred
 from synthesis.core.refusals import InputError
-from synthesis.pipeline.stage_keys import Stage
+from synthesis.pipeline.stage_keys import StageSpec
 
 OwnStages = Mapping[str, tuple[Annotated[str, OneOf((), own=True)], ...]]
 """Type of the setting: references to functions, by the name of the stage that they follow."""
@@ -36,7 +36,7 @@ class OwnStage:
         function: the user's, `(record, context) -> records`.
     """
 
-    stage: Stage[Any, Any]
+    stage: StageSpec[Any, Any]
     function: Callable[[Any, Any], Awaitable[Sequence[Any]]]
 
     async def __call__(self, record: Any, context: Any) -> Sequence[Any]:
@@ -60,7 +60,7 @@ class OwnStage:
 
 
 def load_own_stages(
-    given: Mapping[str, Iterable[str]], after: Iterable[Stage[Any, Any]], settings: Collection[str]
+    given: Mapping[str, Iterable[str]], after: Iterable[StageSpec[Any, Any]], settings: Collection[str]
 ) -> dict[str, list[OwnStage]]:
     """Return the stages of the setting `own_stages`, by the name of the stage that they follow.
 
@@ -81,7 +81,7 @@ def load_own_stages(
     return found
 
 
-def _loaded(reference: str, after: Stage[Any, Any], settings: Collection[str]) -> OwnStage:
+def _loaded(reference: str, after: StageSpec[Any, Any], settings: Collection[str]) -> OwnStage:
     function = referred(reference)
     if not inspect.iscoroutinefunction(function):
         raise InputError(
@@ -93,7 +93,7 @@ def _loaded(reference: str, after: Stage[Any, Any], settings: Collection[str]) -
         raise InputError(f"own_stages: {reference} reads the setting {unknown[0]!r}, which does not exist")
     name, id = f"{after.name}+{reference}", after.id
     assert id is not None
-    return OwnStage(Stage(name, after.out, id, reads, id, code=_source_digest(function)), function)
+    return OwnStage(StageSpec(name, after.out, id, reads, id, code=_source_digest(function)), function)
 
 
 def _source_digest(function: Any) -> str:

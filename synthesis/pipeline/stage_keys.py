@@ -1,6 +1,6 @@
 """Keys of finished work: a stage declares the settings that it reads, and its fingerprint derives from their values.
 
-    JUDGE = Stage("judge", out=Trajectory, key=task_of, reads=("reward_threshold", "attempts"))
+    JUDGE = StageSpec("judge", out=Trajectory, key=task_of, reads=("reward_threshold", "attempts"))
 
 The fingerprint of a stage has the values of these settings, the seed and the teacher. The key of an input has a digest
 of the input. So a run with another value of a setting repeats the stages that read it, and later stages only for
@@ -59,7 +59,7 @@ def earlier_values(kind: type) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Stage(Generic[In, Out]):
+class StageSpec(Generic[In, Out]):
     """Declaration of a stage.
 
     Attributes:
@@ -106,7 +106,7 @@ class DeclaredSettings:
     Properties and methods of the configuration may read the same settings.
     """
 
-    def __init__(self, config: Any, stage: Stage[Any, Any], free: Collection[str]) -> None:
+    def __init__(self, config: Any, stage: StageSpec[Any, Any], free: Collection[str]) -> None:
         self._config, self._stage, self._free = config, stage, free
 
     def __getattr__(self, name: str) -> Any:

@@ -26,7 +26,7 @@ from synthesis.pipeline.own_stages import load_own_stages
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.stage_keys import (
     DeclaredSettings,
-    Stage,
+    StageSpec,
     digest_of,
     earlier_values,
     free_settings,
@@ -81,7 +81,7 @@ class Track(Generic[C]):
 
     def __init__(
         self, executor: Executor, context: C, journal: Journal, out_dir: Path, *, config: Any, concurrency: int,
-        seed: int, stages: Iterable[Stage[Any, Any]] = (), files: Mapping[str, str] = {},
+        seed: int, stages: Iterable[StageSpec[Any, Any]] = (), files: Mapping[str, str] = {},
         preview: Preview | None = None, old_prefix: str = "",
     ) -> None:  # fmt: skip
         self.summary = Summary()
@@ -145,7 +145,7 @@ class Track(Generic[C]):
 
     async def stage(
         self,
-        stage: Stage[In, Out],
+        stage: StageSpec[In, Out],
         function: Callable[[In, C], Awaitable[Sequence[Out]]],
         inputs: Sequence[In],
         *,
@@ -163,12 +163,12 @@ class Track(Generic[C]):
         """
         outputs = await self._run(stage, function, inputs, bound, concurrency)
         for own in self._own.get(stage.name, ()):
-            outputs = await self._run(cast("Stage[Out, Out]", own.stage), own, outputs, None, concurrency)
+            outputs = await self._run(cast("StageSpec[Out, Out]", own.stage), own, outputs, None, concurrency)
         return outputs
 
     async def _run(
         self,
-        stage: Stage[In, Out],
+        stage: StageSpec[In, Out],
         function: Callable[[In, C], Awaitable[Sequence[Out]]],
         inputs: Sequence[In],
         bound: Callable[[In], str] | None,
@@ -207,7 +207,7 @@ class Track(Generic[C]):
         assert isinstance(result.outputs, Records), "as asked for"
         return result.outputs
 
-    def declared(self, stage: Stage[Any, Any]) -> Any:
+    def declared(self, stage: StageSpec[Any, Any]) -> Any:
         """Return the configuration as a stage may read it."""
         return DeclaredSettings(self._settings, stage, free_settings(self._kind))
 

@@ -25,7 +25,7 @@ from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.pipeline.preview import Preview
-from synthesis.pipeline.stage_keys import Stage, digest_of
+from synthesis.pipeline.stage_keys import StageSpec, digest_of
 from synthesis.pipeline.track import Summary, Track, digests_of_files
 from synthesis.servers.collect import ServerDocument, collect, default_sources, fact_documents, source_key
 from synthesis.servers.duplicates import check_allowed, normalize_all
@@ -65,22 +65,22 @@ def _proposal_of(asked: tuple[ToolServer, int]) -> str:
     return f"{server.id} {repeat}"
 
 
-COLLECT = Stage("collect", ServerDocument, source_key, label="collect tool documents", is_judged=False)
-PROPOSE = Stage(
+COLLECT = StageSpec("collect", ServerDocument, source_key, label="collect tool documents", is_judged=False)
+PROPOSE = StageSpec(
     "propose", tool_graph.Proposals, _proposal_of, ("pairs", "attempts", "partition"), label="propose tasks and chains"
 )
 """Its requests have no partition, but the journals of earlier versions name it."""
-VERIFY = Stage("verify", ToolChain, _id_of, ("operators", "votes", *_ASKED), _id_of, "verify chains")
-TASKS = Stage("tasks", Task, _id_of, _ASKED, _id_of, "write tasks")
-TALKS = Stage("tasks", Task, _id_of, ("user_turns", "policies", *_ASKED), _id_of, "write conversations")
-AUGMENT = Stage("augment", Task, _id_of, ("augmentations", *_ASKED), _id_of, "vary tasks")
-SCORE = Stage("score", Task, _id_of, ("thresholds", "attempts"), _id_of, "score tasks")
-INTERACT = Stage(
+VERIFY = StageSpec("verify", ToolChain, _id_of, ("operators", "votes", *_ASKED), _id_of, "verify chains")
+TASKS = StageSpec("tasks", Task, _id_of, _ASKED, _id_of, "write tasks")
+TALKS = StageSpec("tasks", Task, _id_of, ("user_turns", "policies", *_ASKED), _id_of, "write conversations")
+AUGMENT = StageSpec("augment", Task, _id_of, ("augmentations", *_ASKED), _id_of, "vary tasks")
+SCORE = StageSpec("score", Task, _id_of, ("thresholds", "attempts"), _id_of, "score tasks")
+INTERACT = StageSpec(
     "interact", AgentRun, _id_of, ("failures", "max_turns", "max_tokens", "system_prompt", "attempts"), _task_of,
     "run agents", undeclared=compat.UNDECLARED["interact"],
 )  # fmt: skip
-USER = Stage("user", AgentRun, _task_of, ("attempts",), _task_of, "judge users")
-JUDGE = Stage(
+USER = StageSpec("user", AgentRun, _task_of, ("attempts",), _task_of, "judge users")
+JUDGE = StageSpec(
     "judge", Trajectory, _task_of, ("reward_threshold", "final_answer_threshold", "attempts", "licence"), _id_of,
     "judge trajectories", undeclared=compat.UNDECLARED["judge"],
 )  # fmt: skip

@@ -226,6 +226,8 @@ import test_environments_pipeline as t
 from synthesis.core.records import Language
 
 class Killed(t.Rules):
+    description = {{"name": "Rules"}}  # whose answers it gives
+
     async def ask(self, answer, variables, *, language, seed):
         if answer.__name__ == "ToolCodeAnswer":
             Killed.left -= 1

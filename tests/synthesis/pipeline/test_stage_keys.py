@@ -19,12 +19,12 @@ from synthesis.environments import pipeline as environments
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.pipeline.context import Context
 from synthesis.pipeline.own_stages import load_own_stages
-from synthesis.pipeline.stage_keys import DeclaredSettings, Stage, free_settings, growing_settings
+from synthesis.pipeline.stage_keys import DeclaredSettings, StageSpec, free_settings, growing_settings
 from synthesis.pipeline.track import Track, resolved
 from synthesis.trajectories import pipeline as trajectories
 from synthesis.trajectories.config import TrajectoriesConfig
 
-TRACKS: dict[type, tuple[Stage[Any, Any], ...]] = {
+TRACKS: dict[type, tuple[StageSpec[Any, Any], ...]] = {
     EnvironmentsConfig: environments.STAGES,
     TrajectoriesConfig: trajectories.STAGES,
 }
@@ -49,7 +49,7 @@ def test_a_changed_setting_repeats_the_stages_that_declare_it(kind: type) -> Non
 
 
 def test_a_stage_reads_declared_and_free_settings_alone() -> None:
-    stage = Stage("a", environments.Draft, str, ("partition_salt", "held_out_entities", "held_out_questions"))
+    stage = StageSpec("a", environments.Draft, str, ("partition_salt", "held_out_entities", "held_out_questions"))
     config = EnvironmentsConfig(concurrency=7)
     found: Any = DeclaredSettings(config, stage, free_settings(EnvironmentsConfig))
     assert (found.concurrency, found.partition_salt) == (7, "astra")
@@ -70,8 +70,8 @@ def item_id(item: Item) -> str:
     return item.id
 
 
-MAKE = Stage("make", Item, str, id=item_id)
-PLAIN = Stage("plain", Item, str)
+MAKE = StageSpec("make", Item, str, id=item_id)
+PLAIN = StageSpec("plain", Item, str)
 MINE = """
 from synthesis.core.stages import Rejected
 

@@ -32,7 +32,7 @@ from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.partition import Partition
-from synthesis.pipeline.stage_keys import DeclaredSettings, Stage
+from synthesis.pipeline.stage_keys import DeclaredSettings, StageSpec
 from synthesis.pipeline.track import Track
 from synthesis.servers.collect import ServerSource, collect, default_sources
 from synthesis.servers.mcp_client import McpConnections
@@ -118,7 +118,7 @@ async def test_a_setting_that_a_stage_came_to_declare_keeps_journals_without_it(
         return []
 
     executor = Executor(OfflineTeacher(), None)
-    without = Stage("stage", Task, str, ("attempts",), undeclared={"max_turns": 12})
+    without = StageSpec("stage", Task, str, ("attempts",), undeclared={"max_turns": 12})
     stage = dataclasses.replace(without, reads=("attempts", "policies", "max_turns"))
     async with open_context(executor, config=CONFIG, workdir=tmp_path, seed=0) as context:
         with Journal(tmp_path / "journal.sqlite") as journal:
