@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from astra_jax.base.terminal import make_output_optional, say
 from launch.flags import cli, hub, shared
-from synthesis.core.terminal import make_output_optional, say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -53,7 +53,7 @@ def main() -> None:
 
 def _room_beside(source: epath.Path) -> Path | None:
     """Where a run's weights fit, as much as they once more will; None: it is in a bucket."""
-    from synthesis.core.files import in_bucket
+    from astra_jax.base.files import in_bucket
 
     return None if in_bucket(source) else Path(source).parent
 

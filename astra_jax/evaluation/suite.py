@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.settings import Bound, Count, Length, SettingError, Settings, Temperature, TopP
 from astra_jax.evaluation.results import ItemResult
 from sandbox import Sandbox
-from sandbox.settings import Bound, Count, Length, SettingError, Settings, Temperature, TopP
 from synthesis.core.endpoint import Endpoint
-from synthesis.core.refusals import Refusal
 
 Role = Literal["user", "judge"]
 """A model that a benchmark asks besides the one that it scores: who plays the user, who judges answers."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from astra_jax.base.terminal import say
 from launch.flags import cli
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -313,8 +313,8 @@ def _immutable(value: Any) -> Any:
 
 def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) -> tuple[Any, list[ChosenSetting]]:
     """A loop's settings with those that a run began with, but for those that the command line gives."""
+    from astra_jax.base.settings import SettingError
     from configs import auto
-    from sandbox.settings import SettingError
 
     kept = {one.setting: one for one in before if one.setting not in given}
     try:
@@ -329,8 +329,8 @@ def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) ->
 
 def _keep(workdir: epath.Path, place: DeviceSetup, choices: Sequence[ChosenSetting], loop: str) -> None:
     """Write and print them, on the first host."""
+    from astra_jax.base.files import write_text
     from astra_jax.run.hosts import is_first
-    from synthesis.core.files import write_text
 
     if is_first():
         content = {"place": dataclasses.asdict(place), "choices": [dataclasses.asdict(one) for one in choices]}

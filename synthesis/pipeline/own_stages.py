@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from sandbox.settings import OneOf
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import OneOf
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError
 from synthesis.pipeline.stage_keys import StageSpec
 
 OwnStages = Mapping[str, tuple[Annotated[str, OneOf((), own=True)], ...]]

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from sandbox.settings import declared
-from synthesis.core.refusals import InputError
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import declared
 
 In = TypeVar("In")
 Out = TypeVar("Out", bound=msgspec.Struct)

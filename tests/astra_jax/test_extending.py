@@ -18,6 +18,8 @@ from programs_world import Ended, ended
 from rollout_world import ScriptedSampler, call, make_environment
 from sft_world import make_dataset, starting, trajectories
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import AXES
@@ -33,10 +35,8 @@ from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.tokenizer import ChatTokenizer
 from configs import auto
-from sandbox.settings import SettingError
 from synthesis.core.datasets import read_card
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError
 from synthesis.pipeline.teacher import load_teacher
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandbox.settings import declared
-from synthesis.core.refusals import InputError
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import declared
 from synthesis.core.stages import Journal
 from synthesis.environments import pipeline as environments
 from synthesis.environments.config import EnvironmentsConfig
