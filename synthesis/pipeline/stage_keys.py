@@ -124,8 +124,7 @@ class DeclaredSettings:
                 f"stage {self._stage.name} reads the setting {name}, which it does not declare, so its records would "
                 f"stay when {name} changes; add it to the stage's `reads`"
             )
-        found = getattr(type(self._config), name)
-        return found.fget(self) if isinstance(found, property) else found.__get__(self)
+        return getattr(type(self._config), name).__get__(self)  # a property, or a method
 
 
 def digest_of(value: Any) -> str:

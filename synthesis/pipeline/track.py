@@ -174,12 +174,13 @@ class Track(Generic[C]):
         bound: Callable[[In], str] | None,
         concurrency: int,
     ) -> Records[Out]:
-        def key(item: In) -> str:
+        teacher, earlier = of_records(self._teacher), earlier_values(self._kind)
+        journaled = f"{stage.name}/{stage.fingerprint(self._config, self._seed, teacher, earlier=earlier)}"
+
+        def with_digest(item: In) -> str:
             return f"{stage.key(item)} {digest_of([item, bound(item) if bound else ''])}"
 
-        teacher = of_records(self._teacher)
-        earlier = earlier_values(self._kind)
-        journaled = f"{stage.name}/{stage.fingerprint(self._config, self._seed, teacher, earlier=earlier)}"
+        key: Callable[[In], str] = with_digest
         if self._old_prefix:
             model = f"/{digest_of(teacher)}" if "model" in teacher else ""
             journaled, key = f"{self._old_prefix}{stage.name}{model}", stage.key
