@@ -5,6 +5,7 @@ A class of the user's own (`--model_class`) reads every `config.json` of the pro
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ FAMILIES: dict[str, tuple[str, str]] = {
 }
 """`model_type` → module and class, imported when such a model is read."""
 
+_REPLACED = ("vocab_size", "dtype", "param_dtype")
+"""Fields that a run replaces: rows of added tokens, and precisions."""
 _own: tuple[str, type[Model]] | None = None
 """Reference and class of the user's own model."""
 
@@ -40,6 +43,12 @@ def use_class(name: str) -> None:
         raise InputError(
             f"--model_class={name} is {kind!r:.80}; give a class with the classmethod from_hf and the other members of "
             "astra_jax.models.model.Model (docs/extending.md)"
+        )
+    fields = {one.name for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    if lacking := [one for one in _REPLACED if one not in fields]:
+        raise InputError(
+            f"--model_class={name}: make {kind.__name__} a frozen dataclass with the fields {', '.join(_REPLACED)}, "
+            f"which a run replaces; it lacks {', '.join(lacking)}"
         )
     _own = name, kind
 

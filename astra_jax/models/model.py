@@ -244,10 +244,6 @@ class Model(Protocol):
         ...
 
 
-_REPLACED = ("vocab_size", "dtype", "param_dtype")
-"""Fields that a run replaces: rows of added tokens, and precisions."""
-
-
 def check_model(model: Any, field: str) -> None:
     """Check that an object has everything in `Model`.
 
@@ -263,11 +259,9 @@ def check_model(model: Any, field: str) -> None:
             f"{field} is {type(model).__name__}, which lacks {', '.join(missing)}; give a model of a preset, or an "
             "object with all members of astra_jax.models.model.Model"
         )
-    fields = {one.name for one in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else set()
-    if lacking := [name for name in _REPLACED if name not in fields]:
+    if not dataclasses.is_dataclass(model):
         raise SettingError(
-            f"{field} is {type(model).__name__}; make it a frozen dataclass, by which programs are cached, with the "
-            f"fields {', '.join(_REPLACED)} (it lacks {', '.join(lacking)})"
+            f"{field} is {type(model).__name__}; make it a frozen dataclass, which programs are keyed by"
         )
 
 

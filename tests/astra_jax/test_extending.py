@@ -65,6 +65,7 @@ def mine(tmp_path_factory):
     assert len(blocks) == 9
     (folder / "mine.py").write_text("\n".join(blocks))
     sys.path.insert(0, str(folder))
+    (folder / "wrapped.py").write_text("class Wrapped:\n    from_hf = dict\n")
     yield folder
     sys.path.remove(str(folder))
     sys.modules.pop("mine", None)
@@ -259,6 +260,10 @@ def test_a_model_without_sizes_gets_the_least_memory(mine) -> None:
     [
         ("mine:lion", "--model_class=mine:lion is <function lion"),
         ("mine:CsvTracker", "give a class with the classmethod from_hf and the other members of"),
+        (
+            "wrapped:Wrapped",
+            "fields vocab_size, dtype, param_dtype, which a run replaces; it lacks vocab_size",
+        ),
     ],
 )
 def test_what_is_no_model_is_refused_by_name(mine, name, message) -> None:
