@@ -337,7 +337,7 @@ def _write_serving_folder(config: GRPORun) -> None:
 
 
 def _servers(run: str | None = None) -> VLLMConfig:
-    """The rollout servers of the flags, for a run of this id. Raises `Refusal` and `SettingError`."""
+    """The rollout servers of the flags, for a run of this id. Raises `UserError` and `SettingError`."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.sampler import VLLMConfig
 
@@ -358,7 +358,7 @@ def _servers(run: str | None = None) -> VLLMConfig:
 
 
 def _publisher(servers: VLLMConfig, model: Model, published: epath.Path) -> AnyPublisher:
-    """What the servers read. Raises `Refusal` and `SettingError`: it cannot be served from this host."""
+    """What the servers read. Raises `UserError` and `SettingError`: it cannot be served from this host."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.direct import DirectPublisher, listening_address
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher

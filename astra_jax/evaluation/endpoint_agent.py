@@ -122,7 +122,7 @@ class EndpointAgent:
         Raises:
             Transient: the endpoint will not answer this request, and it is not for its length; or something else than
                 the model or the token limit ended the turn.
-            Stopped: it answers nothing at all.
+            AbortRun: it answers nothing at all.
             EvaluationError: see `room_left`.
         """
         rng = rng_for(self._seed, self.steps)

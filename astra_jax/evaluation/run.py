@@ -89,7 +89,7 @@ async def run_suites(
 
     Raises:
         InfrastructureFailed: an item could not be scored; all others are in the journal.
-        Stopped: the endpoint answers nothing any more.
+        AbortRun: the endpoint answers nothing any more.
     """
     results: list[ItemResult] = []
     failed: dict[str, int] = {}

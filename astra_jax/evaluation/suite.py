@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.settings import Bound, Count, Length, SettingError, Settings, Temperature, TopP
 from astra_jax.evaluation.results import ItemResult
 from sandbox import Sandbox
@@ -21,7 +21,7 @@ Limit = Literal["max_tokens", "max_completion_tokens"]
 _RESERVED = {"max_tokens", "messages", "model", "n", "seed", "stream", "temperature", "tools", "top_k", "top_p"}
 
 
-class EvaluationError(Refusal):
+class EvaluationError(UserError):
     """Something that an evaluation needs is not there or not as declared; the message says what and how to mend it."""
 
 
@@ -103,7 +103,7 @@ class SuiteInfo:
         name: as in `--suites`.
         title: as the table shows it.
         harness: whose code scores, and its pinned version, such as `bfcl-eval 2026.3.23`.
-        licence: SPDX identifier of the harness and its data.
+        license: SPDX identifier of the harness and its data.
         data_sha256: of the data that is asked, by file or part; checked before anything runs.
         categories: in the table's order.
         headline: the paper's figure over categories, each weighing the same: title -> names of categories.
@@ -116,7 +116,7 @@ class SuiteInfo:
     name: str
     title: str
     harness: str
-    licence: str
+    license: str
     data_sha256: Mapping[str, str]
     categories: tuple[Category, ...]
     headline: Mapping[str, tuple[str, ...]]

@@ -27,7 +27,7 @@ Role = Literal["author", "agent", "emulator", "user", "judge"]
 """Role of a model: author of tasks and worlds, agent that works on them, emulator of tool results, user who talks to
 the agent, or judge."""
 
-AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
+StructuredOutputSetting = Literal["auto", "json_schema", "json_object", "text"]
 
 ApiName = Literal["openai", "anthropic", "gemini"]
 """The API of an endpoint: OpenAI's chat completions, Anthropic's messages, or Gemini's `generateContent`."""
@@ -48,7 +48,7 @@ class RoleSettings(Settings):
         timeout_seconds: of one request.
         tries: bad answers before `TeacherError`.
         extra_body: further fields of a request, beside those for all; null leaves a field out.
-        answer_form: see `OpenAITeacherConfig`.
+        structured_output: see `OpenAITeacherConfig`.
         concurrency: requests of this role in flight at most.
         requests_per_minute: of this role.
         tokens_per_minute: of this role.
@@ -69,7 +69,7 @@ class RoleSettings(Settings):
     timeout_seconds: Seconds | None = None
     tries: Count | None = None
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    answer_form: AnswerForm | None = None
+    structured_output: StructuredOutputSetting | None = None
     concurrency: Count | None = None
     requests_per_minute: Rate | None = None
     tokens_per_minute: Rate | None = None
@@ -115,9 +115,9 @@ class OpenAITeacherConfig(Settings):
         roles: who answers as a role: a model, or several of which one is drawn for each record by weight; a role that
             is not there is answered as all are.
         judge_own_text: let a model judge what it wrote itself, where no other judge is there.
-        answer_form: what the endpoint enforces of an answer's form: its JSON schema (strict structured output), JSON
-            (`json_object`) or nothing (`text`); the schema stands in the prompt of the latter two. `auto` finds it by
-            one request before the first.
+        structured_output: how the endpoint enforces the structure of an answer: its JSON schema (strict structured
+            output), JSON (`json_object`) or not at all (`text`). The prompts of the latter two have the schema. `auto`
+            finds it with one request before the first.
         concurrency: requests in flight at most.
         requests_per_minute: None is no limit.
         tokens_per_minute: of prompts and answers; estimated before a request and corrected by the answer's `usage`.
@@ -126,17 +126,17 @@ class OpenAITeacherConfig(Settings):
             completion); doubles with each, up to `longest_backoff_seconds`, with jitter. `Retry-After` is honoured.
         longest_backoff_seconds: see there.
         failures: of one request, 429 apart, before `TeacherError`, where the endpoint meanwhile answers other requests.
-        outage_seconds: how long the endpoint may answer nothing at all before the run stops with `EndpointDown`; and
-            how long it may put one request off with 429, while it answers others, before `TeacherError`. An address
-            where nothing was answered yet and nobody listens, or something other than the API answers, is reported in
-            15 seconds.
+        max_unavailable_seconds: how long the endpoint may answer nothing at all before the run stops with
+            `EndpointDown`. And how long it may put one request off with 429, while it answers others, before
+            `TeacherError`. If nothing was answered yet and nobody listens, or something other than the API answers,
+            this is reported in 15 seconds.
         unusable_answers: answers of one kind of which none is usable before the run stops.
         token_budget: tokens of all requests, earlier runs with the same recording included; None is no cap.
         money_budget: the same in money; wants prices.
         price_prompt: of a million prompt tokens, in any one currency.
         price_completion: of a million completion tokens.
-        given_as: how the user wrote a setting, by its name: `{"outage_seconds": "--teacher_outage_minutes=60"}`.
-            Messages name settings so; see `written`.
+        given_as: how the user wrote a setting, by its name:
+            `{"max_unavailable_seconds": "--teacher_max_unavailable_minutes=60"}`. Messages use it (see `written`).
 
     Raises:
         SettingError: a number is out of range, a role has no model, or a budget in money lacks prices.
@@ -152,14 +152,14 @@ class OpenAITeacherConfig(Settings):
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[Role, tuple[RoleSettings, ...]] = field(default_factory=dict)
     judge_own_text: bool = False
-    answer_form: AnswerForm = "auto"
+    structured_output: StructuredOutputSetting = "auto"
     concurrency: Count = 256
     requests_per_minute: Rate | None = None
     tokens_per_minute: Rate | None = None
     backoff_seconds: Seconds = 0.5
     longest_backoff_seconds: Seconds = 60.0
     failures: Count = 12
-    outage_seconds: Seconds = 3600.0
+    max_unavailable_seconds: Seconds = 3600.0
     unusable_answers: Count = 50
     token_budget: TotalOrZero | None = None
     money_budget: Amount | None = None

@@ -27,7 +27,7 @@ class EnvironmentsConfig(Settings):
         questions: file of questions to answer and decompose (question-conditional); see `sources`.
         knowledge: file of domains and texts to ask about (unconditional); see `sources`.
         taxonomy: file of a taxonomy whose leaves to ask about; see `sources`.
-        licence: of that file, for cards and records; what is joined from the packaged tables has theirs.
+        license: of that file, for cards and records; what is joined from the packaged tables has theirs.
         tools_of: dataset of environments for whose tools to find new questions (augmentation).
         mask_examples: how often a leaf of the taxonomy is shown without an example.
         held_out_fraction: share of `count` that is drawn for the held-out split.
@@ -76,7 +76,7 @@ class EnvironmentsConfig(Settings):
     questions: str = ""
     knowledge: str = ""
     taxonomy: str = ""
-    licence: str = ""
+    license: str = ""
     tools_of: str = ""
     mask_examples: Share = 0.5
     held_out_fraction: Share = 0.2

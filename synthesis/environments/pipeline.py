@@ -23,14 +23,14 @@ from astra_jax.base.errors import InputError
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Language, Provenance, ToolEnvironment
 from synthesis.core.stages import Journal
-from synthesis.core.stored import Joined, Made, Records
+from synthesis.core.stored import Concat, MapView, Records
 from synthesis.environments import compat
 from synthesis.environments.augment import augment, validated
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext, open_context
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.distract import build_indices, distract
-from synthesis.environments.drafts import Built, Draft
+from synthesis.environments.drafts import Draft, ToolsetDraft
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.sources import SourceError
@@ -40,9 +40,9 @@ from synthesis.environments.verify import finish
 from synthesis.environments.worlds import make_world
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.partition import Split
+from synthesis.pipeline.pipeline_run import PipelineRun, Summary, digests_of_files
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.stage_keys import StageSpec, digest_of
-from synthesis.pipeline.track import Summary, Track, digests_of_files
 
 
 def _seed_id(seed: QuestionSeed) -> str:
@@ -53,7 +53,7 @@ def _draft_id(draft: Draft) -> str:
     return draft.decomposition.id
 
 
-def _built_id(built: Built) -> str:
+def _built_id(built: ToolsetDraft) -> str:
     return built.draft.decomposition.id
 
 
@@ -72,19 +72,24 @@ VALIDATE = StageSpec(
     "validate", Draft, _draft_id, ("quality_threshold", "attempts"), _draft_id, "environments: validate"
 )
 IMPLEMENT = StageSpec(
-    "implement", Built, _draft_id, ("table_rows", "hardened_share", "attempts"), _built_id, "environments: implement"
+    "implement",
+    ToolsetDraft,
+    _draft_id,
+    ("table_rows", "hardened_share", "attempts"),
+    _built_id,
+    "environments: implement",
 )
 MERGE = StageSpec(
-    "merge", Built, _built_id, ("table_rows", "merge_similarity", "attempts"), _built_id, "environments: merge"
+    "merge", ToolsetDraft, _built_id, ("table_rows", "merge_similarity", "attempts"), _built_id, "environments: merge"
 )
-AUGMENT = StageSpec("augment", Built, _seed_id, _QUESTIONS, _built_id, "environments: augment")
-WORLDS = StageSpec("worlds", Built, _seed_id, _QUESTIONS, _built_id, "environments: worlds")
+AUGMENT = StageSpec("augment", ToolsetDraft, _seed_id, _QUESTIONS, _built_id, "environments: augment")
+WORLDS = StageSpec("worlds", ToolsetDraft, _seed_id, _QUESTIONS, _built_id, "environments: worlds")
 DISTRACT = StageSpec(
-    "distract", Built, _built_id,
+    "distract", ToolsetDraft, _built_id,
     ("distractors", "high_cut", "low_cut", "fact_distractors", "table_rows", *_PARTITION), _built_id,
     "environments: distract",
 )  # fmt: skip
-VERIFY = StageSpec("verify", ToolEnvironment, _built_id, ("licence",), _environment_id, "environments: verify")
+VERIFY = StageSpec("verify", ToolEnvironment, _built_id, ("license",), _environment_id, "environments: verify")
 STAGES = (DECOMPOSE, VALIDATE, AUGMENT, IMPLEMENT, MERGE, WORLDS, DISTRACT, VERIFY)
 
 
@@ -105,7 +110,7 @@ async def synthesize(
     Args:
             executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
         replace: write the datasets anew where `out_dir` has those of another seed, setting or teacher.
-            preview: see `Track`.
+            preview: see `PipelineRun`.
         journal: of this run; another configuration or seed in the same journal starts from scratch, under other stage
             names.
 
@@ -142,7 +147,7 @@ class _Run:
         self.given = _given(config)
         worlds_in: Language | None = "en" if executor.by_rules else None
         self.seeds = question_seeds(config, seed, list(self.given.values()), worlds_in)
-        self.track = Track(
+        self.pipeline = PipelineRun(
             executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
             stages=STAGES, files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
             preview=preview,
@@ -150,64 +155,64 @@ class _Run:
         )  # fmt: skip
 
     async def run(self, replace: bool) -> Summary:
-        track = self.track
-        track.claim("held_out", replace=replace)
+        pipeline = self.pipeline
+        pipeline.claim("held_out", replace=replace)
         built = await (self.augmented() if self.given else self.made())
-        environments = await track.stage(VERIFY, finish, await self.distracted(built))
+        environments = await pipeline.stage(VERIFY, finish, await self.distracted(built))
         made_of = (one.provenance for one in environments)
-        track.licences |= {one.licence for one in made_of if isinstance(one, Provenance)}
+        pipeline.licenses |= {one.license for one in made_of if isinstance(one, Provenance)}
         splits: tuple[Split, ...] = ("train", "held_out")
         for split in splits:
-            of_split = environments.where(partial(_is_of, split))
+            of_split = environments.filter(partial(_is_of, split))
             name = self.embedder.name
-            track.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
-        return track.summary
+            pipeline.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
+        return pipeline.summary
 
-    async def augmented(self) -> Records[Built]:
+    async def augmented(self) -> Records[ToolsetDraft]:
         """Return new questions over the tools of given environments."""
         ask = partial(augment, environments=self.given)
-        built = await self.track.stage(
+        built = await self.pipeline.stage(
             AUGMENT, ask, self.seeds, bound=lambda one: digest_of(self.given[one.environment])
         )
-        drafts = await self.judged(Made(_draft_of, built))
+        drafts = await self.judged(MapView(_draft_of, built))
         places = {_draft_id(draft): place for place, draft in enumerate(drafts)}
-        built = built.where(lambda one: _built_id(one) in places)
-        return Made(validated, built, drafts.take(places[_built_id(one)] for one in built))
+        built = built.filter(lambda one: _built_id(one) in places)
+        return MapView(validated, built, drafts.select(places[_built_id(one)] for one in built))
 
-    async def made(self) -> Records[Built]:
+    async def made(self) -> Records[ToolsetDraft]:
         """Return questions with tools that are written for them, and worlds."""
-        track = self.track
+        pipeline = self.pipeline
         questions = [one for one in self.seeds if one.mode != "world"]
-        drafts = await self.judged(await track.stage(DECOMPOSE, decompose, questions))
-        built = await track.stage(IMPLEMENT, implement, drafts)
-        built = await track.stage(MERGE, merge, built, bound=lambda _: self.embedder.name)
+        drafts = await self.judged(await pipeline.stage(DECOMPOSE, decompose, questions))
+        built = await pipeline.stage(IMPLEMENT, implement, drafts)
+        built = await pipeline.stage(MERGE, merge, built, bound=lambda _: self.embedder.name)
         if len(questions) == len(self.seeds):
             return built
-        worlds = await track.stage(WORLDS, make_world, [one for one in self.seeds if one.mode == "world"])
-        kept, repeated = distinct(Made(_draft_of, worlds))
-        track.reject("distinct", repeated)
+        worlds = await pipeline.stage(WORLDS, make_world, [one for one in self.seeds if one.mode == "world"])
+        kept, repeated = distinct(MapView(_draft_of, worlds))
+        pipeline.reject("distinct", repeated)
         ids = {_draft_id(one) for one in kept}
-        every = Joined([built, worlds.where(lambda one: _built_id(one) in ids)])
+        every = Concat([built, worlds.filter(lambda one: _built_id(one) in ids)])
         order = [_built_id(one) for one in every]
-        return every.take(sorted(range(len(every)), key=order.__getitem__))
+        return every.select(sorted(range(len(every)), key=order.__getitem__))
 
     async def judged(self, drafts: Records[Draft]) -> Records[Draft]:
         """Return the drafts that differ from each other and are good enough."""
         kept, repeated = distinct(drafts)
-        self.track.reject("distinct", repeated)
-        kept, worse = best(await self.track.stage(VALIDATE, validate_draft, kept), self.config.quality_percentile)
-        self.track.reject("quality", worse)
+        self.pipeline.reject("distinct", repeated)
+        kept, worse = best(await self.pipeline.stage(VALIDATE, validate_draft, kept), self.config.quality_percentile)
+        self.pipeline.reject("quality", worse)
         return kept
 
-    async def distracted(self, built: Records[Built]) -> Records[Built]:
+    async def distracted(self, built: Records[ToolsetDraft]) -> Records[ToolsetDraft]:
         """Return the environments with irrelevant tools."""
-        indices = await build_indices(built, self.track.declared(DISTRACT), self.embedder, self.seed)
+        indices = await build_indices(built, self.pipeline.declared(DISTRACT), self.embedder, self.seed)
 
-        def bound(one: Built) -> str:
+        def bound(one: ToolsetDraft) -> str:
             index = indices[one.draft.decomposition.language, one.draft.split]
             return f"{self.embedder.name} {index.digest}"
 
-        return await self.track.stage(DISTRACT, partial(distract, indices=indices), built, bound=bound)
+        return await self.pipeline.stage(DISTRACT, partial(distract, indices=indices), built, bound=bound)
 
 
 def _given(config: EnvironmentsConfig) -> Mapping[str, ToolEnvironment]:
@@ -219,7 +224,7 @@ def _given(config: EnvironmentsConfig) -> Mapping[str, ToolEnvironment]:
     return given
 
 
-def _draft_of(one: Built) -> Draft:
+def _draft_of(one: ToolsetDraft) -> Draft:
     return one.draft
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from astra_jax.base.access import keyless
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.http_responses import without_keys
 from astra_jax.base.proxies import via
 from astra_jax.base.settings import Count, Seconds, Settings
@@ -33,7 +33,7 @@ _LONGEST_PAUSE = 60.0
 """Seconds."""
 
 
-class EmbeddingError(Refusal):
+class EmbeddingError(UserError):
     """No embeddings, or none that can be used; the message names the endpoint and what was wrong."""
 
 
@@ -102,7 +102,7 @@ class EndpointConfig(Settings):
         tries: how often a request is made before `EmbeddingError`, 429 apart.
         backoff_seconds: first pause after a failure; doubles with each, up to a minute, with jitter. `Retry-After` is
             honoured.
-        outage_seconds: how long a request may be put off with 429, or asked to wait, before `EmbeddingError`.
+        max_unavailable_seconds: how long a request may be put off with 429, or asked to wait, before `EmbeddingError`.
     """
 
     base_url: str
@@ -112,7 +112,7 @@ class EndpointConfig(Settings):
     timeout_seconds: Seconds = 300.0
     tries: Count = 4
     backoff_seconds: Seconds = 0.5
-    outage_seconds: Seconds = 3600.0
+    max_unavailable_seconds: Seconds = 3600.0
 
 
 class EndpointEmbedder:
@@ -195,7 +195,11 @@ class EndpointEmbedder:
         if trouble.faults >= config.tries:
             raise EmbeddingError(f"{where} gave no embeddings in {trouble.faults} tries: {problem}")
         wait = retry_after(None if response is None else response.headers.get("Retry-After")) or 0.0
-        put_off, longest, remedy = time.monotonic() - trouble.began, config.outage_seconds, "see to the endpoint"
+        put_off, longest, remedy = (
+            time.monotonic() - trouble.began,
+            config.max_unavailable_seconds,
+            "see to the endpoint",
+        )
         if about == "account":
             longest, remedy = min(longest, Endpoint.EMPTY_SECONDS), "see to the account behind the key"
         if max(put_off, wait) > longest:

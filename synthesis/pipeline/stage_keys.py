@@ -19,6 +19,7 @@ import msgspec
 
 from astra_jax.base.errors import InputError
 from astra_jax.base.settings import declared
+from synthesis.core.compat import encode_for_fingerprint, former_setting
 
 In = TypeVar("In")
 Out = TypeVar("Out", bound=msgspec.Struct)
@@ -96,7 +97,11 @@ class StageSpec(Generic[In, Out]):
             earlier: `earlier_values` of the configuration; with these the fingerprint omits a setting too.
         """
         earlier = {**earlier, **self.undeclared}
-        read = {one: settings[one] for one in self.reads if one not in earlier or settings[one] != earlier[one]}
+        read = {
+            former_setting(one): settings[one]
+            for one in self.reads
+            if one not in earlier or settings[one] != earlier[one]
+        }
         return digest_of([read, seed, teacher, *([self.code] if self.code else [])])
 
 
@@ -128,5 +133,5 @@ class DeclaredSettings:
 
 
 def digest_of(value: Any) -> str:
-    """Return a short digest of a JSON value, which does not depend on the order of keys."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+    """Return a short digest of a struct, a list of structs or plain JSON, for fingerprints."""
+    return hashlib.sha256(encode_for_fingerprint(value)).hexdigest()[:16]

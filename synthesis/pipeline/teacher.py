@@ -19,9 +19,9 @@ from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import msgspec
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.files import first_line
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.base.typed import decode_json
 from synthesis.core.chat_format import AssistantTurn, MalformedCall
 from synthesis.core.endpoint import Endpoint, RequestRefused
@@ -33,10 +33,12 @@ from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language, Message, ToolSpec
 from synthesis.core.references import referred
 from synthesis.core.stages import Acceptance
-from synthesis.pipeline.answer_forms import (
+from synthesis.pipeline.model_router import ModelRouter, judged_by, role_of
+from synthesis.pipeline.prompts import Prompts, packaged, render_prompt
+from synthesis.pipeline.structured_output import (
     BadAnswer,
-    Form,
     Probe,
+    StructuredOutput,
     is_exact,
     open_format,
     prompt_name,
@@ -44,15 +46,13 @@ from synthesis.pipeline.answer_forms import (
     response_format,
     strict_schema,
 )
-from synthesis.pipeline.casting import Casting, judged_by, role_of
-from synthesis.pipeline.prompts import Prompts, packaged, render_prompt
 
 __all__ = ["OpenAITeacher", "OpenAITeacherConfig", "Teacher", "TeacherError", "prompt_name", "render_prompt"]
 
-_ENFORCED: tuple[Form, ...] = ("json_schema", "json_object")
+_FROM_STRONGEST: tuple[StructuredOutput, ...] = ("json_schema", "json_object")
 """From the strongest on."""
-_TRIES_OF_A_FORM = 3
-_SAYS: Mapping[Form, str] = {
+_TRIES_PER_OUTPUT = 3
+_OUTPUT_TEXTS: Mapping[StructuredOutput, str] = {
     "json_schema": "answers have their JSON schema",
     "json_object": "answers are JSON, with the schema in the prompt",
     "text": "answers are text, with the schema in the prompt",
@@ -119,17 +119,17 @@ class Described(Protocol):
 
 
 @runtime_checkable
-class Cast(Protocol):
+class Routed(Protocol):
     """A teacher that is several models.
 
     Attributes:
-        casting: which.
+        router: the models of each role.
     """
 
     @property
-    def casting(self) -> Casting: ...
+    def router(self) -> ModelRouter: ...
 
-    def cast(self, record: str) -> Teacher:
+    def route(self, record: str) -> Teacher:
         """The same teacher, as those of its models that are drawn for a record."""
         ...
 
@@ -164,7 +164,7 @@ def load_teacher(name: str) -> Teacher:
     try:
         teacher: Teacher = made()
         described = description(teacher)
-    except Refusal:
+    except UserError:
         raise
     except Exception as error:
         raise InputError(f"--teacher={name}: {type(error).__name__}: {first_line(error)}") from error
@@ -181,14 +181,14 @@ def load_teacher(name: str) -> Teacher:
     return teacher
 
 
-def cast(teacher: Teacher, record: str) -> Teacher:
+def route(teacher: Teacher, record: str) -> Teacher:
     """Whom a record asks: of several models those that are drawn for it."""
-    return teacher.cast(record) if isinstance(teacher, Cast) else teacher
+    return teacher.route(record) if isinstance(teacher, Routed) else teacher
 
 
 def models_of(teacher: Teacher, record: str, judged: Role) -> dict[Role, str]:
-    """Who answers a record, by role; {} where rules do. See `Casting.names`."""
-    return teacher.casting.names(record, judged) if isinstance(teacher, Cast) else {}
+    """Who answers a record, by role; {} where rules do. See `ModelRouter.names`."""
+    return teacher.router.names(record, judged) if isinstance(teacher, Routed) else {}
 
 
 def description(teacher: Teacher) -> Mapping[str, Any]:
@@ -197,7 +197,7 @@ def description(teacher: Teacher) -> Mapping[str, Any]:
 
 
 class OpenAITeacher:
-    """A `Teacher` behind an OpenAI-compatible endpoint, asked in the strictest form that it enforces (`answer_forms`).
+    """A `Teacher` behind an OpenAI-compatible endpoint, with the strictest structured output that it enforces.
 
     After a failure of the endpoint the same request is sent again, with the same seed. After a bad answer of the model
     (cut off, no JSON, not of its type) another seed is sent, and what was wrong.
@@ -222,25 +222,25 @@ class OpenAITeacher:
         self.mode = mode
         self.recording = recording
         self.prompts = prompts or packaged()
-        self.casting = Casting.of(config)
+        self.router = ModelRouter.of(config)
         self._about: str | None = None
         self._jitter = random.Random()  # pauses change no answer, and programs should not pause alike
         budget = config.budget()
-        self._served: dict[str, _Served] = {}
-        self._models: dict[Role, list[tuple[OpenAITeacherConfig, _Served]]] = {}
+        self._states: dict[str, _EndpointState] = {}
+        self._models: dict[Role, list[tuple[OpenAITeacherConfig, _EndpointState]]] = {}
         for role in get_args(Role):
             self._models[role] = []
             for one in config.models(role):
-                door = _door(one)
-                if door not in self._served:
-                    self._served[door] = _Served(Endpoint(one, recording, budget))
-                self._models[role].append((one, self._served[door]))
+                key = _endpoint_key(one)
+                if key not in self._states:
+                    self._states[key] = _EndpointState(Endpoint(one, recording, budget))
+                self._models[role].append((one, self._states[key]))
         self._budget = budget
 
     @property
     def endpoints(self) -> list[Endpoint]:
         """All that may be asked."""
-        return [served.endpoint for served in self._served.values()]
+        return [state.endpoint for state in self._states.values()]
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -261,15 +261,15 @@ class OpenAITeacher:
             **({"judge_own_text": True} if self.config.judge_own_text else {}),
         }
 
-    def cast(self, record: str) -> OpenAITeacher:
-        """The same teacher, as the models that are drawn for a record; see `Casting`."""
+    def route(self, record: str) -> OpenAITeacher:
+        """The same teacher, as the models that are drawn for a record; see `ModelRouter`."""
         teacher = copy.copy(self)
         teacher._about = record
         return teacher
 
-    def _model(self, role: Role, judged: Role = "agent") -> tuple[OpenAITeacherConfig, _Served]:
+    def _model(self, role: Role, judged: Role = "agent") -> tuple[OpenAITeacherConfig, _EndpointState]:
         """Who answers as a role; without a record, whose text it could be, the first."""
-        index = 0 if self._about is None else self.casting.drawn(self._about, role, judged)
+        index = 0 if self._about is None else self.router.sample(self._about, role, judged)
         return self._models[role][index]
 
     @property
@@ -289,13 +289,13 @@ class OpenAITeacher:
 
         Raises:
             TeacherError: no valid answer, or the endpoint refused the request.
-            Stopped: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
+            AbortRun: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
         """
         return await self.answer(answer, self.prompts.render(answer, variables, language), language, seed)
 
     async def answer(self, answer: type[T], prompt: str, language: Language, seed: int) -> T:
         """`ask`, with a prompt that was rendered elsewhere; raises the same."""
-        config, served = self._model(role_of(answer), judged_by(answer))
+        config, state = self._model(role_of(answer), judged_by(answer))
         digest = self._digest(lambda: _identity(config, answer, prompt, seed))
         if (known := self._recorded(digest, answer.__name__, seed, config)) is not None:
             try:
@@ -307,7 +307,7 @@ class OpenAITeacher:
                         "record it anew with mode 'record'",
                     ) from None
         try:
-            given, text = await self._ask(config, served, answer, prompt, language, seed)
+            given, text = await self._ask(config, state, answer, prompt, language, seed)
         except TeacherError as error:
             self._record(digest, "", str(error))
             raise
@@ -355,10 +355,10 @@ class OpenAITeacher:
 
         Raises:
             TeacherError: no turn was whole, or the endpoint refused the request.
-            Stopped: as `ask`.
+            AbortRun: as `ask`.
         """
-        config, served = self._model("agent")
-        endpoint = served.endpoint
+        config, state = self._model("agent")
+        endpoint = state.endpoint
         body = _body(config, replayed(messages, (), endpoint.read_turn), seed)
         if tools:
             body["tools"] = [tool.to_openai() for tool in tools]
@@ -371,7 +371,7 @@ class OpenAITeacher:
         else:
             body["messages"] = replayed(messages, sent, endpoint.read_turn)
             try:
-                message = await self._turn(config, served, body, seed, names)
+                message = await self._turn(config, state, body, seed, names)
             except TeacherError as error:
                 self._record(digest, "", str(error))
                 raise
@@ -379,7 +379,12 @@ class OpenAITeacher:
         return replace(endpoint.read_turn(message, names), sent=message)
 
     async def _turn(
-        self, config: OpenAITeacherConfig, served: _Served, body: Mapping[str, Any], seed: int, tools: Sequence[str]
+        self,
+        config: OpenAITeacherConfig,
+        state: _EndpointState,
+        body: Mapping[str, Any],
+        seed: int,
+        tools: Sequence[str],
     ) -> dict[str, Any]:
         """Return a turn as the endpoint sent it."""
         unreadable: dict[str, Any] | None = None
@@ -387,44 +392,50 @@ class OpenAITeacher:
         for number in range(config.tries):
             seeded = {"seed": (seed + number) % 2**31} if "seed" in body else {}
             try:
-                reply = await served.endpoint.complete_turn(
+                reply = await state.endpoint.complete_turn(
                     "agent_turn", {**body, **seeded}, self._jitter, timeout_seconds=config.timeout_seconds
                 )
             except RequestRefused as error:
                 raise TeacherError(f"a turn of the agent: {error}") from None
             if reply.problem:
                 problems[reply.problem] = None
-                served.acceptance("a turn of the agent").reject(reply.problem, reply.text)
+                state.acceptance("a turn of the agent").reject(reply.problem, reply.text)
                 continue
             unreadable = reply.message
-            turn = served.endpoint.read_turn(unreadable, tools)
+            turn = state.endpoint.read_turn(unreadable, tools)
             malformed = [(call.error, call.text) for call in turn.calls if isinstance(call, MalformedCall)]
             malformed += [(turn.leak, turn.content)] if turn.leak else []
             if not malformed:
-                served.acceptance("a turn of the agent").accept()
+                state.acceptance("a turn of the agent").accept()
                 return unreadable
-            served.acceptance("a turn of the agent").reject(*malformed[0])
+            state.acceptance("a turn of the agent").reject(*malformed[0])
         if unreadable is None:
             raise TeacherError(f"a turn of the agent: {' or '.join(problems)} in all of {config.tries} tries")
         return unreadable
 
     async def close(self) -> None:
         """Close the connections, and print how many answers were repaired. The recording stays open."""
-        for served in self._served.values():
-            served.report_repairs()
-            await served.endpoint.close()
+        for state in self._states.values():
+            state.report_repairs()
+            await state.endpoint.close()
 
     async def _ask(
-        self, config: OpenAITeacherConfig, served: _Served, answer: type[T], prompt: str, language: Language, seed: int
+        self,
+        config: OpenAITeacherConfig,
+        state: _EndpointState,
+        answer: type[T],
+        prompt: str,
+        language: Language,
+        seed: int,
     ) -> tuple[T, str]:
         """The answer, and its JSON."""
         kind = prompt_name(answer)
-        form = await self._form_of_answers(config, served)
+        output = await self._structured_output(config, state)
         problem = ""
         for number in range(config.tries):
-            body = self._request(config, answer, prompt, language, seed + number, form, problem)
+            body = self._request(config, answer, prompt, language, seed + number, output, problem)
             try:
-                reply = await served.endpoint.complete(kind, body, self._jitter, timeout_seconds=config.timeout_seconds)
+                reply = await state.endpoint.complete(kind, body, self._jitter, timeout_seconds=config.timeout_seconds)
             except RequestRefused as error:
                 raise TeacherError(f"{answer.__name__}: {error}") from None
             if reply.problem:
@@ -435,51 +446,53 @@ class OpenAITeacher:
                 except BadAnswer as error:
                     problem = str(error)
                 else:
-                    served.acceptance(answer.__name__).accept()
+                    state.acceptance(answer.__name__).accept()
                     if not is_exact(reply.text, answer):
-                        served.count_repair(reply.text)
+                        state.count_repair(reply.text)
                     return given
-            served.acceptance(answer.__name__).reject(problem, reply.text)
+            state.acceptance(answer.__name__).reject(problem, reply.text)
         raise TeacherError(f"{answer.__name__}: no valid answer in {config.tries} tries; {problem}")
 
-    async def _form_of_answers(self, config: OpenAITeacherConfig, served: _Served) -> Form:
+    async def _structured_output(self, config: OpenAITeacherConfig, state: _EndpointState) -> StructuredOutput:
         """Found once, by one of all that share the endpoint."""
-        if (form := served.form if config.answer_form == "auto" else config.answer_form) is not None:
-            return form
-        async with served.finding:
-            if served.form is None:
-                served.form, why = await self._found_form(config, served)
-                say_beside_bars(f"{config.base_url}, model {config.model}: {_SAYS[served.form]}{why}")
-            return served.form
+        if (output := state.output if config.structured_output == "auto" else config.structured_output) is not None:
+            return output
+        async with state.finding:
+            if state.output is None:
+                state.output, why = await self._probe_structured_output(config, state)
+                log_above_progress(f"{config.base_url}, model {config.model}: {_OUTPUT_TEXTS[state.output]}{why}")
+            return state.output
 
-    async def _found_form(self, config: OpenAITeacherConfig, served: _Served) -> tuple[Form, str]:
+    async def _probe_structured_output(
+        self, config: OpenAITeacherConfig, state: _EndpointState
+    ) -> tuple[StructuredOutput, str]:
         """The strongest form that the endpoint enforces, and why it is not a stronger one.
 
         It is asked for what prose would answer. One request says it where the first form works; a model's answer that
         does not have the form is asked for twice more, since any answer may be spoilt.
         """
         why = ""
-        for form in _ENFORCED:
-            for number in range(_TRIES_OF_A_FORM):
-                body = self._request(config, Probe, "Say yes.", "en", number, form, "")
+        for output in _FROM_STRONGEST:
+            for number in range(_TRIES_PER_OUTPUT):
+                body = self._request(config, Probe, "Say yes.", "en", number, output, "")
                 try:
-                    reply = await served.endpoint.complete("probe", body, self._jitter, trying=True)
+                    reply = await state.endpoint.complete("probe", body, self._jitter, trying=True)
                 except RequestRefused as error:
-                    why = f" ({form} is refused with {error})"
+                    why = f" ({output} is refused with {error})"
                     break
                 text = reply.text.rpartition("</think>")[2].strip()
                 with contextlib.suppress(ValueError, RecursionError):
                     given, _ = read_loosely(text)
                     if isinstance(given, dict) and (
-                        form != "json_schema" or set(given) == set(Probe.__struct_fields__)
+                        output != "json_schema" or set(given) == set(Probe.__struct_fields__)
                     ):
-                        return form, why
-                why = f" ({form} is taken, and not heeded)"
+                        return output, why
+                why = f" ({output} is taken, and not heeded)"
         return "text", why
 
     def _request(
         self, config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt: str, language: Language, seed: int,
-        form: Form, problem: str,
+        output: StructuredOutput, problem: str,
     ) -> bytes:  # fmt: skip
         """A request's JSON.
 
@@ -487,21 +500,21 @@ class OpenAITeacher:
             problem: what was wrong with the try before; "" at the first.
         """
         parts = [prompt]
-        if form != "json_schema":
+        if output != "json_schema":
             schema = msgspec.json.encode(strict_schema(answer)).decode()
             parts.append(self.prompts.template("_as_json", language).render(schema=schema))
         if problem:
             parts.append(self.prompts.template("_refused", language).render(problem=problem))
         messages = [{"role": "user", "content": "\n\n".join(parts)}]
-        return msgspec.json.encode(_body(config, messages, seed, response_format(answer, form)))
+        return msgspec.json.encode(_body(config, messages, seed, response_format(answer, output)))
 
 
 @dataclass
-class _Served:
+class _EndpointState:
     """An endpoint, and how it is asked for answers once that is known."""
 
     endpoint: Endpoint
-    form: Form | None = None
+    output: StructuredOutput | None = None
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)
     answers: dict[str, Acceptance] = field(default_factory=dict)
     repaired: int = 0
@@ -524,14 +537,14 @@ class _Served:
         """Print how many answers were repaired, if any were, and start counting again."""
         if self.repaired:
             config, accepted = self.endpoint.config, sum(one.accepted for one in self.answers.values())
-            say_beside_bars(
+            log_above_progress(
                 f"{config.base_url}, model {config.model}: {self.repaired} of {accepted} accepted answers were not "
                 f"exact JSON of their schema, and were repaired, such as: {self.repaired_example:.200}"
             )
             self.repaired = 0
 
 
-def _door(config: OpenAITeacherConfig) -> str:
+def _endpoint_key(config: OpenAITeacherConfig) -> str:
     """What roles have in common that share an endpoint: its address, model, key, limits and prices."""
     plain = OpenAITeacherConfig(config.base_url, config.model)
     own = ("temperature", "max_tokens", "timeout_seconds", "tries", "extra_body", "roles", "judge_own_text")
@@ -545,12 +558,15 @@ def _identity(config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt:
 
 
 def _body(
-    config: OpenAITeacherConfig, messages: Sequence[Mapping[str, Any]], seed: int, form: msgspec.Raw | None = None
+    config: OpenAITeacherConfig,
+    messages: Sequence[Mapping[str, Any]],
+    seed: int,
+    response_format: msgspec.Raw | None = None,
 ) -> dict[str, Any]:
     body = {
         "model": config.model,
         "messages": messages,
-        "response_format": form,
+        "response_format": response_format,
         "temperature": config.temperature,
         "max_tokens": config.max_tokens,
         "seed": seed % 2**31,

@@ -8,7 +8,7 @@ from typing import Any
 from synthesis.pipeline.demo import fact_server_ids
 from synthesis.trajectories.config import PACKAGED_MCP_SHARE
 
-UNDECLARED: Mapping[str, Mapping[str, Any]] = {"interact": {"attempts": 3}, "judge": {"licence": ""}}
+UNDECLARED: Mapping[str, Mapping[str, Any]] = {"interact": {"attempts": 3}, "judge": {"license": ""}}
 """By stage: settings that early versions did not declare, with the value that their runs had."""
 
 

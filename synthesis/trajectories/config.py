@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from astra_jax.base.settings import Amount, Bound, Count, OneOf, Seconds, SettingError, Settings, Share
-from synthesis.core.records import Conduct, Language, TaskScores
+from synthesis.core.records import Behaviour, Language, TaskScores
 from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.own_stages import OwnStages
 from synthesis.pipeline.partition import Partition
@@ -33,8 +33,8 @@ class TrajectoriesConfig(Settings):
     """Settings of trajectory synthesis: number, servers and filters.
 
     Attributes:
-        trajectories: how many are wanted; what is above is cut, what filters take beyond `surplus` is missing.
-        surplus: share of tasks made beyond `trajectories`, to make up for what the filters reject.
+        trajectories: how many are wanted; what is above is cut, what filters take beyond `oversample_ratio` is missing.
+        oversample_ratio: share of tasks made beyond `trajectories`, to make up for what the filters reject.
         languages: weights by ISO 639-1 code; the default is the paper's share (71.2 % English). Others than `en` and
             `zh` want a teacher behind an endpoint; where no server is documented in one, its tasks are about servers
             that are in English.
@@ -79,16 +79,16 @@ class TrajectoriesConfig(Settings):
             without one, as of other tasks. The paper has none (section 2.1.1).
         groups: of how many groups of servers those are, in each language; a group is offered to the agent whole.
         group_sizes: numbers of servers in a group.
-        conducts: shares of the original tasks that teach something beside calling tools, by its name
-            (`core.records.Conduct`); the rest are requests that are served. Their conversations have no variation.
+        behaviours: shares of the original tasks that teach something beside calling tools, by its name
+            (`core.records.Behaviour`); the rest are requests that are served. Their conversations have no variation.
             Empty: none. The defaults are ours, 22 % in all: the paper has no such data, and its SFT loses 14 points
             in BFCL's Missing Functions.
         user_turns: most messages of the user in a conversation of several; 2 at least.
-        policies: share of the conversations of the conduct `dialogue` whose agent is told a policy that forbids one of
+        policies: share of the conversations of the behaviour `dialogue` whose agent has a policy that forbids one of
             the things that the user wants.
         augmentations: modes that variations are drawn from.
         augmented: share of original tasks that get a variation.
-        licence: of tool documents, on cards and records, where a document does not name its own.
+        license: of tool documents, on cards and records, where a document does not name its own.
         personas: file of personas, see `personas.read_personas`; empty, or none in a task's language: built-in ones.
         near_duplicate: least similarity of the words of two tasks of a server at which the later one is dropped.
         thresholds: least scores of a task (1 to 5).
@@ -108,7 +108,7 @@ class TrajectoriesConfig(Settings):
     """
 
     trajectories: Grows[Count] = 3_000
-    surplus: Grows[Annotated[float, Bound(least=0, most=1_000)]] = 0.3
+    oversample_ratio: Grows[Annotated[float, Bound(least=0, most=1_000)]] = 0.3
     languages: Mapping[Language, Amount] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
     tools: tuple[str, ...] = ()
     sources: tuple[ServerSource, ...] | None = None
@@ -138,7 +138,7 @@ class TrajectoriesConfig(Settings):
     several_servers: Share = 0.0
     groups: Count = 24
     group_sizes: tuple[Annotated[int, Bound(least=2, most=16)], ...] = (2, 3)
-    conducts: Annotated[Mapping[Conduct, Share], Before({})] = field(
+    behaviours: Annotated[Mapping[Behaviour, Share], Before({})] = field(
         default_factory=lambda: {
             "missing_tool": 0.03, "irrelevant_tools": 0.02, "missing_parameter": 0.03, "infeasible": 0.01,
             "refused": 0.01, "confirmation": 0.02, "done": 0.02, "dialogue": 0.06,
@@ -149,7 +149,7 @@ class TrajectoriesConfig(Settings):
     policies: Annotated[Share, Before(0.0)] = 0.3
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
     augmented: Share = 0.5
-    licence: str = ""
+    license: str = ""
     personas: str = ""
     near_duplicate: Annotated[float, Bound(above=0, most=1)] = 0.8
     thresholds: TaskScores = TaskScores(question_quality=4, scenario_realism=3, tool_necessity=3)
@@ -183,9 +183,9 @@ class TrajectoriesConfig(Settings):
                 raise SettingError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
         if not any(self.languages.values()):
             raise SettingError(f"languages: {dict(self.languages)} has no weight above 0; give one at least")
-        if (whole := sum(self.conducts.values())) > 1 + 1e-9:
+        if (whole := sum(self.behaviours.values())) > 1 + 1e-9:
             raise SettingError(
-                f"conducts: {dict(self.conducts)} are {whole:.3f} of the tasks; lower some, to 1 at most"
+                f"behaviours: {dict(self.behaviours)} are {whole:.3f} of the tasks; lower some, to 1 at most"
             )
         for name in ("tool_counts", "group_sizes", "augmentations"):
             if not getattr(self, name):

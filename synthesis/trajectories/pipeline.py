@@ -20,30 +20,30 @@ import numpy as np
 from astra_jax.base.errors import InputError
 from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajectory
 from synthesis.core.stages import Journal, rng_for
-from synthesis.core.stored import Joined, Records
+from synthesis.core.stored import Concat, Records
 from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
+from synthesis.pipeline.pipeline_run import PipelineRun, Summary, digests_of_files
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.stage_keys import StageSpec, digest_of
-from synthesis.pipeline.track import Summary, Track, digests_of_files
 from synthesis.servers.collect import ServerDocument, collect, default_sources, fact_documents, source_key
 from synthesis.servers.duplicates import check_allowed, normalize_all
 from synthesis.servers.normalize import raw_name, served
 from synthesis.servers.registry import read_registries
 from synthesis.servers.tool_sources import read_tools
 from synthesis.trajectories import compat, statistics, tool_graph
-from synthesis.trajectories.conducts import score_any, write_any
+from synthesis.trajectories.behaviours import score_any, write_any
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.context import TrajectoryContext, open_context
-from synthesis.trajectories.desk import desk_documents, is_desk
-from synthesis.trajectories.draws import Draws, draw_tasks, wanted_tasks
 from synthesis.trajectories.groups import crosses, grouped
 from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.personas import PERSONAS, Persona, read_personas
 from synthesis.trajectories.runs import AgentRun
+from synthesis.trajectories.task_sampler import TaskSampler, sample_tasks, wanted_tasks
 from synthesis.trajectories.tasks import TaskSeed, augment_task, repeated_tasks
+from synthesis.trajectories.todo_fixture import is_todo_server, todo_documents
 from synthesis.trajectories.users import judge_user
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ INTERACT = StageSpec(
 )  # fmt: skip
 USER = StageSpec("user", AgentRun, _task_of, ("attempts",), _task_of, "judge users")
 JUDGE = StageSpec(
-    "judge", Trajectory, _task_of, ("reward_threshold", "final_answer_threshold", "attempts", "licence"), _id_of,
+    "judge", Trajectory, _task_of, ("reward_threshold", "final_answer_threshold", "attempts", "license"), _id_of,
     "judge trajectories", undeclared=compat.UNDECLARED["judge"],
 )  # fmt: skip
 STAGES = (COLLECT, PROPOSE, VERIFY, TASKS, TALKS, AUGMENT, SCORE, INTERACT, USER, JUDGE)
@@ -108,7 +108,7 @@ async def synthesize(
             out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
         workdir: where MCP servers run.
         replace: overwrite datasets in `out_dir` that have another seed, setting or teacher.
-        preview: see `Track`.
+        preview: see `PipelineRun`.
 
     Raises:
         InputError: `out_dir` has such datasets and `replace` is False; the teacher does not speak a wanted language; or
@@ -136,7 +136,7 @@ class _Run:
         self.tools = read_tools(config.tools)
         named = [one for one in config.tools if one not in self.tools.digests]
         files = digests_of_files([*named, *([config.personas] if config.personas else [])]) | self.tools.digests
-        self.track = Track(
+        self.pipeline = PipelineRun(
             executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
             stages=STAGES, files=files, preview=preview,
         )  # fmt: skip
@@ -151,16 +151,16 @@ class _Run:
 
     async def run(self, replace: bool) -> Summary:
         config = self.config
-        self.track.claim("trajectories", replace=replace, read=compat.settings_of_card)
-        write = self.track.write
+        self.pipeline.claim("trajectories", replace=replace, read=compat.settings_of_card)
+        write = self.pipeline.write
         documents = await self.collect()
         self.normalize(documents)
         servers = list(self.servers.values())
-        figures = {
+        numbers = {
             **statistics.server_statistics(servers), "tools_read": self.tools_read,
             "tools_changed": dict(sorted(self.tools_changed.items())),
         }  # fmt: skip
-        write("servers", ToolServer, servers, figures)
+        write("servers", ToolServer, servers, numbers)
         candidates = await self.chains()
         seeds, chains = await self.draw(candidates)
         write("chains", ToolChain, chains, statistics.chain_statistics(chains, len(candidates), seeds))
@@ -168,12 +168,12 @@ class _Run:
         write("tasks", Task, tasks, statistics.task_statistics(tasks, self.servers))
         runs = await self.judge_users(await self.interact(tasks))
         trajectories = (await self.judge(runs))[: config.trajectories]
-        figures = statistics.trajectory_statistics(trajectories, self.servers)
-        failed = self.track.summary.rejected["judge"].get("judge_failed", 0)
-        figures["all_runs"] = statistics.run_statistics(runs, failed)
-        figures["rejected_for"] = statistics.whose_faults(self.track.summary.rejected)
-        write("trajectories", Trajectory, trajectories, figures)
-        return self.track.summary
+        numbers = statistics.trajectory_statistics(trajectories, self.servers)
+        failed = self.pipeline.summary.rejected["judge"].get("judge_failed", 0)
+        numbers["all_runs"] = statistics.run_statistics(runs, failed)
+        numbers["rejected_for"] = statistics.whose_faults(self.pipeline.summary.rejected)
+        write("trajectories", Trajectory, trajectories, numbers)
+        return self.pipeline.summary
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class _Run:
         sources += self.tools.servers
         if twice := [id for id, number in Counter(one.id for one in sources).items() if number > 1]:
             raise InputError(f"tools: two servers have the id {twice[0]!r}; leave one of them out, or rename it")
-        stored = await self.track.stage(
+        stored = await self.pipeline.stage(
             COLLECT, collect, sources, concurrency=config.collect_concurrency,
             bound=lambda source: self.tools.own.get(source.id, ""),
         )  # fmt: skip
@@ -196,7 +196,7 @@ class _Run:
         left_out = [one for document in collected for one in document.left_out]
         examples = {one.reason: f"{one.name}: {one.detail}" for one in left_out}
         if left_out:
-            self.track.reject("collect", Counter(one.reason for one in left_out), examples)
+            self.pipeline.reject("collect", Counter(one.reason for one in left_out), examples)
         wanted = config.fact_servers
         if wanted is None and config.has_own_tools:
             _log.warning(
@@ -211,10 +211,10 @@ class _Run:
         details: dict[str, str] = {}
         for record in registries.rejected:
             details.setdefault(record.reason, f"{record.place}: {record.detail}")
-        self.track.reject("tools", registries.reasons(), details)
+        self.pipeline.reject("tools", registries.reasons(), details)
         # What runs comes first: of servers that are there twice, the first is kept.
-        desks = desk_documents(languages) if config.conducts.get("confirmation") else []
-        return [*collected, *facts, *registries.documents, *desks]
+        todo_servers = todo_documents(languages) if config.behaviours.get("confirmation") else []
+        return [*collected, *facts, *registries.documents, *todo_servers]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
         check_allowed(documents, self.config.allowed_tools)
@@ -238,16 +238,16 @@ class _Run:
                 if one.change not in examples:
                     examples[one.change] = f"{done.server_id}.{one.name}: {one.detail}"
             self.servers |= {server.id: server for server in done.servers}
-        self.track.summary.details["tools_changed"] = examples
+        self.pipeline.summary.details["tools_changed"] = examples
         if not self.servers:
             raise InputError(
                 f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"
             )
-        self.track.reject("normalize", reasons, details)
-        self.track.tell(offer for server in self.servers.values() if (offer := served(server)))
-        self.track.licences |= {server.licence or self.config.licence for server in self.servers.values()}
+        self.pipeline.reject("normalize", reasons, details)
+        self.pipeline.note_sources(offer for server in self.servers.values() if (offer := served(server)))
+        self.pipeline.licenses |= {server.license or self.config.license for server in self.servers.values()}
         if config.several_servers:
-            alone = [server for server in self.servers.values() if not is_desk(server.id)]
+            alone = [server for server in self.servers.values() if not is_todo_server(server.id)]
             groups = grouped(alone, config, self.seed)
             if not groups:
                 raise InputError(
@@ -260,9 +260,9 @@ class _Run:
         """Return all chains that can be sampled; none of them is verified."""
         config = self.config
         # Of a desk no chains are made: tasks about one are written for it alone.
-        servers = [server for server in self.servers.values() if not is_desk(server.id)]
+        servers = [server for server in self.servers.values() if not is_todo_server(server.id)]
         asked = [(server, repeat) for server in servers for repeat in range(config.proposals)]
-        answered = await self.track.stage(PROPOSE, tool_graph.propose, asked)
+        answered = await self.pipeline.stage(PROPOSE, tool_graph.propose, asked)
         by_server: dict[str, list[list[str]]] = defaultdict(list)
         for proposals in answered:
             by_server[proposals.server_id] += [pair.chain for pair in proposals.pairs]
@@ -281,7 +281,7 @@ class _Run:
             candidates += tool_graph.chains_of(server, walks)
         if unknown:  # left out of the graph; the rest of their proposals counts
             names = [name for name, _ in unknown.most_common(5)]
-            self.track.reject("graph", Counter(unknown_tool=unknown.total()), {"unknown_tool": ", ".join(names)})
+            self.pipeline.reject("graph", Counter(unknown_tool=unknown.total()), {"unknown_tool": ", ".join(names)})
         return candidates
 
     async def draw(self, candidates: Sequence[ToolChain]) -> tuple[list[TaskSeed], list[ToolChain]]:
@@ -290,22 +290,22 @@ class _Run:
         check = partial(tool_graph.verify, servers=self.servers)
 
         async def verify(chains: Sequence[ToolChain]) -> Sequence[ToolChain]:
-            return await self.track.stage(VERIFY, check, chains, bound=lambda chain: self.digest(chain.server_id))
+            return await self.pipeline.stage(VERIFY, check, chains, bound=lambda chain: self.digest(chain.server_id))
 
-        draws = Draws(config, list(self.servers.values()), candidates, self.seed)
+        sampler = TaskSampler(config, list(self.servers.values()), candidates, self.seed)
         wanted = wanted_tasks(config)
-        seeds, chains = await draw_tasks(draws, wanted, {chain.id: chain for chain in candidates}, verify)
+        seeds, chains = await sample_tasks(sampler, wanted, {chain.id: chain for chain in candidates}, verify)
         if len(seeds) < wanted:
-            self.track.reject("draw", Counter(no_chain=wanted - len(seeds)), {"no_chain": "every chain failed"})
+            self.pipeline.reject("draw", Counter(no_chain=wanted - len(seeds)), {"no_chain": "every chain failed"})
         return seeds, chains
 
     async def tasks(self, seeds: Sequence[TaskSeed]) -> Records[Task]:
         config = self.config
         write = partial(write_any, servers=self.servers, personas=self.personas)
-        plain = [one for one in seeds if not one.conduct]
-        alone = await self.track.stage(TASKS, write, plain, bound=lambda one: self.digest(one.server_id))
-        talks = await self.track.stage(
-            TALKS, write, [one for one in seeds if one.conduct],
+        plain = [one for one in seeds if not one.behaviour]
+        alone = await self.pipeline.stage(TASKS, write, plain, bound=lambda one: self.digest(one.server_id))
+        talks = await self.pipeline.stage(
+            TALKS, write, [one for one in seeds if one.behaviour],
             bound=lambda one: self.digest(one.server_id) + self.personas_digest,
         )  # fmt: skip
         written = _by_number(alone, talks)
@@ -313,21 +313,21 @@ class _Run:
         def drawn(task: Task) -> bool:
             return rng_for(self.seed, "augmented", task.id).random() < config.augmented
 
-        chosen = written.where(lambda task: not task.dialogue and config.augmentations and drawn(task))
+        chosen = written.filter(lambda task: not task.dialogue and config.augmentations and drawn(task))
         vary = partial(augment_task, servers=self.servers, personas=self.personas)
-        varied = await self.track.stage(
+        varied = await self.pipeline.stage(
             AUGMENT, vary, chosen, bound=lambda task: self.digest(task.server_id) + self.personas_digest
         )
         # Each variation follows its original, so that more tasks extend the order of fewer. Servers, modes and
         # variations were sampled for each task alone, so a cut takes from all alike.
         every = _by_number(written, varied)
         repeated = repeated_tasks(every, config.near_duplicate)
-        unique = every.where(lambda task: task.id not in repeated)
+        unique = every.filter(lambda task: task.id not in repeated)
         example = {"near_duplicate": next(iter(repeated.values()))} if repeated else {}
-        self.track.reject("duplicates", Counter(near_duplicate=len(repeated)) if repeated else Counter(), example)
+        self.pipeline.reject("duplicates", Counter(near_duplicate=len(repeated)) if repeated else Counter(), example)
         rate = partial(score_any, servers=self.servers)
-        scored = await self.track.stage(SCORE, rate, unique, bound=lambda task: self.digest(task.server_id))
-        return scored[: math.ceil(config.trajectories * (1 + config.surplus / 2))]
+        scored = await self.pipeline.stage(SCORE, rate, unique, bound=lambda task: self.digest(task.server_id))
+        return scored[: math.ceil(config.trajectories * (1 + config.oversample_ratio / 2))]
 
     def digest(self, server_id: str) -> str:
         """Return the digest of a server's record and of a group's members; it is part of the key of their stages."""
@@ -339,23 +339,23 @@ class _Run:
 
     async def interact(self, tasks: Records[Task]) -> Records[AgentRun]:
         run = partial(interact, servers=self.servers)
-        return await self.track.stage(INTERACT, run, tasks, bound=lambda task: self.digest(task.server_id))
+        return await self.pipeline.stage(INTERACT, run, tasks, bound=lambda task: self.digest(task.server_id))
 
     async def judge_users(self, runs: Records[AgentRun]) -> Records[AgentRun]:
         """Return the runs whose simulated user, if there is one, kept to its goals."""
         check = partial(judge_user, servers=self.servers)
-        with_user = runs.where(lambda run: run.ended)
-        kept = await self.track.stage(USER, check, with_user, bound=lambda run: self.digest(run.task.server_id))
+        with_user = runs.filter(lambda run: run.ended)
+        kept = await self.pipeline.stage(USER, check, with_user, bound=lambda run: self.digest(run.task.server_id))
         ids = {run.task.id for run in kept}
-        return runs.where(lambda run: not run.ended or run.task.id in ids)
+        return runs.filter(lambda run: not run.ended or run.task.id in ids)
 
     async def judge(self, runs: Records[AgentRun]) -> Records[Trajectory]:
         rate = partial(judge, servers=self.servers)
-        return await self.track.stage(JUDGE, rate, runs, bound=lambda run: self.digest(run.task.server_id))
+        return await self.pipeline.stage(JUDGE, rate, runs, bound=lambda run: self.digest(run.task.server_id))
 
 
 def _by_number(*parts: Records[Task]) -> Records[Task]:
     """Yield tasks in the order of the numbers in their ids; equal numbers in the order of the parts."""
-    every = Joined(parts)
+    every = Concat(parts)
     numbers = np.fromiter((int(task.family.rpartition("-")[2]) for task in every), np.int64, len(every))
-    return every.take(map(int, np.argsort(numbers, kind="stable")))
+    return every.select(map(int, np.argsort(numbers, kind="stable")))

@@ -69,7 +69,7 @@ def chain_statistics(chains: Sequence[ToolChain], candidates: int, seeds: Sequen
 
 def task_statistics(tasks: Iterable[Task], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
     """Return statistics of the tasks, each read once."""
-    over, modes, augmentations, languages, tools, conducts = (Counter[Any]() for _ in range(6))
+    over, modes, augmentations, languages, tools, behaviours = (Counter[Any]() for _ in range(6))
     for task in tasks:
         over[_servers_of(servers[task.server_id], task.tools)] += 1
         modes[task.mode] += 1
@@ -77,14 +77,14 @@ def task_statistics(tasks: Iterable[Task], servers: Mapping[str, ToolServer]) ->
         languages[task.language] += 1
         tools[len(task.tools)] += 1
         if task.dialogue:
-            conducts[task.dialogue.conduct] += 1
+            behaviours[task.dialogue.behaviour] += 1
     return {
         **_over_servers(over),
         "modes": _ordered(modes),
         "augmentations": _ordered(augmentations),
         "languages": _ordered(languages),
         "tools_per_task": _ordered(tools),
-        **({"conducts": _ordered(conducts)} if conducts else {}),
+        **({"behaviours": _ordered(behaviours)} if behaviours else {}),
     }
 
 
@@ -228,23 +228,23 @@ class _Tools:
 
 
 class _Topics:
-    """Domains, languages, conducts and turns of the user."""
+    """Domains, languages, behaviours and turns of the user."""
 
     def __init__(self) -> None:
-        self.domains, self.languages, self.conducts, self.turns = (Counter[Any]() for _ in range(4))
+        self.domains, self.languages, self.behaviours, self.turns = (Counter[Any]() for _ in range(4))
 
     def add(self, one: Trajectory) -> None:
         self.domains[one.domain] += 1
         self.languages[one.language] += 1
         self.turns[sum(message.role == "user" for message in one.messages)] += 1
         if one.dialogue:
-            self.conducts[one.dialogue.conduct] += 1
+            self.behaviours[one.dialogue.behaviour] += 1
 
     def numbers(self) -> dict[str, Any]:
         return {
             "domains": _ordered(self.domains),
             "languages": _ordered(self.languages),
-            **({"conducts": _ordered(self.conducts)} if self.conducts else {}),
+            **({"behaviours": _ordered(self.behaviours)} if self.behaviours else {}),
             # Absent if each user speaks once.
             **({"user_turns_per_conversation": _ordered(self.turns)} if max(self.turns, default=1) > 1 else {}),
         }
@@ -409,8 +409,8 @@ def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
         "top domains": ranked(statistics["domains"]),
         "languages": ranked(statistics["languages"]),
         **(
-            {"beside calling tools": ranked(conducts, most=8, of=count)}
-            if (conducts := statistics.get("conducts"))
+            {"beside calling tools": ranked(behaviours, most=8, of=count)}
+            if (behaviours := statistics.get("behaviours"))
             else {}
         ),
         "tools real / emulated": f"{1 - execution.get('emulated', 0):.1%} / {execution.get('emulated', 0):.1%} "

@@ -19,8 +19,8 @@ from synthesis.environments import pipeline as environments
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.pipeline.context import Context
 from synthesis.pipeline.own_stages import load_own_stages
+from synthesis.pipeline.pipeline_run import PipelineRun, resolved
 from synthesis.pipeline.stage_keys import DeclaredSettings, StageSpec, free_settings, growing_settings
-from synthesis.pipeline.track import Track, resolved
 from synthesis.trajectories import pipeline as trajectories
 from synthesis.trajectories.config import TrajectoriesConfig
 
@@ -130,11 +130,11 @@ class Run:
         executor: Any = SimpleNamespace(teacher=SimpleNamespace(), costs={}, records_at_once=lambda wanted: wanted)
         context: Any = Context(config, executor.teacher, None, 0)  # type: ignore[arg-type]
         with Journal(self.journal) as journal:
-            track: Any = Track(
+            pipeline: Any = PipelineRun(
                 executor, context, journal, self.file.parent, config=config, concurrency=4, seed=0, stages=(MAKE, PLAIN)
             )
-            found = [one.id for one in await track.stage(MAKE, make, range(6))]
-        return found, track.summary.rejected.get(f"make+{self.file}:short", {})
+            found = [one.id for one in await pipeline.stage(MAKE, make, range(6))]
+        return found, pipeline.summary.rejected.get(f"make+{self.file}:short", {})
 
 
 async def test_own_stages_come_after_ours_and_run_again_when_they_change(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.partition import Partition
+from synthesis.pipeline.pipeline_run import PipelineRun
 from synthesis.pipeline.stage_keys import DeclaredSettings, StageSpec
-from synthesis.pipeline.track import Track
 from synthesis.servers.collect import ServerSource, collect, default_sources
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.servers.normalize import normalize
@@ -56,7 +56,7 @@ CONFIG = TrajectoriesConfig(
     proposals=4,
     walks=30,
     partition=Partition("astra", 0.3, 0.2),
-    conducts={},
+    behaviours={},
 )
 COUNTRIES = fact_servers("en")[0]
 
@@ -105,12 +105,12 @@ async def test_a_stage_declares_exactly_the_settings_that_it_reads(tmp_path, mon
     monkeypatch.setattr(DeclaredSettings, "__getattr__", recorded)
     config = dataclasses.replace(
         CONFIG, trajectories=30, sources=(), mcp_share=0.0, fact_servers=("countries", "colors"), policies=1.0,
-        conducts={"dialogue": 0.4, "missing_parameter": 0.1, "done": 0.1},
+        behaviours={"dialogue": 0.4, "missing_parameter": 0.1, "done": 0.1},
     )  # fmt: skip
     await run(tmp_path, config=config)
     vain = {one.name: {*one.reads} - read[one.label] for one in STAGES if {*one.reads} - read[one.label]}
-    # The licence is of servers without one.
-    assert vain == {"propose": {"partition"}, "judge": {"licence"}}
+    # The license is of servers without one.
+    assert vain == {"propose": {"partition"}, "judge": {"license"}}
 
 
 async def test_a_setting_that_a_stage_came_to_declare_keeps_journals_without_it(tmp_path):
@@ -125,8 +125,8 @@ async def test_a_setting_that_a_stage_came_to_declare_keeps_journals_without_it(
             runs = ((without, 0.0, 12), (stage, 0.0, 12), (stage, 0.5, 12), (stage, 0.0, 9))
             for (one, policies, turns), count in zip(runs, (1, 1, 2, 3), strict=True):
                 config = dataclasses.replace(CONFIG, policies=policies, max_turns=turns)
-                track = Track(executor, context, journal, tmp_path, config=config, concurrency=1, seed=0)
-                await track.stage(one, nothing, ["input"])
+                pipeline = PipelineRun(executor, context, journal, tmp_path, config=config, concurrency=1, seed=0)
+                await pipeline.stage(one, nothing, ["input"])
                 stages = {
                     row[0] for row in sqlite3.connect(tmp_path / "journal.sqlite").execute("SELECT stage FROM done")
                 }

@@ -1,4 +1,4 @@
-"""One run of a track: its stages, what they reject, and the datasets with their cards."""
+"""One run of a pipeline: its stages, what they reject, and the datasets with their cards."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Summary:
     datasets: dict[str, Path] = field(default_factory=dict, compare=False)
 
 
-class Track(Generic[C]):
+class PipelineRun(Generic[C]):
     """Runs stages and writes datasets.
 
     Args:
         context: of every stage.
-        config: of the track, a dataclass; resolved on the cards.
+        config: of the pipeline, a dataclass; resolved on the cards.
         concurrency: records in work at a time.
         stages: all stages of the track, which stages of the user's own may follow.
         files: digests of the files that the configuration names, by their path.
@@ -85,7 +85,7 @@ class Track(Generic[C]):
         preview: Preview | None = None, old_prefix: str = "",
     ) -> None:  # fmt: skip
         self.summary = Summary()
-        self.licences: set[str] = set()
+        self.licenses: set[str] = set()
         """Licences of the sources, added by their readers. An empty text: a source names none."""
         self._executor, self._context, self._teacher = executor, context, description(executor.teacher)
         self._journal, self._out_dir, self._old_prefix = journal, out_dir, old_prefix
@@ -212,10 +212,10 @@ class Track(Generic[C]):
         """Return the configuration as a stage may read it."""
         return DeclaredSettings(self._settings, stage, free_settings(self._kind))
 
-    def tell(self, lines: Iterable[str]) -> None:
+    def note_sources(self, lines: Iterable[str]) -> None:
         """Add lines on the sources to a preview; a run keeps them in its datasets."""
         if self._preview is not None:
-            self._preview.told += lines
+            self._preview.source_notes += lines
 
     def reject(self, stage: str, reasons: Counter[str], details: Mapping[str, str] | None = None) -> None:
         """Note what a step dropped: reason → how many, and one example of each; a step that comes again adds to it."""
@@ -238,7 +238,7 @@ class Track(Generic[C]):
             "provenance": {
                 "teacher": dict(self._teacher),
                 "code": code_version(),
-                "licences": sorted(self.licences),
+                "licenses": sorted(self.licenses),
             },
             "files": self._files,
             "statistics": statistics,
@@ -300,12 +300,12 @@ def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
         records: of the dataset.
     """
 
-    def figures(spent: Spent) -> dict[str, Any]:
+    def numbers_of(spent: Spent) -> dict[str, Any]:
         each = {"tokens_per_record": round(spent.tokens / records, 1)} if records else {}
         return {**dataclasses.asdict(spent), **each}
 
     every = summed(stages.values())
-    return {**figures(every), "stages": {name: figures(stages[name]) for name in sorted(stages)}}
+    return {**numbers_of(every), "stages": {name: numbers_of(stages[name]) for name in sorted(stages)}}
 
 
 def resolved(config: Any) -> dict[str, Any]:
