@@ -69,7 +69,7 @@ class PipelineRun(Generic[C]):
         context: of every stage.
         config: of the pipeline, a dataclass; resolved on the cards.
         concurrency: records in work at a time.
-        stages: all stages of the track, which stages of the user's own may follow.
+        stages: all stages of the pipeline, which stages of the user's own may follow.
         files: digests of the files that the configuration names, by their path.
         preview: takes a few records of each stage, and notes what it sees.
         old_prefix: prefix of the stages' names in the journal, for a run that version 0.1 started: its stages were
@@ -156,7 +156,7 @@ class PipelineRun(Generic[C]):
 
         Args:
             bound: returns a digest of what is bound to the function and belongs to an input.
-            concurrency: instead of the track's.
+            concurrency: in place of the pipeline's.
 
         Returns:
             The records, which are read from the journal on demand.
