@@ -28,6 +28,7 @@ from synthesis.core.stages import Journal, rng_for
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.pipeline_run import PipelineRun
+from synthesis.pipeline.stage_keys import StageSpec
 from synthesis.trajectories.statistics import trajectory_statistics
 
 WORDS = tuple(
@@ -103,12 +104,8 @@ async def run(
     pipeline: PipelineRun[None], records: int, servers: Sequence[ToolServer], by_id: dict[str, ToolServer], name: str
 ) -> None:
     talk = partial(converse, servers=servers)
-    runs = await pipeline.stage(
-        f"{name}-runs", talk, range(records), key=str, out=Trajectory, label=f"{name}: runs", fingerprint_of=()
-    )
-    rated = await pipeline.stage(
-        f"{name}-judge", rate, runs, key=lambda one: one.id, out=Trajectory, label=f"{name}: judge", fingerprint_of=()
-    )
+    runs = await pipeline.stage(StageSpec(f"{name}-runs", Trajectory, str), talk, range(records))
+    rated = await pipeline.stage(StageSpec(f"{name}-judge", Trajectory, lambda one: one.id), rate, runs)
     pipeline.write(name, Trajectory, rated, trajectory_statistics(rated, by_id))
 
 

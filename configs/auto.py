@@ -21,11 +21,10 @@ from astra_jax.base.errors import InputError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import AXES, BATCH, pieces_of
 from astra_jax.models.adapters import abstract_trained
-from astra_jax.models.decoder import Decoder
 from astra_jax.models.lora import LoRA
-from astra_jax.models.model import parameters
+from astra_jax.models.model import Model, parameters
 from astra_jax.models.remat import REMATS
-from astra_jax.planner.search import least_bytes
+from astra_jax.planner.search import least_bytes, unsized
 from astra_jax.rollout.engine.cache_memory import bytes_wanted, memory_of
 from astra_jax.run.chips import GIB
 from astra_jax.run.config import TrainingConfig
@@ -109,19 +108,21 @@ class DeviceSetup:
         return math.prod(self.mesh[axis] for axis in BATCH)
 
 
-def billions(model: Decoder) -> float:
+def billions(model: Model) -> float:
     """Return a model's size, in billions of parameters. With experts: the geometric mean of all and of a token's."""
     active = sum(model.matmul_parameters())
-    every = sum(dataclasses.replace(model, experts_per_token=model.n_experts).matmul_parameters())
+    experts: int = getattr(model, "n_experts", 0)
+    whole = dataclasses.replace(model, **{"experts_per_token": experts}) if experts else model
+    every = sum(whole.matmul_parameters())
     return math.sqrt(active * every) / 1e9
 
 
-def _size(model: Decoder) -> str:
+def _size(model: Model) -> str:
     size, unit = (billions(model), "billion") if billions(model) >= 1 else (1e3 * billions(model), "million")
     return f"{size:,.0f} {unit}" if size >= 10 else f"{size:.2g} {unit}"
 
 
-def sft_rate(model: Decoder, lora: LoRA) -> float:
+def sft_rate(model: Model, lora: LoRA) -> float:
     """Return SFT's peak learning rate, by the model's size and by whether adapters are trained."""
     rates = _FULL_RATES if lora.rank is None else _LORA_RATES
     size = billions(model)
@@ -132,14 +133,14 @@ def sft_rate(model: Decoder, lora: LoRA) -> float:
 # SFT
 
 
-def provisional_sft(model: Decoder) -> SFTConfig:
+def provisional_sft(model: Model) -> SFTConfig:
     """Return settings that leave every choice open: rows as long as the model accepts, one per step."""
     return SFTConfig(data=DataConfig(seq_len=model.max_positions), batch_size=1)
 
 
 def choose_for_data(
     config: SFTConfig,
-    model: Decoder,
+    model: Model,
     count: Callable[[DataConfig], DataStats],
     given: Collection[str],
     *,
@@ -193,7 +194,7 @@ def choose_for_data(
 
 def choose_without_data(
     config: SFTConfig,
-    model: Decoder,
+    model: Model,
     given: Collection[str],
     *,
     mesh: dict[str, int] | None = None,
@@ -247,7 +248,7 @@ def _fit(whole: DataStats, stats: DataStats) -> str:
 
 def choose_for_devices(
     config: Config,
-    model: Decoder,
+    model: Model,
     place: DeviceSetup,
     given: Collection[str],
     *,
@@ -274,6 +275,11 @@ def choose_for_devices(
     if not chosen.is_open("micro_batch_size") and config.micro_batch_size is not None:
         possible = [max(1, config.micro_batch_size // place.rows)]
     remats = _RECOMPUTED_LEAST_FIRST if chosen.is_open("remat") else (config.remat,)
+    if missing := unsized(model):
+        reason = f"the least memory: {type(model).__name__} has no {missing[0]}, by which more could be estimated"
+        chosen.put("micro_batch_size", possible[0] * place.rows, reason)
+        chosen.put("remat", remats[-1], reason)
+        return chosen.config, chosen.choices
     weights = parameters(model)
     trained = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(model, config.lora)))
 
@@ -311,7 +317,7 @@ def provisional_grpo() -> GRPOConfig:
 
 def choose_for_episodes(
     config: GRPOConfig,
-    model: Decoder,
+    model: Model,
     given: Collection[str],
     *,
     prompts: Sequence[int] | None,
@@ -364,7 +370,7 @@ def choose_for_episodes(
 
 
 def choose_concurrency(
-    config: GRPOConfig, model: Decoder, place: DeviceSetup, given: Collection[str], mesh: Mesh | None
+    config: GRPOConfig, model: Model, place: DeviceSetup, given: Collection[str], mesh: Mesh | None
 ) -> tuple[GRPOConfig, list[ChosenSetting], int]:
     """Choose how many groups the embedded engine samples at once, beside training on the same devices.
 

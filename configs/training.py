@@ -107,7 +107,7 @@ PRESETS: Mapping[str, Callable[[], SFTRun | GRPORun]] = {
 }
 """Presets by the name for `--config`: the loop and the model's size."""
 
-AUTO: Mapping[str, Callable[[Decoder], SFTRun | GRPORun]] = {
+AUTO: Mapping[str, Callable[[Model], SFTRun | GRPORun]] = {
     "sft:auto": lambda model: SFTRun(model, auto.provisional_sft(model)),
     "grpo:auto": lambda model: GRPORun(model, auto.provisional_grpo()),
 }

@@ -39,6 +39,7 @@ _TO_PEFT = flags.DEFINE_string("to_peft", None, "Directory to write a run's adap
 _BASE = shared.base()
 _STEP = shared.step()
 _DTYPE = shared.param_dtype()
+_MODEL_CLASS = shared.model_class()
 
 _WAYS = {
     ("from_hf", "to_orbax"): ("param_dtype",),

@@ -37,6 +37,7 @@ _CONFIG = flags.DEFINE_string(
     "A preset, or a file that defines CONFIG; such as sft:14b. sft:auto and grpo:auto take the model of --weights.",
 )
 _WEIGHTS = shared.weights(required=False)
+_MODEL_CLASS = shared.model_class()
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Slice, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.", required=True
 )

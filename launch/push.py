@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from etils import epath
 
 _WEIGHTS = shared.weights()
+_MODEL_CLASS = shared.model_class()
 _REPOSITORY = flags.DEFINE_string("repository", None, "ORG/NAME of the repository.", required=True)
 _STEP = shared.step()
 _BASE = shared.base()

@@ -39,6 +39,7 @@ FREE_TEXT = {
     "TrajectoriesConfig.system_prompt", "TrajectoriesConfig.allowed_tools",
     "TrajectoriesConfig.license", "EnvironmentsConfig.license",
     "TrajectoriesConfig.server_weights", "TrajectoriesConfig.sources",
+    "EnvironmentsConfig.own_stages", "TrajectoriesConfig.own_stages",  # a run checks the stages' names as it starts
     "Partition.salt", "QuickstartConfig.pretrained",
     "OpenAITeacherConfig.base_url", "OpenAITeacherConfig.model", "OpenAITeacherConfig.api_key",
     "OpenAITeacherConfig.extra_body", "RoleSettings.extra_body", "RoleSettings.base_url", "RoleSettings.model",

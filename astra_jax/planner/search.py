@@ -69,6 +69,11 @@ class Sized(Model, Protocol):
     def experts_per_token(self) -> int: ...
 
 
+def unsized(model: Model) -> list[str]:
+    """Return the sizes of `Sized` that a model of the user's own lacks; memory is estimated from them."""
+    return [name for name in vars(Sized) if not name.startswith("_") and not hasattr(model, name)]
+
+
 @dataclass(frozen=True)
 class Way:
     """One way to run a step.

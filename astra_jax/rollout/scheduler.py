@@ -6,7 +6,8 @@ Unblocked by: `sample_until`, when there are new weights, and `begin`, when a ba
 
 With weights of version v and k = `max_off_policy_steps`, a group that starts now can be used by updates v to v + k. So
 waiting groups and expected valid groups among the running ones never exceed what those updates take. A group that
-becomes too old is dropped and counted. The oldest waiting groups train first, so that long ones are not overtaken forever.
+becomes too old is dropped and counted. The oldest waiting groups train first, so that long ones are not overtaken
+forever.
 
 Strictly online, k is 0: sampling stops when a batch is full, and starts again with the next weights. Groups then enter
 the buffer in the order of their start (`in_order`), so that a batch depends on the seed alone.

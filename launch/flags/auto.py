@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from etils import epath
     from jax.sharding import Mesh
 
-    from astra_jax.models.decoder import Decoder
     from astra_jax.models.model import Model
     from astra_jax.planner.hardware import Slice
     from astra_jax.sft.data import DataConfig, DataStats
@@ -42,7 +41,7 @@ def is_auto(name: str | None) -> bool:
     return name in ("sft:auto", "grpo:auto")
 
 
-def read_model(source: NamedWeights) -> Decoder:
+def read_model(source: NamedWeights) -> Model:
     """Read the model of a folder of weights, in the precision that it is trained in.
 
     Raises:
@@ -50,8 +49,7 @@ def read_model(source: NamedWeights) -> Decoder:
     """
     from astra_jax.models import hf_checkpoint
 
-    found: Any = source.model(dtype=hf_checkpoint.computed_dtype(source.folder), param_dtype="float32")
-    return found
+    return source.model(dtype=hf_checkpoint.computed_dtype(source.folder), param_dtype="float32")
 
 
 def check_same(stored: Model, wanted: Model, *, weights: object, config: str) -> None:
@@ -129,25 +127,14 @@ def sft_settings(
     sft, choices = _again(config.sft, before, given)
     if not choices:
         rehearsed = None if rehearsal is None else count_rehearsal
-        sft, choices = auto.choose_for_data(sft, _decoder(config), count, given, rehearsed=rehearsed, mesh=place.mesh)
+        sft, choices = auto.choose_for_data(sft, config.model, count, given, rehearsed=rehearsed, mesh=place.mesh)
     if not {*_OF_DEVICES} & {one.setting for one in choices}:
         sft, more = auto.choose_for_devices(
-            sft, _decoder(config), place, given, tokens=sft.data.seq_len, rows=sft.batch_size
+            sft, config.model, place, given, tokens=sft.data.seq_len, rows=sft.batch_size
         )
         choices = [*choices, *more]
     _keep(workdir, place, choices, "sft")
     return dataclasses.replace(config, sft=sft)
-
-
-def _decoder(config: SFTRun | GRPORun) -> Decoder:
-    """The model of a run with settings that are chosen for it. Raises UsageError: it is not a `Decoder`."""
-    from astra_jax.models.decoder import Decoder
-
-    if not isinstance(config.model, Decoder):
-        raise cli.UsageError(
-            f"sft:auto and grpo:auto choose settings for decoders; {config.model.family} needs its own"
-        )
-    return config.model
 
 
 def previewed(config: SFTRun, data: Folder, tokenizer: ChatTokenizer) -> SFTRun:
@@ -156,7 +143,7 @@ def previewed(config: SFTRun, data: Folder, tokenizer: ChatTokenizer) -> SFTRun:
     from configs import auto
 
     sft, choices = auto.choose_for_data(
-        config.sft, _decoder(config), lambda data_config: scan(data, tokenizer, data_config), _given(config, "sft")
+        config.sft, config.model, lambda data_config: scan(data, tokenizer, data_config), _given(config, "sft")
     )
     _print("sft", choices)
     return dataclasses.replace(config, sft=sft)
@@ -214,7 +201,7 @@ def episode_settings(
         unlimited = dataclasses.replace(config.grpo.episode, max_prompt_tokens=2**24)
         prompts = [len(longest_task(one, tokenizer, unlimited).prompt_ids) for one in known]
     grpo, choices = auto.choose_for_episodes(
-        config.grpo, _decoder(config), _given(config, "grpo"), prompts=prompts, context=context
+        config.grpo, config.model, _given(config, "grpo"), prompts=prompts, context=context
     )
     return dataclasses.replace(config, grpo=grpo), choices
 
@@ -248,10 +235,10 @@ def grpo_settings(
     if not {*_OF_DEVICES} & {one.setting for one in choices}:
         reserved = 0
         if engine:
-            grpo, more, reserved = auto.choose_concurrency(grpo, _decoder(config), place, given, mesh)
+            grpo, more, reserved = auto.choose_concurrency(grpo, config.model, place, given, mesh)
             choices = [*choices, *more]
         grpo, more = auto.choose_for_devices(
-            grpo, _decoder(config), place, given, tokens=max(grpo.row_buckets), reserved=reserved
+            grpo, config.model, place, given, tokens=max(grpo.row_buckets), reserved=reserved
         )
         choices = [*choices, *more]
     _keep(workdir, place, choices, "grpo")

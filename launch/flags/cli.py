@@ -34,7 +34,8 @@ from launch.flags import endings, settings_list, shared
 if TYPE_CHECKING:
     from etils import epath
 
-    from astra_jax.models.decoder import Decoder
+    from astra_jax.models.model import Model
+
 
 Config = TypeVar("Config")
 
@@ -110,6 +111,10 @@ def run(
             if stray:
                 takes = "flags only" if argument is None else f"one argument, --{argument.name}, next to its flags"
                 raise UsageError(f"unexpected argument {stray[0]!r}; this program takes {takes} (see --help)")
+            if "model_class" in flags.FLAGS and (own := flags.FLAGS.model_class):
+                from astra_jax.models.families import use_class
+
+                use_class(own)
             return main()
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # no program of ours raises the last
             if flags.FLAGS.pdb_post_mortem:
@@ -284,7 +289,7 @@ def local_folder(flag: flags.FlagHolder[str | None]) -> Path:
     return Path(flag.value or "").absolute()
 
 
-def load_config(name: str, *kinds: str, model: Callable[[], Decoder] | None = None) -> Any:
+def load_config(name: str, *kinds: str, model: Callable[[], Model] | None = None) -> Any:
     """A preset of `configs`, for example `sft:14b`, or the `CONFIG` of a user's own file.
 
     Args:
@@ -298,7 +303,7 @@ def load_config(name: str, *kinds: str, model: Callable[[], Decoder] | None = No
     # Here, so that --help does not wait for them; and a program that only writes data never imports jax.
     classes: Mapping[str, type]
     presets: Mapping[str, Callable[[], Any]]
-    own: Mapping[str, Callable[[Decoder], Any]] = {}
+    own: Mapping[str, Callable[[Model], Any]] = {}
     if set(kinds) & {"trajectories", "environments"}:
         from configs.synthesis import KINDS as classes
         from configs.synthesis import PRESETS as presets

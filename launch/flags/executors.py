@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # --help does not wait for it
     from synthesis.pipeline.embedding import Embedder
     from synthesis.pipeline.executors import Executor
     from synthesis.pipeline.ray_cluster import RayCluster
-    from synthesis.pipeline.teacher import Teacher
 
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(teachers)
@@ -58,11 +57,7 @@ async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
     from synthesis.pipeline.executors import Executor
 
     sandbox = _cluster() if _EXECUTOR.value == "ray" else _here()
-    teacher: Teacher | None = teachers.endpoint_from_flags(workdir)
-    if teacher is None:
-        from synthesis.offline.teacher import OfflineTeacher  # the demo: only where it is asked for
-
-        teacher = OfflineTeacher()
+    teacher = teachers.teacher_from_flags(workdir)
     with _kept(teachers.embedder_from_flags(), workdir) as embedder:
         async with sandbox as opened:
             yield Executor(teacher, opened, embedder)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
-from astra_jax.base.settings import Count, CountOrZero, Seconds
+from astra_jax.base.settings import Count, CountOrZero, Seconds, Seed
 from astra_jax.base.terminal import make_output_optional, say
 from launch.flags import auto, cli, endings, hub, meshes, shared
 from launch.flags.numbers import number_flag
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from astra_jax.grpo.config import GRPOConfig
-    from astra_jax.models.decoder import Decoder
     from astra_jax.models.lora import LoRA
     from astra_jax.models.model import Model, Params
     from astra_jax.run.config import TrainingConfig
@@ -45,7 +44,14 @@ CONFIG = flags.DEFINE_string(
 )
 WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
 _WEIGHTS = shared.weights()
+_MODEL_CLASS = shared.model_class()
 _BASE = shared.base()
+_INIT_SEED = number_flag(
+    "init_seed",
+    None,
+    Seed,
+    "Start from random weights of this seed. Then --weights needs only a config.json and a tokenizer.",
+)
 _TOKENIZER = shared.tokenizer()
 _HOOKS = flags.DEFINE_list(
     "hooks",
@@ -158,11 +164,11 @@ def is_auto() -> bool:
     return auto.is_auto(CONFIG.value)
 
 
-def _model_of_weights() -> Decoder:
+def _model_of_weights() -> Model:
     return auto.read_model(_source())
 
 
-def _any_model() -> Decoder:
+def _any_model() -> Model:
     """A model for the list of settings, which reads no weights."""
     from configs.training import MODELS
 
@@ -251,7 +257,13 @@ def checked(model: Model) -> tuple[ChatTokenizer, Model]:
     found = _source()
     stored = found.model()
     auto.check_same(stored, model, weights=found.named, config=CONFIG.value or "")
-    weights.check_stored(found.folder)
+    if _INIT_SEED.value is None:
+        weights.check_stored(found.folder)
+    elif found.adapter is not None:
+        raise cli.UsageError(
+            f"--{_INIT_SEED.name}={_INIT_SEED.value} starts from random weights, and --weights={found.adapter} is an "
+            "adapter to others; give the folder of a model, or leave one of them out"
+        )
     tokenizer = load_tokenizer()
     rows = tokenizer.rows(stored.vocab_size)
     # A configuration may say how many rows there are, will be, or were before tokens were added in an earlier run.
@@ -274,6 +286,11 @@ def with_added_tokens(config: Config, tokenizer: ChatTokenizer) -> Config:
     """
     if config.lora.rank is None:
         return config
+    if _INIT_SEED.value is not None:
+        raise cli.UsageError(
+            f"--{_INIT_SEED.name}={_INIT_SEED.value} starts from random weights, which adapters leave as they are: "
+            "leave out --config.lora.rank, or start from trained weights"
+        )
     stored = _start(config.lora).model().vocab_size
     tokens = {*range(stored, tokenizer.vocab_size), *(tokenizer.new_ids if _is_own() else ())}
     if (adapter := _source().adapter) is not None:
@@ -398,13 +415,13 @@ def write_card(
     """Write the model card of a run that has come to its end."""
     from astra_jax.run import model_card
 
-    base = (_WEIGHTS.value or "").removeprefix(hub.PREFIX)
-    weights, rows = _source().folder, () if summary is None else summary.rows
+    base = (_WEIGHTS.value or "").removeprefix(hub.PREFIX) if _INIT_SEED.value is None else ""
+    weights, rows = _source().folder if base else None, () if summary is None else summary.rows
     model_card.write_card(workdir, method, config, datasets, base=base, weights=weights, summary=rows)
 
 
 def load(config: TrainingConfig, model: Model, mesh: Mesh | None) -> Params:
-    """The weights of --weights on their devices; ask `checked` before.
+    """The weights of --weights, or random ones of --init_seed, on their devices; ask `checked` before.
 
     Of an adapter of `peft` they are the base alone where the run has adapters too, which continue that one; else it is
     merged into them.
@@ -412,9 +429,15 @@ def load(config: TrainingConfig, model: Model, mesh: Mesh | None) -> Params:
     Raises:
         WeightsError, CheckpointError: they cannot be read.
     """
+    import jax
+
     from astra_jax.run import weights
 
     shardings = None if mesh is None else model.param_shardings(mesh)
+    if _INIT_SEED.value is not None:
+        if is_first_host():
+            say(f"random weights of --{_INIT_SEED.name}={_INIT_SEED.value}")
+        return jax.jit(model.init, out_shardings=shardings)(jax.random.key(_INIT_SEED.value))
     source, start = _source(), _start(config.lora)
     if source.adapter is not None and is_first_host():
         what = "the base of an adapter that the run continues" if start.adapter is None else "with an adapter merged"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from astra_jax.tokenizer import ChatTokenizer
 
 _WEIGHTS = shared.weights()
+_MODEL_CLASS = shared.model_class()
 _BASE = shared.base()
 _STEP = shared.step()
 _TOKENIZER = shared.tokenizer()

@@ -84,6 +84,15 @@ def weights(*, required: bool = True) -> flags.FlagHolder[Any]:
     return flags.DEFINE_string("weights", None, about, required=required)
 
 
+def model_class() -> _Text:
+    """Flag `--model_class`, which `cli.run` reads, of programs that read a model's `config.json`."""
+    about = (
+        "A model of your own, my_module:MyModel, which reads the config.json of the weights in place of the families "
+        "here; docs/extending.md."
+    )
+    return flags.DEFINE_string("model_class", None, about)
+
+
 def tokenizer() -> _Text:
     """Where it is not beside the weights."""
     about = "Folder of the tokenizer, or a name on the Hub; by default that of --weights."

@@ -25,10 +25,13 @@ from launch.flags.numbers import number_flag, numbers_of
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.endpoint_settings import ApiName, StructuredOutputSetting
     from synthesis.pipeline.embedding import Embedder
-    from synthesis.pipeline.teacher import Mode, OpenAITeacher
+    from synthesis.pipeline.teacher import Mode, OpenAITeacher, Teacher
 
 flags.adopt_module_key_flags(roles)
 
+_OWN = flags.DEFINE_string(
+    "teacher", None, "A teacher of your own, my_module:MyTeacher, in place of an endpoint; docs/extending.md."
+)
 _URL = flags.DEFINE_string(
     "teacher_url",
     None,
@@ -106,6 +109,28 @@ _WRITTEN: Mapping[str, flags.FlagHolder[Any]] = {
     "unusable_answers": _UNUSABLE, "token_budget": _TOKEN_BUDGET, "money_budget": _MONEY_BUDGET,
 }  # fmt: skip
 """Settings that messages about an endpoint name, by the flags that the user gave them with."""
+
+
+def teacher_from_flags(workdir: Path) -> Teacher:
+    """Return the teacher of --teacher, else the one behind --teacher_url, else the offline teacher.
+
+    Raises:
+        InputError: as `load_teacher`.
+        cli.UsageError, InputError: as `endpoint_from_flags`.
+    """
+    from synthesis.pipeline.teacher import load_teacher
+
+    if _OWN.value is not None:
+        instead = f"is for an endpoint, and --{_OWN.name}={_OWN.value} takes its place: leave one of them out"
+        cli.refuse_unused((_URL, _MODEL, _KEY_FILE, *_OF_THE_TEACHER), instead)
+        if asked := list(roles.roles_from_flags()):
+            raise cli.UsageError(f"--{roles.ROLES.name} names {asked[0]}, which {instead}")
+        return load_teacher(_OWN.value)
+    if (endpoint := endpoint_from_flags(workdir)) is not None:
+        return endpoint
+    from synthesis.offline.teacher import OfflineTeacher  # the demo: only where it is asked for
+
+    return OfflineTeacher()
 
 
 def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:

@@ -166,6 +166,11 @@ class Journal(Store):
         found = self._db.execute("SELECT key, outputs, reason, detail FROM done WHERE stage = ?", (stage,))
         return {key: (_unpacked(outputs), reason, detail) for key, outputs, reason, detail in found}
 
+    def has_stage(self, prefix: str) -> bool:
+        """Return whether there is a finished input of a stage whose name starts with `prefix`."""
+        asked = "SELECT 1 FROM done WHERE stage >= ? AND stage < ? LIMIT 1"
+        return self._db.execute(asked, (prefix, prefix + "\U0010ffff")).fetchone() is not None
+
     def finished(self, stage: str, keys: Iterable[str], *, but: Collection[str] = ()) -> Iterator[bool]:
         """For each key, whether its input is finished; where none is, the keys are not looked up.
 

@@ -9,7 +9,9 @@ from typing import Annotated, Literal, get_args
 from astra_jax.base.settings import Amount, Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share
 from synthesis.core.records import Language, Structure
 from synthesis.pipeline.demo import relation_ids
+from synthesis.pipeline.own_stages import OwnStages
 from synthesis.pipeline.partition import Partition, SplitBy
+from synthesis.pipeline.stage_keys import Free, Grows
 
 Band = Literal["high", "medium", "low"]
 BANDS: tuple[Band, ...] = get_args(Band)
@@ -66,9 +68,11 @@ class EnvironmentsConfig(Settings):
         low_cut: normalised similarity below which it is `low` (paper: 0.4).
         fact_distractors: whether all fact relations are candidates too, beside the tools of all environments.
         concurrency: records in work at a time.
+        own_stages: by a stage's name, functions of your own that take its records before the next stage
+            (docs/extending.md).
     """
 
-    count: CountOrZero = 600
+    count: Grows[CountOrZero] = 600
     questions: str = ""
     knowledge: str = ""
     taxonomy: str = ""
@@ -102,13 +106,14 @@ class EnvironmentsConfig(Settings):
     quality_threshold: Share = 0.85
     quality_percentile: Share = 0.0
     attempts: Count = 3
-    stop_after: Count = 50
+    stop_after: Free[Count] = 50
     merge_similarity: Share = 0.6
     distractors: Mapping[Band, CountOrZero] = field(default_factory=lambda: dict.fromkeys(BANDS, 2))
     high_cut: Share = 0.85
     low_cut: Share = 0.4
     fact_distractors: bool = True
-    concurrency: Count = 32
+    concurrency: Free[Count] = 32
+    own_stages: OwnStages = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,6 +60,9 @@ class Index:
     Building it computes all similarities once, N x M x width; the memory of the index grows with N + M. A call of
     `draw` checks only as many candidates as it takes to fill the bands. All data are arrays, which the workers of a
     machine share (Ray maps them into each process). Names are identified by 64 bits of their digest.
+
+    Attributes:
+        digest: of the candidates and the needed tools.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Index:
         keys = list(dict.fromkeys((document_text(tool.tool.spec), tool.domain) for tool in needed))
         self._keys = _digests("\0".join(key) for key in keys)
         self._by_key = _sorted(self._keys)
+        self.digest = hashlib.sha256(self._records.tobytes() + self._keys.tobytes()).hexdigest()[:16]
         self._own = np.array([vectors[text] for text, _ in keys], np.float32).reshape(len(keys), width)
         domains = _digests(domain for _, domain in keys)
         step = max(1, min(_BLOCK, _SIMILARITIES // max(1, len(texts))))

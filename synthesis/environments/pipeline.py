@@ -13,20 +13,18 @@ writes the datasets `train` and `held_out` of `ToolEnvironment` records.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from astra_jax.base.errors import InputError
-from synthesis.core.compat import encode_for_fingerprint, former_setting
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Language, Provenance, ToolEnvironment
 from synthesis.core.stages import Journal
 from synthesis.core.stored import Concat, MapView, Records
+from synthesis.environments import compat
 from synthesis.environments.augment import augment, validated
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext, open_context
@@ -42,15 +40,57 @@ from synthesis.environments.verify import finish
 from synthesis.environments.worlds import make_world
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.partition import Split
-from synthesis.pipeline.pipeline_run import PipelineRun, Summary, digests_of_files, resolved
+from synthesis.pipeline.pipeline_run import PipelineRun, Summary, digests_of_files
 from synthesis.pipeline.preview import Preview
-
-In = TypeVar("In", bound=msgspec.Struct)
-Out = TypeVar("Out", bound=msgspec.Struct)
+from synthesis.pipeline.stage_keys import StageSpec, digest_of
 
 
-_LEFT_OUT_IF_EMPTY = ("license", "stateful_share", "informative_joins")
-"""Settings that came later: where they are empty, a run's name is what it was before."""
+def _seed_id(seed: QuestionSeed) -> str:
+    return seed.id
+
+
+def _draft_id(draft: Draft) -> str:
+    return draft.decomposition.id
+
+
+def _built_id(built: ToolsetDraft) -> str:
+    return built.draft.decomposition.id
+
+
+def _environment_id(environment: ToolEnvironment) -> str:
+    return environment.id
+
+
+_PARTITION = ("partition_salt", "held_out_entities", "held_out_questions", "split_by")
+_QUESTIONS = (
+    "min_hops", "max_hops", "min_branches", "max_branches", "relations", "informative_joins", "attempts", *_PARTITION,
+)  # fmt: skip
+"""Settings of every request for a question."""
+
+DECOMPOSE = StageSpec("decompose", Draft, _seed_id, _QUESTIONS, _draft_id, "environments: decompose")
+VALIDATE = StageSpec(
+    "validate", Draft, _draft_id, ("quality_threshold", "attempts"), _draft_id, "environments: validate"
+)
+IMPLEMENT = StageSpec(
+    "implement",
+    ToolsetDraft,
+    _draft_id,
+    ("table_rows", "hardened_share", "attempts"),
+    _built_id,
+    "environments: implement",
+)
+MERGE = StageSpec(
+    "merge", ToolsetDraft, _built_id, ("table_rows", "merge_similarity", "attempts"), _built_id, "environments: merge"
+)
+AUGMENT = StageSpec("augment", ToolsetDraft, _seed_id, _QUESTIONS, _built_id, "environments: augment")
+WORLDS = StageSpec("worlds", ToolsetDraft, _seed_id, _QUESTIONS, _built_id, "environments: worlds")
+DISTRACT = StageSpec(
+    "distract", ToolsetDraft, _built_id,
+    ("distractors", "high_cut", "low_cut", "fact_distractors", "table_rows", *_PARTITION), _built_id,
+    "environments: distract",
+)  # fmt: skip
+VERIFY = StageSpec("verify", ToolEnvironment, _built_id, ("license",), _environment_id, "environments: verify")
+STAGES = (DECOMPOSE, VALIDATE, AUGMENT, IMPLEMENT, MERGE, WORLDS, DISTRACT, VERIFY)
 
 
 async def synthesize(
@@ -83,103 +123,107 @@ async def synthesize(
     config = config.asked_of(by_rules=executor.by_rules)
     check_spoken(config.languages, by_rules=executor.by_rules)
     async with open_context(executor, config=config, seed=seed) as context:
-        return await _synthesize(config, executor, context, journal, Path(out_dir), seed, replace, preview)
+        return await _Run(config, executor, context, journal, Path(out_dir), seed, preview).run(replace)
 
 
-async def _synthesize(
-    config: EnvironmentsConfig,
-    executor: Executor,
-    context: EnvironmentContext,
-    journal: Journal,
-    out_dir: Path,
-    seed: int,
-    replace: bool,
-    preview: Preview | None,
-) -> Summary:
+class _Run:
+    """One run; the methods are its stages, in order."""
+
+    def __init__(
+        self,
+        config: EnvironmentsConfig,
+        executor: Executor,
+        context: EnvironmentContext,
+        journal: Journal,
+        out_dir: Path,
+        seed: int,
+        preview: Preview | None,
+    ) -> None:
+        if config.stateful_share and executor.by_rules and not config.languages.get("en"):
+            raise InputError(
+                "stateful_share: the offline teacher's worlds are English; give `en` a weight in languages"
+            )
+        self.config, self.embedder, self.seed = config, executor.embedder, seed
+        self.given = _given(config)
+        if self.given and executor.by_rules:
+            raise InputError("tools_of: the offline teacher asks over its own tables; give --teacher_url")
+        worlds_in: Language | None = "en" if executor.by_rules else None
+        self.seeds = question_seeds(config, seed, list(self.given.values()), worlds_in)
+        self.pipeline = PipelineRun(
+            executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
+            stages=STAGES, files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
+            preview=preview,
+            old_prefix=compat.old_prefix(journal, config, seed, self.embedder.name, self.seeds, self.given),
+        )  # fmt: skip
+
+    async def run(self, replace: bool) -> Summary:
+        pipeline = self.pipeline
+        pipeline.claim("held_out", replace=replace)
+        built = await (self.augmented() if self.given else self.made())
+        environments = await pipeline.stage(VERIFY, finish, await self.distracted(built))
+        made_of = (one.provenance for one in environments)
+        pipeline.licenses |= {one.license for one in made_of if isinstance(one, Provenance)}
+        splits: tuple[Split, ...] = ("train", "held_out")
+        for split in splits:
+            of_split = environments.filter(partial(_is_of, split))
+            name = self.embedder.name
+            pipeline.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
+        return pipeline.summary
+
+    async def augmented(self) -> Records[ToolsetDraft]:
+        """Return new questions over the tools of given environments."""
+        ask = partial(augment, environments=self.given)
+        built = await self.pipeline.stage(
+            AUGMENT, ask, self.seeds, bound=lambda one: digest_of(self.given[one.environment])
+        )
+        drafts = await self.judged(MapView(_draft_of, built))
+        places = {_draft_id(draft): place for place, draft in enumerate(drafts)}
+        built = built.filter(lambda one: _built_id(one) in places)
+        return MapView(validated, built, drafts.select(places[_built_id(one)] for one in built))
+
+    async def made(self) -> Records[ToolsetDraft]:
+        """Return questions with tools that are written for them, and worlds."""
+        pipeline = self.pipeline
+        questions = [one for one in self.seeds if one.mode != "world"]
+        drafts = await self.judged(await pipeline.stage(DECOMPOSE, decompose, questions))
+        built = await pipeline.stage(IMPLEMENT, implement, drafts)
+        built = await pipeline.stage(MERGE, merge, built, bound=lambda _: self.embedder.name)
+        if len(questions) == len(self.seeds):
+            return built
+        worlds = await pipeline.stage(WORLDS, make_world, [one for one in self.seeds if one.mode == "world"])
+        kept, repeated = distinct(MapView(_draft_of, worlds))
+        pipeline.reject("distinct", repeated)
+        ids = {_draft_id(one) for one in kept}
+        every = Concat([built, worlds.filter(lambda one: _built_id(one) in ids)])
+        order = [_built_id(one) for one in every]
+        return every.select(sorted(range(len(every)), key=order.__getitem__))
+
+    async def judged(self, drafts: Records[Draft]) -> Records[Draft]:
+        """Return the drafts that differ from each other and are good enough."""
+        kept, repeated = distinct(drafts)
+        self.pipeline.reject("distinct", repeated)
+        kept, worse = best(await self.pipeline.stage(VALIDATE, validate_draft, kept), self.config.quality_percentile)
+        self.pipeline.reject("quality", worse)
+        return kept
+
+    async def distracted(self, built: Records[ToolsetDraft]) -> Records[ToolsetDraft]:
+        """Return the environments with irrelevant tools."""
+        indices = await build_indices(built, self.pipeline.declared(DISTRACT), self.embedder, self.seed)
+
+        def bound(one: ToolsetDraft) -> str:
+            index = indices[one.draft.decomposition.language, one.draft.split]
+            return f"{self.embedder.name} {index.digest}"
+
+        return await self.pipeline.stage(DISTRACT, partial(distract, indices=indices), built, bound=bound)
+
+
+def _given(config: EnvironmentsConfig) -> Mapping[str, ToolEnvironment]:
+    """Return the environments of `tools_of`, by id. Raises `SourceError`: it has none without a world."""
     of_others = read_dataset(config.tools_of, ToolEnvironment) if config.tools_of else []
     given = {one.id: one for one in of_others if one.world is msgspec.UNSET}
     if config.tools_of and not given:
         raise SourceError(f"tools_of: {config.tools_of} holds no environment without a world; give a dataset that does")
-    if given and executor.by_rules:
-        raise InputError("tools_of: the offline teacher asks over its own tables; give --teacher_url")
-    if config.stateful_share and executor.by_rules and not config.languages.get("en"):
-        raise InputError("stateful_share: the offline teacher's worlds are English; give `en` a weight in languages")
-    worlds_in: Language | None = "en" if executor.by_rules else None
-    seeds = question_seeds(config, seed, list(given.values()), worlds_in)
-    # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
-    named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
-    settings = {
-        former_setting(key): value
-        for key, value in resolved(config).items()
-        if (key not in _LEFT_OUT_IF_EMPTY or value) and key != "stop_after"
-    }
-    what = [{**settings, **named}, seed, executor.embedder.name, seeds, sorted(given.items())]
-    identity = encode_for_fingerprint(what)
-    run = hashlib.sha256(identity).hexdigest()[:8]
-
-    pipeline = PipelineRun(
-        executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
-        prefix=f"environments/{run}/",
-        files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
-        preview=preview,
-    )  # fmt: skip
-    pipeline.claim("held_out", may_grow=("count",), changeable_on_resume=("concurrency", "stop_after"), replace=replace)
-
-    async def stage(
-        name: str,
-        function: Callable[[In, EnvironmentContext], Awaitable[list[Out]]],
-        inputs: Sequence[In],
-        key: Callable[[In], str],
-        out: type[Out],
-    ) -> Records[Out]:
-        return await pipeline.stage(name, function, inputs, key=key, out=out, label=f"environments: {name}")
-
-    def id_of(record: Draft | ToolsetDraft) -> str:
-        return (record if isinstance(record, Draft) else record.draft).decomposition.id
-
-    def seed_id(one: QuestionSeed) -> str:
-        return one.id
-
-    async def judged(drafts: Records[Draft]) -> Records[Draft]:
-        kept, repeated = distinct(drafts)
-        pipeline.reject("distinct", repeated)
-        kept, worse = best(await stage("validate", validate_draft, kept, id_of, Draft), config.quality_percentile)
-        pipeline.reject("quality", worse)
-        return kept
-
-    if given:
-        asked = partial(augment, environments=given)
-        built = await stage("augment", asked, seeds, seed_id, ToolsetDraft)
-        drafts = await judged(MapView(_draft_of, built))
-        positions = {id_of(draft): position for position, draft in enumerate(drafts)}
-        built = built.filter(lambda one: id_of(one) in positions)
-        built = MapView(validated, built, drafts.select(positions[id_of(one)] for one in built))
-    else:
-        asked_for = [one for one in seeds if one.mode != "world"]
-        drafted = await stage("decompose", decompose, asked_for, seed_id, Draft)
-        built = await stage("implement", implement, await judged(drafted), id_of, ToolsetDraft)
-        built = await stage("merge", merge, built, id_of, ToolsetDraft)
-        if len(asked_for) < len(seeds):
-            worlds = [one for one in seeds if one.mode == "world"]
-            made = await stage("worlds", make_world, worlds, seed_id, ToolsetDraft)
-            kept, repeated = distinct(MapView(_draft_of, made))
-            pipeline.reject("distinct", repeated)
-            ids = {id_of(one) for one in kept}
-            every = Concat([built, made.filter(lambda one: id_of(one) in ids)])
-            order = [id_of(one) for one in every]
-            built = every.select(sorted(range(len(every)), key=order.__getitem__))
-    indices = await build_indices(built, config, executor.embedder, seed)
-    built = await stage("distract", partial(distract, indices=indices), built, id_of, ToolsetDraft)
-    environments = await stage("verify", finish, built, id_of, ToolEnvironment)
-
-    made_of = (one.provenance for one in environments)
-    pipeline.licenses |= {one.license for one in made_of if isinstance(one, Provenance)}
-    splits: tuple[Split, ...] = ("train", "held_out")
-    for split in splits:
-        of_split = environments.filter(partial(_is_of, split))
-        name = executor.embedder.name
-        pipeline.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
-    return pipeline.summary
+    return given
 
 
 def _draft_of(one: ToolsetDraft) -> Draft:

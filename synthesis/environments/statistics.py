@@ -14,103 +14,151 @@ from synthesis.core.records import ToolEnvironment, World
 def statistics_of(environments: Iterable[ToolEnvironment]) -> dict[str, Any]:
     """JSON statistics. Shares are fractions of 1; a step is `parallel` when it shares its hop level with another.
 
-    Each environment is read once; memory holds its figures (40 bytes), its entities and its tools' names.
+    Each environment is read once. Memory holds its figures (40 bytes), its entities and the names of its tools.
     """
-    (languages, structures, domains, modes, rules, steps, calls, hops, bands, states, of_domains) = (
-        Counter[Any]() for _ in range(11)
-    )
-    names, signatures, entities = set[str](), set[str](), set[str]()
-    qualities, closenesses, solve_rates = array("d"), array("d"), array("d")
-    n = parallel = tools = optional = plain_tools = plain_calls = worlds = world_tools = world_rows = 0
+    questions, tools, scores, worlds = _Questions(), _Tools(), _Scores(), _Worlds()
     for one in environments:
-        n += 1
-        languages[one.language] += 1
-        structures[one.structure] += 1
-        domains[one.domain] += 1
-        modes[one.mode] += 1
-        rules.update(call.rule for call in one.reference_calls)
-        steps[len(one.sub_questions)] += 1
-        calls[len(one.reference_calls)] += 1
+        for subject in (questions, tools, scores, worlds):
+            subject.add(one)
+    if not questions.samples:
+        return {"samples": 0}
+    return questions.numbers() | tools.numbers(questions.samples) | scores.numbers() | worlds.numbers()
+
+
+class _Questions:
+    """Languages, structures, domains and steps of questions."""
+
+    def __init__(self) -> None:
+        self.languages, self.structures, self.domains, self.modes = (Counter[str]() for _ in range(4))
+        self.steps, self.calls, self.hops = (Counter[int]() for _ in range(3))
+        self.signatures, self.entities = set[str](), set[str]()
+        self.samples = self.parallel = 0
+
+    def add(self, one: ToolEnvironment) -> None:
+        self.samples += 1
+        self.languages[one.language] += 1
+        self.structures[one.structure] += 1
+        self.domains[one.domain] += 1
+        self.modes[one.mode] += 1
+        self.steps[len(one.sub_questions)] += 1
+        self.calls[len(one.reference_calls)] += 1
         levels = Counter(step.hop for step in one.sub_questions)
-        hops[max(levels)] += 1
-        parallel += sum(count for count in levels.values() if count > 1)
-        tools += len(one.tools)
+        self.hops[max(levels)] += 1
+        self.parallel += sum(count for count in levels.values() if count > 1)
+        self.signatures.add(one.signature)
+        self.entities.update(one.entities)
+
+    def numbers(self) -> dict[str, Any]:
+        n, steps, hops, every_step = self.samples, self.steps, self.hops, _sum(self.steps)
+        return {
+            "samples": n,
+            "languages": _shares(self.languages),
+            "structures": _shares(self.structures),
+            "domains": _shares(self.domains),
+            "sub_questions": {
+                "total": every_step,
+                "mean": _ratio(every_step, n),
+                "median": median(array("I", steps.elements())),
+                "range": [min(steps), max(steps)],
+                "histogram": _histogram(steps),
+                "share_needing_tool": round(_sum(self.calls) / every_step, 4),
+                "share_parallel": round(self.parallel / every_step, 4),
+                "share_serial": round(1 - self.parallel / every_step, 4),
+            },
+            "hops": {
+                "mean": _ratio(_sum(hops), n),
+                "median": median(array("I", hops.elements())),
+                "histogram": _histogram(hops),
+            },
+            "tool_calls": {"mean": _ratio(_sum(self.calls), n), "histogram": _histogram(self.calls)},
+            "modes": _shares(self.modes),
+            "signatures": len(self.signatures),
+            "entities": len(self.entities),
+        }
+
+
+class _Tools:
+    """Needed and irrelevant tools, and the rules by which reference calls are read."""
+
+    def __init__(self) -> None:
+        self.rules, self.bands = Counter[str](), Counter[str]()
+        self.names = set[str]()
+        self.tools = self.optional = self.plain_tools = self.plain_calls = 0
+
+    def add(self, one: ToolEnvironment) -> None:
+        self.rules.update(call.rule for call in one.reference_calls)
+        self.bands.update({band: len(drawn) for band, drawn in one.distractors.items()})
+        self.names.update(tool.spec.name for tool in one.tools)
+        self.tools += len(one.tools)
         for tool in one.tools:
             parameters = tool.spec.parameters
-            optional += len(parameters["properties"]) > len(parameters["required"])
-        names.update(tool.spec.name for tool in one.tools)
-        bands.update({band: len(drawn) for band, drawn in one.distractors.items()})
-        signatures.add(one.signature)
-        entities.update(one.entities)
+            self.optional += len(parameters["properties"]) > len(parameters["required"])
+        if not isinstance(one.world, World):
+            self.plain_tools += len(one.tools)
+            self.plain_calls += len(one.reference_calls)
+
+    def numbers(self, samples: int) -> dict[str, Any]:
+        return {
+            "tools": {
+                "total": self.tools,
+                "unique_names": len(self.names),
+                # A world is offered whole, whatever its task needs.
+                "share_merged": round(1 - self.plain_tools / self.plain_calls, 4) if self.plain_calls else 0.0,
+                "share_with_optional_parameters": round(self.optional / self.tools, 4),
+            },
+            "distractors": {band: _ratio(self.bands[band], samples) for band in sorted(self.bands)},
+            "rules": _shares(self.rules),
+        }
+
+
+class _Scores:
+    """Quality, and difficulty."""
+
+    def __init__(self) -> None:
+        self.qualities, self.closenesses, self.solve_rates = array("d"), array("d"), array("d")
+
+    def add(self, one: ToolEnvironment) -> None:
         if one.quality:
-            qualities.append(one.quality.mean)
+            self.qualities.append(one.quality.mean)
         if one.difficulty:
-            closenesses.append(one.difficulty.distractor_closeness)
+            self.closenesses.append(one.difficulty.distractor_closeness)
             if one.difficulty.solve_rate is not None:
-                solve_rates.append(one.difficulty.solve_rate)
+                self.solve_rates.append(one.difficulty.solve_rate)
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "quality": _mean(self.qualities),
+            "distractor_closeness": _mean(self.closenesses),
+            "solve_rate": _mean(self.solve_rates),
+        }
+
+
+class _Worlds:
+    """Environments with state: their domains, and the states that their tasks ask for."""
+
+    def __init__(self) -> None:
+        self.domains, self.states = Counter[str](), Counter[int]()
+        self.tools = self.rows = 0
+
+    def add(self, one: ToolEnvironment) -> None:
         if isinstance(one.world, World):
-            worlds += 1
-            of_domains[one.domain] += 1
-            states[sum(step.asks_state for step in one.sub_questions)] += 1
-            world_tools += len(one.tools)
-            world_rows += sum(map(len, one.world.rows.values()))
-        else:
-            plain_tools += len(one.tools)
-            plain_calls += len(one.reference_calls)
-    if not n:
-        return {"samples": 0}
-    every_step = _sum(steps)
-    return {
-        "samples": n,
-        "languages": _shares(languages),
-        "structures": _shares(structures),
-        "domains": _shares(domains),
-        "sub_questions": {
-            "total": every_step,
-            "mean": _ratio(every_step, n),
-            "median": median(array("I", steps.elements())),
-            "range": [min(steps), max(steps)],
-            "histogram": _histogram(steps),
-            "share_needing_tool": round(_sum(calls) / every_step, 4),
-            "share_parallel": round(parallel / every_step, 4),
-            "share_serial": round(1 - parallel / every_step, 4),
-        },
-        "hops": {
-            "mean": _ratio(_sum(hops), n),
-            "median": median(array("I", hops.elements())),
-            "histogram": _histogram(hops),
-        },
-        "tool_calls": {"mean": _ratio(_sum(calls), n), "histogram": _histogram(calls)},
-        "tools": {
-            "total": tools,
-            "unique_names": len(names),
-            # A world is offered whole, whatever its task needs.
-            "share_merged": round(1 - plain_tools / plain_calls, 4) if plain_calls else 0.0,
-            "share_with_optional_parameters": round(optional / tools, 4),
-        },
-        "distractors": {band: _ratio(bands[band], n) for band in sorted(bands)},
-        "modes": _shares(modes),
-        "rules": _shares(rules),
-        "quality": _mean(qualities),
-        "distractor_closeness": _mean(closenesses),
-        "solve_rate": _mean(solve_rates),
-        "signatures": len(signatures),
-        "entities": len(entities),
-        # Of the environments with state: how many of each domain, and what their tasks ask for.
-        **(
-            {
-                "worlds": {
-                    "samples": worlds,
-                    "domains": dict(sorted(of_domains.items())),
-                    "states_asked_for": {"mean": _ratio(_sum(states), worlds), "histogram": _histogram(states)},
-                    "tools": {"mean": _ratio(world_tools, worlds)},
-                    "rows": {"mean": _ratio(world_rows, worlds)},
-                }
+            self.domains[one.domain] += 1
+            self.states[sum(step.asks_state for step in one.sub_questions)] += 1
+            self.tools += len(one.tools)
+            self.rows += sum(map(len, one.world.rows.values()))
+
+    def numbers(self) -> dict[str, Any]:
+        if not (samples := self.domains.total()):
+            return {}
+        return {
+            "worlds": {
+                "samples": samples,
+                "domains": dict(sorted(self.domains.items())),
+                "states_asked_for": {"mean": _ratio(_sum(self.states), samples), "histogram": _histogram(self.states)},
+                "tools": {"mean": _ratio(self.tools, samples)},
+                "rows": {"mean": _ratio(self.rows, samples)},
             }
-            if worlds
-            else {}
-        ),
-    }
+        }
 
 
 def _sum(counts: Mapping[int, int]) -> int:

@@ -25,7 +25,7 @@ from synthesis.environments.drafts import ToolsetDraft
 from synthesis.environments.proof import Case, check_arguments, perturbed, short, shown, translated
 from synthesis.environments.world_proof import verify_world
 from synthesis.pipeline.demo import license_of_facts
-from synthesis.pipeline.teacher import description
+from synthesis.pipeline.teacher import follows_rules
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -48,7 +48,7 @@ async def finish(built: ToolsetDraft, context: EnvironmentContext) -> list[ToolE
         proof = verify if environment.world is msgspec.UNSET else verify_world
         await context.in_sandbox(proof, environment, others)
     # Without a model every answer is computed from the tables.
-    license = context.config.license or ("" if "model" in description(context.teacher) else license_of_facts())
+    license = context.config.license or (license_of_facts() if follows_rules(context.teacher) else "")
     return [
         msgspec.structs.replace(
             environment, provenance=context.provenance(license, environment.id, ("author", "judge"))

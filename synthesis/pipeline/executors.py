@@ -18,7 +18,7 @@ from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.ray_cluster import RayCluster
-from synthesis.pipeline.teacher import OpenAITeacher, Teacher
+from synthesis.pipeline.teacher import Connected, Metered, OpenAITeacher, Teacher, follows_rules
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -40,12 +40,12 @@ class Executor:
     @property
     def by_rules(self) -> bool:
         """The teacher follows rules, as the offline teacher does, and is no model."""
-        return bool(getattr(self.teacher, "BY_RULES", False))
+        return follows_rules(self.teacher)
 
     @property
     def costs(self) -> Mapping[str, Spent]:
         """Use of the teacher's endpoint by stage, in this run and earlier ones; empty without an endpoint."""
-        return self.teacher.spent_by_stage if isinstance(self.teacher, OpenAITeacher) else {}
+        return self.teacher.spent_by_stage if isinstance(self.teacher, Metered) else {}
 
     def records_at_once(self, wanted: int) -> int:
         """Return how many records are in work: as many as wanted, and enough to keep a cluster's cores busy."""
@@ -63,7 +63,7 @@ class Executor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(self.teacher, OpenAITeacher):  # it opens its connections again when it is asked again
+        if isinstance(self.teacher, Connected):  # it opens its connections again when it is asked again
             await self.teacher.close()
 
 

@@ -5,24 +5,33 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from astra_jax.base.errors import InputError
 from astra_jax.base.versions import code_version
-from synthesis.core.compat import encode_for_fingerprint, former_setting
 from synthesis.core.datasets import CARD_FILE, read_card, write_dataset
 from synthesis.core.mirror import fetched
 from synthesis.core.rate_limits import STAGE, Spent, summed
 from synthesis.core.records import Provenance
 from synthesis.core.stages import Journal, run_stage
 from synthesis.core.stored import Records
+from synthesis.pipeline.context import Context
 from synthesis.pipeline.executors import Executor
+from synthesis.pipeline.own_stages import load_own_stages
 from synthesis.pipeline.preview import Preview
+from synthesis.pipeline.stage_keys import (
+    DeclaredSettings,
+    StageSpec,
+    digest_of,
+    earlier_values,
+    free_settings,
+    growing_settings,
+)
 from synthesis.pipeline.teacher import description
 
 C = TypeVar("C")
@@ -60,36 +69,40 @@ class PipelineRun(Generic[C]):
         context: of every stage.
         config: of the pipeline, a dataclass; resolved on the cards.
         concurrency: records in work at a time.
-        prefix: of the stages' names in the journal.
+        stages: all stages of the pipeline, which stages of the user's own may follow.
         files: digests of the files that the configuration names, by their path.
         preview: takes a few records of each stage, and notes what it sees.
+        old_prefix: prefix of the stages' names in the journal, for a run that version 0.1 started: its stages were
+            named after all settings, and their inputs by the plain key.
+
+    Raises:
+        InputError: a stage of the user's own cannot be loaded.
     """
 
     def __init__(
         self, executor: Executor, context: C, journal: Journal, out_dir: Path, *, config: Any, concurrency: int,
-        seed: int, prefix: str = "", files: Mapping[str, str] = {}, preview: Preview | None = None,
+        seed: int, stages: Iterable[StageSpec[Any, Any]] = (), files: Mapping[str, str] = {},
+        preview: Preview | None = None, old_prefix: str = "",
     ) -> None:  # fmt: skip
         self.summary = Summary()
         self.licenses: set[str] = set()
         """Licences of the sources, added by their readers. An empty text: a source names none."""
         self._executor, self._context, self._teacher = executor, context, description(executor.teacher)
-        self._journal, self._out_dir, self._prefix = journal, out_dir, prefix
+        self._journal, self._out_dir, self._old_prefix = journal, out_dir, old_prefix
         self._preview = preview
         self._concurrency, self._seed, self._files = concurrency, seed, dict(files)
+        self._settings, self._kind = config, type(config)
         self._config, self._defaults = resolved(config), resolved(type(config)())
+        self._own = load_own_stages(getattr(config, "own_stages", {}), stages, self._config.keys())
+        for own in (one for every in self._own.values() for one in every):
+            self._files[own.stage.name] = own.stage.code
 
-    def claim(
-        self, name: str, *, may_grow: Collection[str], changeable_on_resume: Collection[str], replace: bool,
-        legacy_defaults: Mapping[str, Any] = {}, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
-    ) -> None:  # fmt: skip
+    def claim(self, name: str, *, replace: bool, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict) -> None:
         """See that a dataset which is finished is not replaced by another: call this before anything is written.
 
         Args:
             name: of the run's last dataset: where it is there, the run is finished.
-            may_grow: settings that may be larger than they were: existing records stay, and more are added.
-            changeable_on_resume: settings that change no record.
-            legacy_defaults: values of settings that an older run did not have, where they are not today's defaults.
-            replace: True to replace the dataset.
+            replace: whoever runs it wants to have it replaced.
             read: returns the settings of a card under their names of today.
 
         Raises:
@@ -99,15 +112,15 @@ class PipelineRun(Generic[C]):
         if replace or not (folder / CARD_FILE).exists():
             return
         card = read_card(folder)
-        # As JSON holds them; a card of a version without a setting was made with its default.
-        settings = {**self._defaults, **legacy_defaults, **read(card.get("config", {}))}
-        then, now = msgspec.json.decode(msgspec.json.encode([settings, self._config]))
+        free, grows = free_settings(self._kind), growing_settings(self._kind)
+        # As JSON holds them. A card without a setting is of a version that did not have it.
+        earlier = {**self._defaults, **earlier_values(self._kind)}
+        both = msgspec.json.encode([{**earlier, **read(card.get("config", {}))}, self._config])
+        then, now = msgspec.json.decode(both)
         found = [
             (f"config.{key}", then.get(key), now[key])
             for key in now
-            if key not in changeable_on_resume
-            and then.get(key) != now[key]
-            and not (key in may_grow and now[key] > then.get(key, 0))
+            if key not in free and then.get(key) != now[key] and not (key in grows and now[key] > then.get(key, 0))
         ]
         if card.get("seed") != self._seed:
             found.append(("seed", card.get("seed"), self._seed))
@@ -132,70 +145,72 @@ class PipelineRun(Generic[C]):
 
     async def stage(
         self,
-        name: str,
+        stage: StageSpec[In, Out],
         function: Callable[[In, C], Awaitable[Sequence[Out]]],
         inputs: Sequence[In],
         *,
-        key: Callable[[In], str],
-        out: type[Out],
-        label: str,
+        bound: Callable[[In], str] | None = None,
         concurrency: int = 0,
-        fingerprint_of: Sequence[str] | None = None,
-        legacy_defaults: Mapping[str, Any] = {},
-        extra_key: Callable[[In], str] | None = None,
-        judged: bool = True,
     ) -> Records[Out]:
-        """Run a stage and note what it rejects. Its outputs are read from the journal on demand.
-
-        The stage's key in the journal is a fingerprint of everything that its outputs depend on: its inputs, the seed,
-        the teacher and the settings that it names. So a run of more records, or with another setting of a later stage,
-        resumes from the journal.
+        """Run a stage and the user's own stages after it, and note what they reject.
 
         Args:
-            label: of the progress bar.
+            bound: returns a digest of what is bound to the function and belongs to an input.
             concurrency: in place of the pipeline's.
-            fingerprint_of: names of the settings that the stage reads; None: they are in the prefix of the pipeline.
-            legacy_defaults: more of these, which earlier versions did not put in the fingerprint, with the value that
-                all of their runs had, or that left no trace. With this value the fingerprint is theirs.
-            extra_key: returns a digest of what is bound to the function and belongs to an input.
-            judged: whether the run stops where the stage accepts next to nothing; see `run_stage`.
+
+        Returns:
+            The records, which are read from the journal on demand.
         """
-        stage = self._prefix + name
-        teacher = of_records(self._teacher)
-        if fingerprint_of is not None:
-            settings = {former_setting(one): self._config[one] for one in fingerprint_of}
-            settings |= {
-                former_setting(one): self._config[one]
-                for one, then in legacy_defaults.items()
-                if self._config[one] != then
-            }
-            stage += f"/{digest_of([settings, self._seed, teacher])}"
-            plain = key
+        outputs = await self._run(stage, function, inputs, bound, concurrency)
+        for own in self._own.get(stage.name, ()):
+            outputs = await self._run(cast("StageSpec[Out, Out]", own.stage), own, outputs, None, concurrency)
+        return outputs
 
-            def key(item: In) -> str:
-                return f"{plain(item)} {digest_of([item, extra_key(item) if extra_key else ''])}"
+    async def _run(
+        self,
+        stage: StageSpec[In, Out],
+        function: Callable[[In, C], Awaitable[Sequence[Out]]],
+        inputs: Sequence[In],
+        bound: Callable[[In], str] | None,
+        concurrency: int,
+    ) -> Records[Out]:
+        teacher, earlier = of_records(self._teacher), earlier_values(self._kind)
+        journaled = f"{stage.name}/{stage.fingerprint(self._config, self._seed, teacher, earlier=earlier)}"
 
-        elif "model" in teacher:
-            stage += f"/{digest_of(teacher)}"
+        def with_digest(item: In) -> str:
+            return f"{stage.key(item)} {digest_of([item, bound(item) if bound else ''])}"
+
+        key: Callable[[In], str] = with_digest
+        if self._old_prefix:
+            model = f"/{digest_of(teacher)}" if "model" in teacher else ""
+            journaled, key = f"{self._old_prefix}{stage.name}{model}", stage.key
+        context: Any = self._context
+        if isinstance(context, Context):
+            context = dataclasses.replace(context, config=self.declared(stage))
         if self._preview is not None:
-            function, inputs = self._preview.stage(name, function, inputs)
+            function, inputs = self._preview.stage(stage.name, function, inputs)
 
         async def work(item: In) -> Sequence[Out]:
-            return await function(item, self._context)
+            return await function(item, context)
 
-        before = STAGE.set(name)
+        before = STAGE.set(stage.name)
         try:
             result = await run_stage(
-                stage, work, inputs, key=key, out=out, journal=self._journal,
-                concurrency=concurrency or self._executor.records_at_once(self._concurrency), description=label,
-                stored=True, stop_after=self._config.get("stop_after", 0) if judged else 0,
+                journaled, work, inputs, key=key, out=stage.out, journal=self._journal,
+                concurrency=concurrency or self._executor.records_at_once(self._concurrency),
+                description=stage.label or stage.name, stored=True,
+                stop_after=self._config.get("stop_after", 0) if stage.is_judged else 0,
             )  # fmt: skip
         finally:
             STAGE.reset(before)
         self.summary.costs = dict(self._executor.costs)
-        self.reject(name, result.rejected, result.details)
+        self.reject(stage.name, result.rejected, result.details)
         assert isinstance(result.outputs, Records), "as asked for"
         return result.outputs
+
+    def declared(self, stage: StageSpec[Any, Any]) -> Any:
+        """Return the configuration as a stage may read it."""
+        return DeclaredSettings(self._settings, stage, free_settings(self._kind))
 
     def note_sources(self, lines: Iterable[str]) -> None:
         """Add lines on the sources to a preview; a run keeps them in its datasets."""
@@ -263,11 +278,6 @@ def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
         "models": {role: dict(sorted(counted[role].items())) for role in sorted(counted)},
         "judged_own_text": dict(sorted(own.items())),
     }
-
-
-def digest_of(value: Any) -> str:
-    """Return a short digest of a struct, a list of structs or plain JSON, for fingerprints."""
-    return hashlib.sha256(encode_for_fingerprint(value)).hexdigest()[:16]
 
 
 def digests_of_files(names: Iterable[str]) -> dict[str, str]:

@@ -105,7 +105,7 @@ class Preview:
         """The stage's function, which notes what it sees, and the inputs that are taken, evenly over all of them."""
         stage = self.stages.setdefault(name, StageSeen())
         stage.inputs += len(inputs)
-        room = max(0, self.most - len(stage.seen)) if name != "verify" else self.most
+        room = max(0, self.most - len(stage.seen)) if name.partition("+")[0] != "verify" else self.most
         taken = [inputs[index * len(inputs) // room] for index in range(room)] if len(inputs) > room else inputs
 
         async def watched(item: In, context: Any) -> Sequence[Out]:
@@ -151,7 +151,16 @@ class Preview:
         unseen: set[str] = set()
         for _ in range(_DRAWS):
             rates = {name: _rate(stage, rng) for name, stage in self.stages.items()}
-            counts = expected(rates, inputs)
+            alone = dict(rates)
+            own = [name for name in self.stages if "+" in name]
+            for name in own:  # a stage of the user's own; the forecast knows the one that it follows
+                rates[name.partition("+")[0]] *= rates[name]
+            counts = dict(expected(rates, inputs))
+            passed: dict[str, float] = {}
+            for name in own:
+                after = name.partition("+")[0]
+                counts[name] = passed.get(after, counts.get(after, 0.0) * alone[after])
+                passed[after] = counts[name] * alone[name]
             totals = dict.fromkeys(MEASURES, 0.0)
             for name, count in counts.items():
                 stage = self.stages.get(name)

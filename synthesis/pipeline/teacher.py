@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import copy
 import hashlib
+import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import msgspec
 
+from astra_jax.base.errors import InputError, UserError
+from astra_jax.base.files import first_line
 from astra_jax.base.progress import log_above_progress
 from astra_jax.base.typed import decode_json
 from synthesis.core.chat_format import AssistantTurn, MalformedCall
@@ -28,6 +31,7 @@ from synthesis.core.openai_messages import replayed
 from synthesis.core.rate_limits import Spent, summed
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language, Message, ToolSpec
+from synthesis.core.references import referred
 from synthesis.core.stages import Acceptance
 from synthesis.pipeline.model_router import ModelRouter, judged_by, role_of
 from synthesis.pipeline.prompts import Prompts, packaged, render_prompt
@@ -63,7 +67,11 @@ class TeacherError(Exception):
 
 
 class Teacher(Protocol):
-    """Whoever answers synthesis requests: an OpenAI-compatible endpoint or the offline teacher."""
+    """Answers the requests of synthesis: an endpoint, the offline teacher, or a class of the user's own.
+
+    A teacher may have more: `Described`, `Cast`, `Metered`, `Connected`, and `BY_RULES = True` if it computes its
+    answers from the packaged tables, as the offline teacher does.
+    """
 
     async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
         """One request.
@@ -124,6 +132,53 @@ class Routed(Protocol):
     def route(self, record: str) -> Teacher:
         """The same teacher, as those of its models that are drawn for a record."""
         ...
+
+
+@runtime_checkable
+class Metered(Protocol):
+    """A teacher that counts the use of its endpoints."""
+
+    @property
+    def spent_by_stage(self) -> Mapping[str, Spent]: ...
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """A teacher with connections, which are closed at the end of a run."""
+
+    async def close(self) -> None: ...
+
+
+def follows_rules(teacher: Teacher) -> bool:
+    """Return whether a teacher computes its answers from the packaged tables."""
+    return bool(getattr(teacher, "BY_RULES", False))
+
+
+def load_teacher(name: str) -> Teacher:
+    """Return a teacher of the user's own, which `--teacher` names: a class, or a function without parameters.
+
+    Raises:
+        InputError: it cannot be imported or called, or lacks a method of `Teacher`.
+    """
+    made = referred(name)
+    try:
+        teacher: Teacher = made()
+        described = description(teacher)
+    except UserError:
+        raise
+    except Exception as error:
+        raise InputError(f"--teacher={name}: {type(error).__name__}: {first_line(error)}") from error
+    kind = type(teacher).__name__
+    if lacking := [one for one in ("ask", "act") if not inspect.iscoroutinefunction(getattr(teacher, one, None))]:
+        raise InputError(
+            f"--teacher={name} makes a {kind}, which has no `async def {lacking[0]}`; give it the methods of "
+            "synthesis.pipeline.teacher.Teacher (docs/extending.md)"
+        )
+    if not isinstance(described, Mapping) or not isinstance(described.get("name"), str):
+        raise InputError(
+            f"--teacher={name}: the description of {kind} is {described!r:.200}; make it a mapping with a `name`"
+        )
+    return teacher
 
 
 def route(teacher: Teacher, record: str) -> Teacher:

@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 from astra_jax.base.settings import Amount, Bound, Count, OneOf, Seconds, SettingError, Settings, Share
 from synthesis.core.records import Behaviour, Language, TaskScores
 from synthesis.pipeline.demo import fact_server_ids
+from synthesis.pipeline.own_stages import OwnStages
 from synthesis.pipeline.partition import Partition
+from synthesis.pipeline.stage_keys import Before, Free, Grows
 from synthesis.servers.collect import ServerSource, default_sources
 from synthesis.trajectories.execution import Failures
 
@@ -101,10 +103,12 @@ class TrajectoriesConfig(Settings):
         mcp_timeout_seconds: for starting or connecting to an MCP server, and for each request.
         collect_concurrency: MCP servers started or connected to at a time.
         concurrency: records in work at a time.
+        own_stages: by a stage's name, functions of your own that take its records before the next stage
+            (docs/extending.md).
     """
 
-    trajectories: Count = 3_000
-    oversample_ratio: Annotated[float, Bound(least=0, most=1_000)] = 0.3
+    trajectories: Grows[Count] = 3_000
+    oversample_ratio: Grows[Annotated[float, Bound(least=0, most=1_000)]] = 0.3
     languages: Mapping[Language, Amount] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
     tools: tuple[str, ...] = ()
     sources: tuple[ServerSource, ...] | None = None
@@ -118,7 +122,7 @@ class TrajectoriesConfig(Settings):
     server_similarity: Annotated[float, Bound(above=0, most=2)] = 0.7
     read_only: bool = True
     allowed_tools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    informative_joins: bool = True
+    informative_joins: Annotated[bool, Before(False)] = True
     proposals: Count = 8
     pairs: Count = 6
     walks: Count = 60
@@ -128,13 +132,13 @@ class TrajectoriesConfig(Settings):
     operators: tuple[Annotated[str, OneOf(_operators)], ...] = ("vote", "back_translation")
     votes: Count = 3
     attempts: Count = 3
-    stop_after: Count = 50
+    stop_after: Free[Count] = 50
     server_tasks: Share = 0.4
     tool_counts: tuple[Count, ...] = (1, 2, 3)
     several_servers: Share = 0.0
     groups: Count = 24
     group_sizes: tuple[Annotated[int, Bound(least=2, most=16)], ...] = (2, 3)
-    behaviours: Mapping[Behaviour, Share] = field(
+    behaviours: Annotated[Mapping[Behaviour, Share], Before({})] = field(
         default_factory=lambda: {
             "missing_tool": 0.03, "irrelevant_tools": 0.02, "missing_parameter": 0.03, "infeasible": 0.01,
             "refused": 0.01, "confirmation": 0.02, "done": 0.02, "dialogue": 0.06,
@@ -142,7 +146,7 @@ class TrajectoriesConfig(Settings):
         }
     )  # fmt: skip
     user_turns: Annotated[int, Bound(least=2, most=20)] = 5
-    policies: Share = 0.3
+    policies: Annotated[Share, Before(0.0)] = 0.3
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
     augmented: Share = 0.5
     license: str = ""
@@ -155,9 +159,10 @@ class TrajectoriesConfig(Settings):
     system_prompt: str = ""
     reward_threshold: Share = 0.8
     final_answer_threshold: Share = 0.75
-    mcp_timeout_seconds: Seconds = 20.0
-    collect_concurrency: Count = 4
-    concurrency: Count = 32
+    mcp_timeout_seconds: Free[Seconds] = 20.0
+    collect_concurrency: Free[Count] = 4
+    concurrency: Free[Count] = 32
+    own_stages: OwnStages = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import networkx as nx
@@ -25,16 +24,17 @@ from synthesis.core.stored import Concat, Records
 from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
-from synthesis.pipeline.pipeline_run import PipelineRun, Summary, digest_of, digests_of_files
+from synthesis.pipeline.pipeline_run import PipelineRun, Summary, digests_of_files
 from synthesis.pipeline.preview import Preview
+from synthesis.pipeline.stage_keys import StageSpec, digest_of
 from synthesis.servers.collect import ServerDocument, collect, default_sources, fact_documents, source_key
 from synthesis.servers.duplicates import check_allowed, normalize_all
 from synthesis.servers.normalize import raw_name, served
 from synthesis.servers.registry import read_registries
 from synthesis.servers.tool_sources import read_tools
-from synthesis.trajectories import statistics, tool_graph
+from synthesis.trajectories import compat, statistics, tool_graph
 from synthesis.trajectories.behaviours import score_any, write_any
-from synthesis.trajectories.config import PACKAGED_MCP_SHARE, TrajectoriesConfig
+from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.context import TrajectoryContext, open_context
 from synthesis.trajectories.groups import crosses, grouped
 from synthesis.trajectories.interact import interact
@@ -48,33 +48,43 @@ from synthesis.trajectories.users import judge_user
 
 _log = logging.getLogger(__name__)
 
-_TEACHER_SETTINGS = ("attempts", "partition")
-"""Settings that apply to every request for a chain or a task."""
-_LEGACY_JOINS: Mapping[str, Any] = {"informative_joins": False}
-"""Passed to the teacher with requests about chains and tasks. Early versions did not record it, nor the other values of
-`legacy_defaults`, in their stages. A run that has such a value cannot resume from a stage that may lack it."""
-_MAY_GROW = ("trajectories", "oversample_ratio")
-_CHANGEABLE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds", "stop_after")
-"""Settings that change no record."""
-_LEGACY_DEFAULTS: Mapping[str, Any] = {"behaviours": {}, "informative_joins": False, "policies": 0.0}
-"""Values that runs used before a setting existed, where they differ from today's default."""
+_ASKED = ("attempts", "partition", "informative_joins")
+"""Settings of every request for a chain or a task."""
 
 
-def _settings_of_card(then: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Translate the settings on a card into today's names: `tools` was `servers` and `registries`, which were added to
-    the packaged tools."""
-    if "tools" in then or not then:
-        return then
-    tools = [*then.get("servers", []), *then.get("registries", [])]
-    has_own = bool(tools or then.get("sources"))
-    facts, share = then.get("fact_servers", []), then.get("mcp_share", PACKAGED_MCP_SHARE)
-    return {
-        **then,
-        "tools": tools,
-        "fact_servers": facts or (list(fact_server_ids()) if has_own else None),
-        "mcp_share": None if share == PACKAGED_MCP_SHARE and not has_own else share,
-        **({"sources": "the packaged ones"} if tools and then.get("sources") is None else {}),
-    }
+def _id_of(record: ToolChain | Task | TaskSeed | Trajectory) -> str:
+    return record.id
+
+
+def _task_of(run: AgentRun) -> str:
+    return run.task.id
+
+
+def _proposal_of(asked: tuple[ToolServer, int]) -> str:
+    server, repeat = asked
+    return f"{server.id} {repeat}"
+
+
+COLLECT = StageSpec("collect", ServerDocument, source_key, label="collect tool documents", is_judged=False)
+PROPOSE = StageSpec(
+    "propose", tool_graph.Proposals, _proposal_of, ("pairs", "attempts", "partition"), label="propose tasks and chains"
+)
+"""Its requests have no partition, but the journals of earlier versions name it."""
+VERIFY = StageSpec("verify", ToolChain, _id_of, ("operators", "votes", *_ASKED), _id_of, "verify chains")
+TASKS = StageSpec("tasks", Task, _id_of, _ASKED, _id_of, "write tasks")
+TALKS = StageSpec("tasks", Task, _id_of, ("user_turns", "policies", *_ASKED), _id_of, "write conversations")
+AUGMENT = StageSpec("augment", Task, _id_of, ("augmentations", *_ASKED), _id_of, "vary tasks")
+SCORE = StageSpec("score", Task, _id_of, ("thresholds", "attempts"), _id_of, "score tasks")
+INTERACT = StageSpec(
+    "interact", AgentRun, _id_of, ("failures", "max_turns", "max_tokens", "system_prompt", "attempts"), _task_of,
+    "run agents", undeclared=compat.UNDECLARED["interact"],
+)  # fmt: skip
+USER = StageSpec("user", AgentRun, _task_of, ("attempts",), _task_of, "judge users")
+JUDGE = StageSpec(
+    "judge", Trajectory, _task_of, ("reward_threshold", "final_answer_threshold", "attempts", "license"), _id_of,
+    "judge trajectories", undeclared=compat.UNDECLARED["judge"],
+)  # fmt: skip
+STAGES = (COLLECT, PROPOSE, VERIFY, TASKS, TALKS, AUGMENT, SCORE, INTERACT, USER, JUDGE)
 
 
 async def synthesize(
@@ -127,8 +137,8 @@ class _Run:
         named = [one for one in config.tools if one not in self.tools.digests]
         files = digests_of_files([*named, *([config.personas] if config.personas else [])]) | self.tools.digests
         self.pipeline = PipelineRun(
-            executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed, files=files,
-            preview=preview,
+            executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
+            stages=STAGES, files=files, preview=preview,
         )  # fmt: skip
         self.personas_digest = files.get(config.personas, "")
         self.servers: dict[str, ToolServer] = {}
@@ -141,14 +151,7 @@ class _Run:
 
     async def run(self, replace: bool) -> Summary:
         config = self.config
-        self.pipeline.claim(
-            "trajectories",
-            may_grow=_MAY_GROW,
-            changeable_on_resume=_CHANGEABLE,
-            legacy_defaults=_LEGACY_DEFAULTS,
-            replace=replace,
-            read=_settings_of_card,
-        )
+        self.pipeline.claim("trajectories", replace=replace, read=compat.settings_of_card)
         write = self.pipeline.write
         documents = await self.collect()
         self.normalize(documents)
@@ -185,9 +188,8 @@ class _Run:
         if twice := [id for id, number in Counter(one.id for one in sources).items() if number > 1]:
             raise InputError(f"tools: two servers have the id {twice[0]!r}; leave one of them out, or rename it")
         stored = await self.pipeline.stage(
-            "collect", collect, sources, key=source_key, out=ServerDocument, label="collect tool documents",
-            concurrency=config.collect_concurrency, fingerprint_of=(), judged=False,
-            extra_key=lambda source: self.tools.own.get(source.id, ""),
+            COLLECT, collect, sources, concurrency=config.collect_concurrency,
+            bound=lambda source: self.tools.own.get(source.id, ""),
         )  # fmt: skip
         rejected = self.tools.rejected
         collected = [msgspec.structs.replace(one, rejected=rejected.get(one.id, one.rejected)) for one in stored]
@@ -260,10 +262,7 @@ class _Run:
         # Of a desk no chains are made: tasks about one are written for it alone.
         servers = [server for server in self.servers.values() if not is_todo_server(server.id)]
         asked = [(server, repeat) for server in servers for repeat in range(config.proposals)]
-        answered = await self.pipeline.stage(
-            "propose", tool_graph.propose, asked, key=lambda item: f"{item[0].id} {item[1]}", out=tool_graph.Proposals,
-            label="propose tasks and chains", fingerprint_of=("pairs", *_TEACHER_SETTINGS),
-        )  # fmt: skip
+        answered = await self.pipeline.stage(PROPOSE, tool_graph.propose, asked)
         by_server: dict[str, list[list[str]]] = defaultdict(list)
         for proposals in answered:
             by_server[proposals.server_id] += [pair.chain for pair in proposals.pairs]
@@ -291,11 +290,7 @@ class _Run:
         check = partial(tool_graph.verify, servers=self.servers)
 
         async def verify(chains: Sequence[ToolChain]) -> Sequence[ToolChain]:
-            return await self.pipeline.stage(
-                "verify", check, chains, key=lambda chain: chain.id, out=ToolChain, label="verify chains",
-                fingerprint_of=("operators", "votes", *_TEACHER_SETTINGS), legacy_defaults=_LEGACY_JOINS,
-                extra_key=lambda chain: self.digest(chain.server_id),
-            )  # fmt: skip
+            return await self.pipeline.stage(VERIFY, check, chains, bound=lambda chain: self.digest(chain.server_id))
 
         sampler = TaskSampler(config, list(self.servers.values()), candidates, self.seed)
         wanted = wanted_tasks(config)
@@ -308,16 +303,10 @@ class _Run:
         config = self.config
         write = partial(write_any, servers=self.servers, personas=self.personas)
         plain = [one for one in seeds if not one.behaviour]
-        alone = await self.pipeline.stage(
-            "tasks", write, plain, key=lambda one: one.id, out=Task, label="write tasks",
-            fingerprint_of=_TEACHER_SETTINGS, legacy_defaults=_LEGACY_JOINS,
-            extra_key=lambda one: self.digest(one.server_id),
-        )  # fmt: skip
+        alone = await self.pipeline.stage(TASKS, write, plain, bound=lambda one: self.digest(one.server_id))
         talks = await self.pipeline.stage(
-            "tasks", write, [one for one in seeds if one.behaviour], key=lambda one: one.id, out=Task,
-            label="write conversations", fingerprint_of=("user_turns", *_TEACHER_SETTINGS),
-            legacy_defaults={**_LEGACY_JOINS, "policies": 0.0},
-            extra_key=lambda one: self.digest(one.server_id) + self.personas_digest,
+            TALKS, write, [one for one in seeds if one.behaviour],
+            bound=lambda one: self.digest(one.server_id) + self.personas_digest,
         )  # fmt: skip
         written = _by_number(alone, talks)
 
@@ -327,10 +316,8 @@ class _Run:
         chosen = written.filter(lambda task: not task.dialogue and config.augmentations and drawn(task))
         vary = partial(augment_task, servers=self.servers, personas=self.personas)
         varied = await self.pipeline.stage(
-            "augment", vary, chosen, key=_id_of, out=Task, label="vary tasks",
-            fingerprint_of=("augmentations", *_TEACHER_SETTINGS), legacy_defaults=_LEGACY_JOINS,
-            extra_key=lambda task: self.digest(task.server_id) + self.personas_digest,
-        )  # fmt: skip
+            AUGMENT, vary, chosen, bound=lambda task: self.digest(task.server_id) + self.personas_digest
+        )
         # Each variation follows its original, so that more tasks extend the order of fewer. Servers, modes and
         # variations were sampled for each task alone, so a cut takes from all alike.
         every = _by_number(written, varied)
@@ -339,10 +326,7 @@ class _Run:
         example = {"near_duplicate": next(iter(repeated.values()))} if repeated else {}
         self.pipeline.reject("duplicates", Counter(near_duplicate=len(repeated)) if repeated else Counter(), example)
         rate = partial(score_any, servers=self.servers)
-        scored = await self.pipeline.stage(
-            "score", rate, unique, key=_id_of, out=Task, label="score tasks", fingerprint_of=("thresholds", "attempts"),
-            extra_key=lambda task: self.digest(task.server_id),
-        )  # fmt: skip
+        scored = await self.pipeline.stage(SCORE, rate, unique, bound=lambda task: self.digest(task.server_id))
         return scored[: math.ceil(config.trajectories * (1 + config.oversample_ratio / 2))]
 
     def digest(self, server_id: str) -> str:
@@ -355,34 +339,19 @@ class _Run:
 
     async def interact(self, tasks: Records[Task]) -> Records[AgentRun]:
         run = partial(interact, servers=self.servers)
-        return await self.pipeline.stage(
-            "interact", run, tasks, key=_id_of, out=AgentRun, label="run agents",
-            fingerprint_of=("failures", "max_turns", "max_tokens", "system_prompt"), legacy_defaults={"attempts": 3},
-            extra_key=lambda task: self.digest(task.server_id),
-        )  # fmt: skip
+        return await self.pipeline.stage(INTERACT, run, tasks, bound=lambda task: self.digest(task.server_id))
 
     async def judge_users(self, runs: Records[AgentRun]) -> Records[AgentRun]:
         """Return the runs whose simulated user, if there is one, kept to its goals."""
         check = partial(judge_user, servers=self.servers)
         with_user = runs.filter(lambda run: run.ended)
-        kept = await self.pipeline.stage(
-            "user", check, with_user, key=lambda run: run.task.id, out=AgentRun, label="judge users",
-            fingerprint_of=("attempts",), extra_key=lambda run: self.digest(run.task.server_id),
-        )  # fmt: skip
+        kept = await self.pipeline.stage(USER, check, with_user, bound=lambda run: self.digest(run.task.server_id))
         ids = {run.task.id for run in kept}
         return runs.filter(lambda run: not run.ended or run.task.id in ids)
 
     async def judge(self, runs: Records[AgentRun]) -> Records[Trajectory]:
         rate = partial(judge, servers=self.servers)
-        return await self.pipeline.stage(
-            "judge", rate, runs, key=lambda run: run.task.id, out=Trajectory, label="judge trajectories",
-            fingerprint_of=("reward_threshold", "final_answer_threshold", "attempts"), legacy_defaults={"license": ""},
-            extra_key=lambda run: self.digest(run.task.server_id),
-        )  # fmt: skip
-
-
-def _id_of(task: Task) -> str:
-    return task.id
+        return await self.pipeline.stage(JUDGE, rate, runs, bound=lambda run: self.digest(run.task.server_id))
 
 
 def _by_number(*parts: Records[Task]) -> Records[Task]:

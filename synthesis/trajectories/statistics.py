@@ -137,121 +137,192 @@ def whose_faults(rejected: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
     """Return the paper's table A.1.1 (left column) and further numbers. Shares are between 0 and 1.
 
-    A failed call is one into which a failure was injected, or one that failed by itself (a real failure). Tokens are
-    `openai_messages.estimated_tokens` of the messages and the tool documents; their histogram is of thousands.
-
     Each trajectory is read once. Memory holds its tokens, reward and scores (80 bytes), and totals over calls.
 
     Args:
         servers: by id; a missing server of a trajectory or of its group raises `KeyError`.
     """
-    (messages, calls, tools, turns, roles, executions, called, domains, languages, behaviours, injected, real, over) = (
-        Counter[Any]() for _ in range(13)
-    )
-    repaired = Counter[str]()
-    offered: set[Any] = set()
-    used: set[str] = set()
-    count = parallel = with_injected = with_real = with_any = 0
-    tokens, rewards = array("q"), array("d")
-    scores = {axis: array("d") for axis in AXES}
+    messages, tools, topics, failures, scores = _Messages(), _Tools(servers), _Topics(), _Failures(), _Scores()
     for one in trajectories:
-        server = servers[one.server_id]
-        count += 1
-        messages[len(one.messages)] += 1
-        calls[sum(len(message.tool_calls) for message in one.messages)] += 1
-        tools[len(one.tools)] += 1
-        turns[sum(message.role == "user" for message in one.messages)] += 1
-        roles.update(message.role for message in one.messages)
-        parallel += sum(len(message.tool_calls) > 1 for message in one.messages)
-        executions[_kind(server, servers)] += 1
-        called.update(server.origin(call.name) for message in one.messages for call in message.tool_calls)
-        offered.update(server.origin(tool.name) for tool in one.tools)
-        used.update(server.servers)
-        over[_servers_of(server, one.needs or [])] += 1
-        domains[one.domain] += 1
-        languages[one.language] += 1
+        for subject in (messages, tools, topics, failures, scores):
+            subject.add(one)
+    calls = tools.called.total()
+    return messages.numbers(calls) | tools.numbers() | topics.numbers() | failures.numbers(calls) | scores.numbers()
+
+
+class _Messages:
+    """Messages, calls and tokens of conversations.
+
+    Tokens are `openai_messages.estimated_tokens` of the messages and the tool documents, their histogram in thousands.
+    """
+
+    def __init__(self) -> None:
+        self.messages, self.calls, self.tools, self.roles = (Counter[Any]() for _ in range(4))
+        self.tokens = array("q")
+        self.parallel = 0
+
+    def add(self, one: Trajectory) -> None:
+        self.messages[len(one.messages)] += 1
+        self.calls[sum(len(message.tool_calls) for message in one.messages)] += 1
+        self.tools[len(one.tools)] += 1
+        self.roles.update(message.role for message in one.messages)
+        self.parallel += sum(len(message.tool_calls) > 1 for message in one.messages)
+        self.tokens.append(estimated_tokens(one.messages, one.tools))
+
+    def numbers(self, every_call: int) -> dict[str, Any]:
+        count, every_message, calls = self.messages.total(), self.roles.total(), self.calls
+        return {
+            "conversations": count,
+            "messages": every_message,
+            "messages_per_conversation": {"mean": _mean(self.messages), "histogram": _ordered(self.messages)},
+            "tool_calls_per_conversation": {
+                "mean": _mean(calls),
+                "histogram": _ordered(calls),
+                "share_with_1_to_5": share(sum(calls[n] for n in range(1, 6)), count),
+                "share_with_calls": share(count - calls[0], count),
+            },
+            "tool_calls": every_call,
+            "tools_per_conversation": {"mean": _mean(self.tools), "histogram": _ordered(self.tools)},
+            "parallel_turns": self.parallel,
+            "role_shares": {role: share(self.roles[role], every_message) for role in sorted(self.roles)},
+            "tokens_per_conversation": {
+                "mean": round(fmean(self.tokens), 1) if count else 0.0,
+                "median": median(self.tokens) if count else 0.0,
+                "histogram": histogram(round(n / 1_000) for n in self.tokens),
+            },
+        }
+
+
+class _Tools:
+    """Functions and servers: which are offered and called, and who answers."""
+
+    def __init__(self, servers: Mapping[str, ToolServer]) -> None:
+        self._servers = servers
+        self.executions, self.called, self.over = (Counter[Any]() for _ in range(3))
+        self.offered: set[Any] = set()
+        self.used: set[str] = set()
+
+    def add(self, one: Trajectory) -> None:
+        server = self._servers[one.server_id]
+        self.executions[_kind(server, self._servers)] += 1
+        self.called.update(server.origin(call.name) for message in one.messages for call in message.tool_calls)
+        self.offered.update(server.origin(tool.name) for tool in one.tools)
+        self.used.update(server.servers)
+        self.over[_servers_of(server, one.needs or [])] += 1
+
+    def numbers(self) -> dict[str, Any]:
+        executed = Counter(dict.fromkeys(self.executions, 0))
+        for origin, times in self.called.items():
+            executed[_KINDS[type(self._servers[origin.server_id].execution)]] += times
+        return {
+            "unique_functions": len(self.called),
+            "functions_offered": len(self.offered),
+            "servers": len(self.used),
+            **_over_servers(self.over),
+            "execution_shares": _shares(self.executions),
+            "execution_shares_of_calls": _shares(executed),
+            "execution_shares_of_servers": _shares(
+                Counter(_KINDS[type(self._servers[id].execution)] for id in self.used)
+            ),
+        }
+
+
+class _Topics:
+    """Domains, languages, behaviours and turns of the user."""
+
+    def __init__(self) -> None:
+        self.domains, self.languages, self.behaviours, self.turns = (Counter[Any]() for _ in range(4))
+
+    def add(self, one: Trajectory) -> None:
+        self.domains[one.domain] += 1
+        self.languages[one.language] += 1
+        self.turns[sum(message.role == "user" for message in one.messages)] += 1
         if one.dialogue:
-            behaviours[one.dialogue.behaviour] += 1
-        injected.update(failure.kind for failure in one.failures)
+            self.behaviours[one.dialogue.behaviour] += 1
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "domains": _ordered(self.domains),
+            "languages": _ordered(self.languages),
+            **({"behaviours": _ordered(self.behaviours)} if self.behaviours else {}),
+            # Absent if each user speaks once.
+            **({"user_turns_per_conversation": _ordered(self.turns)} if max(self.turns, default=1) > 1 else {}),
+        }
+
+
+class _Failures:
+    """Failed calls, injected or real, and repaired calls."""
+
+    def __init__(self) -> None:
+        self.injected, self.real, self.repaired = (Counter[str]() for _ in range(3))
+        self.count = self.with_injected = self.with_real = self.with_any = 0
+
+    def add(self, one: Trajectory) -> None:
+        self.count += 1
+        self.injected.update(failure.kind for failure in one.failures)
         # A record of an older version has only the number.
-        injected["unrecorded"] += one.injected_failures - len(one.failures)
-        real.update(error.kind for error in one.errors)
-        repaired.update(repair for repairs in (one.repaired or {}).values() for repair in repairs)
-        with_injected += one.injected_failures > 0
-        with_real += bool(one.errors)
-        with_any += bool(one.injected_failures or one.errors)
-        tokens.append(estimated_tokens(one.messages, one.tools))
+        self.injected["unrecorded"] += one.injected_failures - len(one.failures)
+        self.real.update(error.kind for error in one.errors)
+        self.repaired.update(repair for repairs in (one.repaired or {}).values() for repair in repairs)
+        self.with_injected += one.injected_failures > 0
+        self.with_real += bool(one.errors)
+        self.with_any += bool(one.injected_failures or one.errors)
+
+    def numbers(self, every_call: int) -> dict[str, Any]:
+        injected = +self.injected
+        return {
+            "injected_failures": injected.total(),
+            "injected_failures_by_kind": dict(sorted(injected.items())),
+            "injected_failure_rate": share(injected.total(), every_call),
+            "share_with_injected_failures": share(self.with_injected, self.count),
+            "real_failures": self.real.total(),
+            "real_failures_by_kind": dict(sorted(self.real.items())),
+            "real_failure_rate": share(self.real.total(), every_call),
+            "share_with_real_failures": share(self.with_real, self.count),
+            "share_with_failures": share(self.with_any, self.count),
+            # Absent if every call was stored as its model wrote it.
+            **({"repaired_calls_by_kind": _ordered(self.repaired)} if self.repaired else {}),
+        }
+
+
+class _Scores:
+    """Rewards, and scores by axis."""
+
+    def __init__(self) -> None:
+        self.rewards = array("d")
+        self.scores = {axis: array("d") for axis in AXES}
+
+    def add(self, one: Trajectory) -> None:
         if one.reward is not None:
-            rewards.append(one.reward)
+            self.rewards.append(one.reward)
         for axis in AXES:
             if axis in one.scores:
-                scores[axis].append(one.scores[axis].score)
-    injected = +injected
-    executed = Counter(dict.fromkeys(executions, 0))
-    for origin, times in called.items():
-        executed[_KINDS[type(servers[origin.server_id].execution)]] += times
-    servers_used = Counter(_KINDS[type(servers[id].execution)] for id in used)
-    every_message, every_call = roles.total(), called.total()
-    return {
-        "conversations": count,
-        "messages": every_message,
-        "messages_per_conversation": {"mean": _mean(messages), "histogram": _ordered(messages)},
-        "tool_calls_per_conversation": {
-            "mean": _mean(calls),
-            "histogram": _ordered(calls),
-            "share_with_1_to_5": share(sum(calls[n] for n in range(1, 6)), count),
-            "share_with_calls": share(count - calls[0], count),
-        },
-        "tool_calls": every_call,
-        "tools_per_conversation": {"mean": _mean(tools), "histogram": _ordered(tools)},
-        "parallel_turns": parallel,
-        "role_shares": {role: share(roles[role], every_message) for role in sorted(roles)},
-        "unique_functions": len(called),
-        "functions_offered": len(offered),
-        "servers": len(used),
-        **_over_servers(over),
-        "domains": _ordered(domains),
-        "languages": _ordered(languages),
-        **({"behaviours": _ordered(behaviours)} if behaviours else {}),
-        # Not there where each user speaks once.
-        **({"user_turns_per_conversation": _ordered(turns)} if max(turns, default=1) > 1 else {}),
-        "execution_shares": {kind: share(executions[kind], count) for kind in sorted(executions)},
-        "execution_shares_of_calls": {kind: share(executed[kind], every_call) for kind in sorted(executed)},
-        "execution_shares_of_servers": {
-            kind: share(servers_used[kind], servers_used.total()) for kind in sorted(servers_used)
-        },
-        "injected_failures": injected.total(),
-        "injected_failures_by_kind": dict(sorted(injected.items())),
-        "injected_failure_rate": share(injected.total(), every_call),
-        "share_with_injected_failures": share(with_injected, count),
-        "real_failures": real.total(),
-        "real_failures_by_kind": dict(sorted(real.items())),
-        "real_failure_rate": share(real.total(), every_call),
-        "share_with_real_failures": share(with_real, count),
-        "share_with_failures": share(with_any, count),
-        # Not there where every call was stored as its model wrote it.
-        **({"repaired_calls_by_kind": _ordered(repaired)} if repaired else {}),
-        "tokens_per_conversation": {
-            "mean": round(fmean(tokens), 1) if count else 0.0,
-            "median": median(tokens) if count else 0.0,
-            "histogram": histogram(round(n / 1_000) for n in tokens),
-        },
-        "reward_mean": round(fmean(rewards), 4) if rewards else 0.0,
-        "reward": {
-            "median": round(median(rewards), 4) if rewards else 0.0,
-            "least": round(min(rewards, default=0.0), 4),
-            # To the nearest twentieth: a threshold leaves rewards too close for tenths.
-            "histogram": histogram(round(round(20 * reward) / 20, 2) for reward in rewards),
-        },
-        "axes": {
-            axis: {
-                "mean": round(fmean(given), 4) if given else 0.0,
-                "judged": len(given),
-                "histogram": histogram(round(score, 1) for score in given),
-            }
-            for axis, given in scores.items()
-        },
-    }
+                self.scores[axis].append(one.scores[axis].score)
+
+    def numbers(self) -> dict[str, Any]:
+        rewards = self.rewards
+        return {
+            "reward_mean": round(fmean(rewards), 4) if rewards else 0.0,
+            "reward": {
+                "median": round(median(rewards), 4) if rewards else 0.0,
+                "least": round(min(rewards, default=0.0), 4),
+                # To the nearest twentieth: a threshold leaves rewards too close for tenths.
+                "histogram": histogram(round(round(20 * reward) / 20, 2) for reward in rewards),
+            },
+            "axes": {
+                axis: {
+                    "mean": round(fmean(given), 4) if given else 0.0,
+                    "judged": len(given),
+                    "histogram": histogram(round(score, 1) for score in given),
+                }
+                for axis, given in self.scores.items()
+            },
+        }
+
+
+def _shares(counts: Counter[str]) -> dict[str, float]:
+    """Return the share of each value."""
+    return {value: share(counts[value], counts.total()) for value in sorted(counts)}
 
 
 def _mean(counts: Mapping[int, int]) -> float:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from programs_world import Ended, ended
 from rollout_world import ScriptedSampler, call, make_environment
 from sft_world import make_dataset, starting, trajectories
 
@@ -16,14 +22,22 @@ from astra_jax.base.errors import InputError
 from astra_jax.base.settings import SettingError
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
+from astra_jax.mesh import AXES
+from astra_jax.models import families, hf_checkpoint
+from astra_jax.models.decoder import Decoder
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.run.hooks import Hook, HookError, load_hooks
 from astra_jax.run.metrics import read_metrics
+from astra_jax.run.weights import read_model
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
+from astra_jax.tokenizer import ChatTokenizer
+from configs import auto
+from synthesis.core.datasets import read_card
 from synthesis.core.references import referred
+from synthesis.pipeline.teacher import load_teacher
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 SFT = SFTConfig(
@@ -48,10 +62,11 @@ def mine(tmp_path_factory):
     """The page's examples as one module."""
     folder = tmp_path_factory.mktemp("mine")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 9
     (folder / "mine.py").write_text("\n".join(blocks))
     sys.path.insert(0, str(folder))
-    yield
+    (folder / "wrapped.py").write_text("class Wrapped:\n    from_hf = dict\n")
+    yield folder
     sys.path.remove(str(folder))
     sys.modules.pop("mine", None)
 
@@ -190,6 +205,96 @@ def test_a_hook_that_fails_ends_the_run_or_is_a_warning(run_sft, capsys) -> None
 def test_what_is_no_hook_is_refused_by_name(name, message) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         load_hooks([name])
+
+
+@pytest.fixture
+def start_sft(mine, chat_tokenizer_dir, tmp_path) -> Callable[..., Ended]:
+    """Two steps of `launch.sft` with the page's model: from random weights, or from a folder's."""
+    folder, data = tmp_path / "hf", make_dataset(tmp_path / "data", trajectories(8, longest=2))
+    shutil.copytree(chat_tokenizer_dir, folder)
+    kind = referred("mine:MyModel")
+    hf_checkpoint.write_config(kind(ChatTokenizer.load(folder).vocab_size), folder)
+
+    def start(name: str, *arguments: str) -> Ended:
+        return ended(
+            "launch.sft", "--config=sft:auto", f"--model_class={mine}/mine.py:MyModel", f"--weights={folder}",
+            f"--data={data}", f"--workdir={tmp_path / name}", "--config.sft.steps=2", *arguments,
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.mark.slow
+def test_own_model_trains_from_random_weights_and_from_a_folder(start_sft, tmp_path, monkeypatch) -> None:
+    scratch = start_sft("scratch", "--init_seed=3")
+    assert scratch.code == 0, scratch.errors
+    monkeypatch.setattr(families, "_own", None)
+    families.use_class("mine:MyModel")
+    model = hf_checkpoint.read_config(tmp_path / "hf")
+    assert type(model).__name__ == "MyModel" and not isinstance(model, Decoder)
+    assert read_model(tmp_path / "scratch" / "checkpoints") == model
+    hf_checkpoint.save_hf(model.init(jax.random.key(3)), model, tmp_path / "hf")
+    from_folder = start_sft("from_folder")
+    assert from_folder.code == 0, from_folder.errors
+    losses = [[row["loss"] for row in read_metrics(tmp_path / name / "metrics")] for name in ("scratch", "from_folder")]
+    assert losses[0] == losses[1] and len(losses[0]) >= 1
+    refused = start_sft("adapters", "--init_seed=3", "--config.sft.lora.rank=2")
+    assert (refused.code, "which adapters leave as they are" in refused.line) == (2, True)
+
+
+def test_a_model_without_sizes_gets_the_least_memory(mine) -> None:
+    class Unsized(referred("mine:MyModel")):
+        def __getattr__(self, name: str) -> Any:
+            if name in ("d_model", "n_layers"):
+                raise AttributeError(name)
+            return super().__getattr__(name)
+
+    place = auto.DeviceSetup(dict.fromkeys(AXES, 1), 2**34, "cpu", "cpu")
+    found, choices = auto.choose_for_devices(SFT, Unsized(512), place, (), tokens=512, rows=2)
+    assert (found.micro_batch_size, found.remat) == (1, "full")
+    assert choices[0].reason == "the least memory: Unsized has no d_model, by which more could be estimated"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine:lion", "--model_class=mine:lion is <function lion"),
+        ("mine:CsvTracker", "give a class with the classmethod from_hf and the other members of"),
+        (
+            "wrapped:Wrapped",
+            "fields vocab_size, dtype, param_dtype, which a run replaces; it lacks vocab_size",
+        ),
+    ],
+)
+def test_what_is_no_model_is_refused_by_name(mine, name, message) -> None:
+    with pytest.raises(InputError, match=message):
+        families.use_class(name)
+
+
+@pytest.mark.slow
+def test_own_teacher_and_stage_make_environments(mine, tmp_path) -> None:
+    run = partial(ended, "launch.environments", f"--workdir={tmp_path}", f"--teacher={mine}/mine.py:MyTeacher")
+    stages = {"verify": [f"{mine}/mine.py:short_questions"]}
+    made = run("--config.count=8", f"--config.own_stages={json.dumps(stages)}")
+    assert made.code == 0, made.errors
+    card = read_card(tmp_path / "train")
+    assert card["provenance"]["teacher"] == {"name": "MyTeacher", "revision": 1}
+    assert f"verify+{mine}/mine.py:short_questions" in card["rejected"]
+    refused = run("--config.count=8", "--teacher_url=http://127.0.0.1:1/v1")
+    assert refused.line.endswith("takes its place: leave one of them out")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine:lion", "--teacher=mine:lion: TypeError: lion() missing 2 required positional arguments"),
+        ("mine:StopWhenSolved", "--teacher=mine:StopWhenSolved makes a StopWhenSolved, which has no `async def ask`"),
+        ("mine:Nobody", "mine:Nobody: mine has no Nobody"),
+    ],
+)
+def test_what_is_no_teacher_is_refused_by_name(mine, name, message) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        load_teacher(name)
 
 
 def test_an_optimizer_that_is_no_name_and_no_reference_is_refused() -> None:

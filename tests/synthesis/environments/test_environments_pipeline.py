@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,8 @@ import test_environments_pipeline as t
 from synthesis.core.records import Language
 
 class Killed(t.Rules):
+    description = {{"name": "Rules"}}  # whose answers it gives
+
     async def ask(self, answer, variables, *, language, seed):
         if answer.__name__ == "ToolCodeAnswer":
             Killed.left -= 1
@@ -269,6 +272,34 @@ async def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(pool: SandboxPo
     ).read_bytes()
     # A finished run asks nothing more.
     assert (await run(killed)) == (whole, 0)
+
+
+async def test_a_changed_setting_repeats_the_stages_that_read_it_and_later_ones(
+    pool: SandboxPool, tmp_path: Path
+) -> None:
+    async def asked(**settings: Any) -> tuple[Counter[str], Summary]:
+        teacher = Rules()
+        with Journal(tmp_path / "journal.sqlite") as journal:
+            config, executor = dataclasses.replace(SMALL, **settings), Executor(teacher, pool)
+            summary = await synthesize(
+                config, executor=executor, journal=journal, out_dir=tmp_path, seed=1, replace=True
+            )
+        return Counter(name for name, _ in teacher.feedback), summary
+
+    first, whole = await asked()
+    assert await asked(concurrency=3, stop_after=9) == ({}, whole)
+    judges = {
+        "ToolNecessityAnswer", "DependencyConsistencyAnswer", "AtomicityAnswer", "SequentialRationalityAnswer",
+        "CompletenessAnswer",
+    }  # fmt: skip
+    strict, same = await asked(quality_threshold=0.9)
+    assert strict == {name: first[name] for name in judges} and strict.total() > 0
+    assert same.digests == whole.digests, "all drafts pass, so later stages find their inputs"
+    harder, other = await asked(hardened_share=1.0)
+    assert not harder.keys() & {"DecompositionAnswer", *judges} and harder.total() > 0
+    assert other.digests != whole.digests
+    fewer, bare = await asked(distractors={"high": 0, "medium": 0, "low": 0})
+    assert (fewer, bare.digests != whole.digests) == ({}, True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

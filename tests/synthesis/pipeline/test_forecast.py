@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,24 @@ async def test_more_records_make_the_bounds_narrower_and_rejections_count() -> N
         widths.append(forecast.records.high - forecast.records.low)
         assert "&lt;b&gt;" in rendered(preview, forecast) and "<pre><b>" not in rendered(preview, forecast)
     assert widths[0] > 2 * widths[1] > 0
+
+
+async def test_stages_of_ones_own_are_in_the_forecast() -> None:
+    async def every_other(number: int, context: None) -> list[int]:
+        if number % 2:
+            raise Rejected("odd", "")
+        return [number]
+
+    preview = Preview(64)
+    for name in ("a", "a+mine:first", "a+mine:second"):
+        function, taken = preview.stage(name, every_other, range(64))
+        for one in taken:
+            with contextlib.suppress(Rejected):
+                await function(one, None)
+    forecast = of(preview, 800.0)
+    assert forecast.records.mean == pytest.approx(800 / 8, rel=0.05)
+    asked = preview.forecast(lambda rates, inputs: {"a": 800.0, "": 800 * rates["a"]}, concurrency=1)
+    assert not asked.unseen and asked.records == forecast.records
 
 
 def reply(usage: Usage) -> EndpointReply:

@@ -25,9 +25,9 @@ from synthesis.servers.mcp_client import McpConnections
 from synthesis.servers.normalize import normalize, raw_name
 from synthesis.servers.registry import read_registries
 from synthesis.servers.tool_sources import read_tools
+from synthesis.trajectories.compat import settings_of_card
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import ToolExecutor
-from synthesis.trajectories.pipeline import _settings_of_card
 
 MODULE = '''
 """Prices of a shop.
@@ -294,7 +294,7 @@ def test_tools_of_ones_own_stand_in_place_of_the_packaged_ones():
 
 def test_a_card_of_former_names_is_read_in_todays():
     packaged = {"servers": [], "registries": [], "fact_servers": [], "mcp_share": 0.05, "sources": None}
-    assert _settings_of_card(packaged).items() >= {"tools": [], "fact_servers": None, "mcp_share": None}.items()
-    mixed = _settings_of_card({**packaged, "registries": ["r.json"]})
+    assert settings_of_card(packaged).items() >= {"tools": [], "fact_servers": None, "mcp_share": None}.items()
+    mixed = settings_of_card({**packaged, "registries": ["r.json"]})
     assert mixed["tools"] == ["r.json"] and "countries" in mixed["fact_servers"] and mixed["mcp_share"] == 0.05
-    assert mixed["sources"] == "the packaged ones" and _settings_of_card({"tools": []}) == {"tools": []}
+    assert mixed["sources"] == "the packaged ones" and settings_of_card({"tools": []}) == {"tools": []}

@@ -33,6 +33,7 @@ from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.partition import Partition
 from synthesis.pipeline.pipeline_run import PipelineRun
+from synthesis.pipeline.stage_keys import DeclaredSettings, StageSpec
 from synthesis.servers.collect import ServerSource, collect, default_sources
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.servers.normalize import normalize
@@ -40,7 +41,7 @@ from synthesis.trajectories.context import open_context
 from synthesis.trajectories.execution import FAILURES, Failures
 from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import AXES, judge
-from synthesis.trajectories.pipeline import TrajectoriesConfig, synthesize
+from synthesis.trajectories.pipeline import STAGES, TrajectoriesConfig, synthesize
 from synthesis.trajectories.tasks import repeated_tasks
 from synthesis.trajectories.teacher_answers import EmulatedResult
 
@@ -93,50 +94,39 @@ class CountingTeacher(OfflineTeacher):
         return await super().act(messages, tools, language=language, seed=seed)
 
 
-async def test_a_stage_names_every_setting_that_it_reads(tmp_path, monkeypatch):
-    """Of what it reads and does not name, a change would be accepted and ignored where a journal is there."""
-    plain, named, read = PipelineRun.stage, defaultdict(set), defaultdict(set)
+async def test_a_stage_declares_exactly_the_settings_that_it_reads(tmp_path, monkeypatch):
+    """A setting that is read undeclared ends the run; one that is declared and never read repeats work in vain."""
+    read, plain = defaultdict(set), DeclaredSettings.__getattr__
 
-    class Watched:
-        def __init__(self, config, stage):
-            self._config, self._stage = config, stage
+    def recorded(self, name):
+        read[self._stage.label].add(name)
+        return plain(self, name)
 
-        def __getattr__(self, name):
-            read[self._stage].add(name)
-            return getattr(self._config, name)
-
-    async def stage(self, name, function, inputs, *, label, fingerprint_of, legacy_defaults=None, **options):
-        async def watched(item, context):
-            return await function(item, dataclasses.replace(context, config=Watched(context.config, label)))
-
-        named[label] |= {*fingerprint_of, *(legacy_defaults or ())}
-        options |= {"fingerprint_of": fingerprint_of, "legacy_defaults": legacy_defaults or {}}
-        return await plain(self, name, watched, inputs, label=label, **options)
-
-    monkeypatch.setattr(PipelineRun, "stage", stage)
+    monkeypatch.setattr(DeclaredSettings, "__getattr__", recorded)
     config = dataclasses.replace(
         CONFIG, trajectories=30, sources=(), mcp_share=0.0, fact_servers=("countries", "colors"), policies=1.0,
         behaviours={"dialogue": 0.4, "missing_parameter": 0.1, "done": 0.1},
     )  # fmt: skip
     await run(tmp_path, config=config)
-    assert {label: names - named[label] for label, names in read.items() if names - named[label]} == {}
-    assert read["run agents"] >= {"attempts", "failures"}
-    assert read["write conversations"] >= {"policies", "informative_joins", "partition"}
-    assert len(named) == 10
+    vain = {one.name: {*one.reads} - read[one.label] for one in STAGES if {*one.reads} - read[one.label]}
+    # The license is of servers without one.
+    assert vain == {"propose": {"partition"}, "judge": {"license"}}
 
 
-async def test_a_setting_that_a_stage_came_to_name_keeps_journals_that_had_none_of_it(tmp_path):
+async def test_a_setting_that_a_stage_came_to_declare_keeps_journals_without_it(tmp_path):
     async def nothing(item, context):
         return []
 
     executor = Executor(OfflineTeacher(), None)
+    without = StageSpec("stage", Task, str, ("attempts",), undeclared={"max_turns": 12})
+    stage = dataclasses.replace(without, reads=("attempts", "policies", "max_turns"))
     async with open_context(executor, config=CONFIG, workdir=tmp_path, seed=0) as context:
         with Journal(tmp_path / "journal.sqlite") as journal:
-            for setting, legacy, count in ((0.0, {}, 1), (0.0, {"policies": 0.0}, 1), (0.5, {"policies": 0.0}, 2)):
-                config = dataclasses.replace(CONFIG, policies=setting)
+            runs = ((without, 0.0, 12), (stage, 0.0, 12), (stage, 0.5, 12), (stage, 0.0, 9))
+            for (one, policies, turns), count in zip(runs, (1, 1, 2, 3), strict=True):
+                config = dataclasses.replace(CONFIG, policies=policies, max_turns=turns)
                 pipeline = PipelineRun(executor, context, journal, tmp_path, config=config, concurrency=1, seed=0)
-                made = dict(key=str, out=Task, label="a stage", fingerprint_of=("attempts",), legacy_defaults=legacy)
-                await pipeline.stage("stage", nothing, ["input"], **made)
+                await pipeline.stage(one, nothing, ["input"])
                 stages = {
                     row[0] for row in sqlite3.connect(tmp_path / "journal.sqlite").execute("SELECT stage FROM done")
                 }
