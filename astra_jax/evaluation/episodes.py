@@ -38,14 +38,15 @@ _NO_NAME = re.compile(r"[^\w.-]")
 
 @dataclass(frozen=True)
 class EvalConfig(Settings):
-    """How to evaluate.
+    """Settings of an evaluation on environments.
 
     Attributes:
-        temperature: overrides the episode's; 0 is greedy.
-        episodes_per_environment: repeats, with different seeds and distractor orders.
-        concurrency: episodes under way.
-        episode: limits, distractors and reward.
-        seed: of distractors, tool order and sampling.
+        temperature: sampling temperature; replaces the episode's. 0 is greedy.
+        episodes_per_environment: episodes of each environment, with different seeds and distractor orders. More give
+            narrower intervals.
+        concurrency: episodes that run at the same time.
+        episode: limits, distractors and reward of an episode.
+        seed: random seed of distractors, tool order and sampling.
     """
 
     temperature: Temperature = 0.6

@@ -18,17 +18,17 @@ from synthesis.core.stages import Journal, rng_for, run_stage
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
-    """How to run.
+    """Settings of a benchmark run.
 
     Attributes:
-        seed: of sampling and of all else that is drawn.
-        limit: items of each category; None is all of them. What is left out is said in the table.
-        trials: samples of each item; None is what each category's decoding says.
-        temperature: overrides the paper's.
-        max_tokens: of one completion; overrides the decoding's.
-        extra: further fields of the scored model's requests.
-        concurrency: items under way.
-        retries: how often an item is tried again where the infrastructure failed.
+        seed: random seed of sampling and of all other random choices.
+        limit: maximum items of each category, for a trial run; the table reports it. None: all items.
+        trials: samples of each item. None: as each category's decoding says.
+        temperature: sampling temperature; replaces that of each category's decoding. None: keep it.
+        max_tokens: maximum tokens of one completion; replaces that of each category's decoding. None: keep it.
+        extra: additional fields of the requests to the scored model.
+        concurrency: items that run at the same time.
+        retries: how often an item is retried after a failure of the infrastructure.
     """
 
     seed: Seed = 0

@@ -44,16 +44,16 @@ class ModelEndpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding(Settings):
-    """How the scored model is sampled.
+    """Sampling parameters of the scored model.
 
     Attributes:
-        temperature: 0 is greedy.
-        top_p: nucleus mass.
-        top_k: the most likely tokens that are drawn from; -1 is all of them. Sent only where it is not -1, since not
-            every endpoint knows it.
+        temperature: sampling temperature; 0 is greedy.
+        top_p: probability mass of nucleus sampling; 1 is the whole distribution.
+        top_k: number of most likely tokens to sample from; -1: all. It is sent only if it is not -1, since some
+            endpoints do not accept it.
         trials: samples of each item.
-        max_tokens: of one completion; None leaves it to the endpoint.
-        extra: further fields of the request, such as `chat_template_kwargs`.
+        max_tokens: maximum tokens of one completion. None: the endpoint's default.
+        extra: additional fields of the request, such as `chat_template_kwargs`.
     """
 
     temperature: Temperature

@@ -32,12 +32,12 @@ class RehearsalConfig(Settings):
     """Settings for sampling a model's own conversations.
 
     Attributes:
-        conversations: started; unusable ones are counted, with the reason.
-        max_request_tokens: longer requests are excluded.
-        max_answer_tokens: longer answers are kept, and their end is not trained on (`Trajectory.unfinished`). Excluding
-            them would leave only the model's shorter answers.
-        concurrency: conversations sampled at once.
-        seed: of all sampling.
+        conversations: number of conversations to sample. Unusable ones are counted, with the reason, and not replaced.
+        max_request_tokens: maximum tokens of a sampled user request; a conversation with a longer one is excluded.
+        max_answer_tokens: maximum tokens of a sampled answer. A longer answer is cut and kept, and its end is not
+            trained on (`Trajectory.unfinished`): excluding it would leave only the model's shorter answers.
+        concurrency: conversations sampled at the same time.
+        seed: random seed of all sampling.
     """
 
     conversations: Count = 1_000

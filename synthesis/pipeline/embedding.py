@@ -94,15 +94,15 @@ class EndpointConfig(Settings):
     """An OpenAI-compatible embeddings endpoint.
 
     Attributes:
-        base_url: ends in `/v1`.
-        model: the served model's name.
-        api_key: sent as a bearer token; local servers take any.
-        batch: texts of one request.
-        timeout_seconds: of one request.
-        tries: how often a request is made before `EmbeddingError`, 429 apart.
-        backoff_seconds: first pause after a failure; doubles with each, up to a minute, with jitter. `Retry-After` is
-            honoured.
-        outage_seconds: how long a request may be put off with 429, or asked to wait, before `EmbeddingError`.
+        base_url: URL of the endpoint; it ends in `/v1`.
+        model: name of the served model.
+        api_key: API key, sent as a bearer token; local servers accept any.
+        batch: number of texts in one request.
+        timeout_seconds: time limit of one request, in seconds.
+        tries: how often a request is sent before `EmbeddingError`. 429 does not count.
+        backoff_seconds: pause after the first failure, in seconds. It doubles with each failure, up to a minute, with
+            jitter. `Retry-After` is honored.
+        outage_seconds: how long, in seconds, a request may get 429 or be asked to wait, before `EmbeddingError`.
     """
 
     base_url: str

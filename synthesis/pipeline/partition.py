@@ -24,15 +24,15 @@ _INTENT = re.compile(r"[^>|&()]+")
 
 @dataclass(frozen=True)
 class Partition(Settings):
-    """A fixed partition of entities and of questions.
+    """A fixed partition of entities and questions into training and held-out ones.
 
     Attributes:
-        salt: another salt is another partition.
+        salt: name of the partition. Another salt gives another partition.
         entities: share of the entities that is held out, 0 to 1.
         questions: share of the intents, or signatures, that is held out, 0 to 1.
-        by: `intent` holds out what is looked up: every tool of a held-out question is unseen. `signature` holds out how
-            the look-ups are put together; each of them may occur in training too. `source` holds out neither, but what
-            was made of held-out sources (`split_of_source`), on whose side all else is.
+        by: `intent` holds out look-ups: every tool of a held-out question is unseen in training. `signature` holds out
+            combinations of look-ups; each look-up may occur in training too. `source` holds out environments by their
+            source alone (`split_of_source`); everything made of a held-out source is held out.
     """
 
     salt: str
