@@ -1,10 +1,10 @@
-"""The conversations that SFT reads: flags, and the dataset that each names, of whatever kind it is.
+"""Datasets of conversations for SFT: flags, and the dataset that each names.
 
-    --data=DATASET                   a folder as the synthesis writes it, on disk or in a bucket
+    --data=DATASET                   a folder that synthesis wrote, on disk or in a bucket
     --data=FILE.jsonl                .jsonl, .jsonl.gz, .json or .parquet, in any of the forms of docs/sft.md
-    --data=hub:ORG/NAME              those of a dataset of the Hugging Face Hub
+    --data=hub:ORG/NAME              the files of a dataset of the Hugging Face Hub
 
-Files are read once, and kept as a dataset in the user's cache (`~/.cache/astra-jax/data`) by what is in them.
+Files are converted once, and stored as a dataset in the user's cache (`~/.cache/astra-jax/data`), by their content.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ _SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out rows of files that c
 _ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; of files (docs/sft.md).")
 FLAGS = (DATA, REHEARSAL, HELD_OUT, _SKIP_BAD, _ACCEPT)
 FOLDER = "data"
-"""In the user's cache."""
+"""Folder in the user's cache."""
 
 
 def dataset(flag: flags.FlagHolder[str | None]) -> Folder | None:
-    """The dataset that --data, --rehearsal or --held_out names, read from files if it is none yet; None where the flag
-    is not given.
+    """Return the dataset that --data, --rehearsal or --held_out names, converted from files if needed; None without the
+    flag.
 
     Raises:
-        UsageError: it is neither a dataset, a file nor a name, or a row cannot be trained on (by its number).
-        HubError: the Hub does not give it.
-        DatasetError: no dataset is there, or the one that is made could not be written.
+        UsageError: it is neither a dataset, a file nor a name, or a row cannot be trained on (the message has its
+            number).
+        HubError: the Hub does not provide it.
+        DatasetError: there is no dataset, or the converted one could not be written.
     """
     from synthesis.core.datasets import check_dataset
     from synthesis.core.records import Trajectory
@@ -56,7 +57,7 @@ def dataset(flag: flags.FlagHolder[str | None]) -> Folder | None:
 
 
 def _is_read(text: str) -> bool:
-    """Whether it names files, here or on the Hub, and no dataset."""
+    """Return whether a text names files, local or on the Hub, and not a dataset."""
     from pathlib import Path
 
     from synthesis.astra_format.records import SUFFIXES

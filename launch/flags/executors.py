@@ -1,4 +1,4 @@
-"""The flags of every program that synthesises: its teacher, its embedder, and where its sandbox work runs."""
+"""Flags of every synthesis program: its teacher, its embedder, and where it runs sandboxed work."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ REPLACE = flags.DEFINE_bool(
 
 @asynccontextmanager
 async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
-    """Yield the executor, with the teacher, the embedder and the sandbox of their flags.
+    """Yield the executor, with the teacher, the embedder and the sandbox of the flags.
 
     Args:
-        workdir: of the run.
+        workdir: folder of the run.
 
     Raises:
         cli.UsageError: flags contradict each other or have bad values.
@@ -88,7 +88,7 @@ def _cluster() -> RayCluster:
 
 @contextmanager
 def _kept(embedder: Embedder, workdir: Path) -> Iterator[Embedder]:
-    """The embedder, which keeps what it pays for in the run's folder."""
+    """Yield the embedder, which caches paid embeddings in the run's folder."""
     from synthesis.pipeline.embedding import EndpointEmbedder
     from synthesis.pipeline.kept_embeddings import KeptEmbedder
 

@@ -1,4 +1,4 @@
-"""--preview=N: a few records through every stage, before money is spent; in the terminal, and as a page."""
+"""`--preview=N`: run a few records through every stage before money is spent; prints a summary and writes a page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREVIEW = number_flag(
 )
 _PAGE = flags.DEFINE_string("preview_page", "preview.html", "The page that --preview writes.")
 _SHOWN = 400
-"""Characters of a prompt and an answer in the terminal; the page has all."""
+"""Maximum characters of a prompt and an answer in the terminal; the page has the full text."""
 
 Run = Callable[["Executor", "Journal", Path, "Preview"], Awaitable[object]]
 
@@ -39,14 +39,14 @@ async def preview(
     *,
     concurrency: int,
 ) -> int:
-    """Run it in a folder that is gone afterwards, and show what it saw.
+    """Run a synthesis in a temporary folder, and show its requests and answers.
 
     Args:
-        workdir: of the real run, where nothing is written.
+        workdir: folder of the real run; nothing is written there.
         expected: see `Preview.forecast`.
 
     Raises:
-        cli.UsageError: the page would lie among the run's data, or flags contradict each other.
+        cli.UsageError: the page would be inside --workdir, or flags contradict each other.
     """
     from launch.viewer.preview_page import rendered
     from synthesis.core.refusals import Refusal

@@ -1,4 +1,4 @@
-"""What the programs share that translate records which ASTRA released: where from, where to, and the account of it."""
+"""Flags and summary of the programs that translate records released by ASTRA."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _TO = flags.DEFINE_string("to", None, "Dataset to write; its folder, or a file."
 
 @contextlib.contextmanager
 def places() -> Iterator[tuple[Path, Path]]:
-    """(--from, --to), held meanwhile: a file to import or a folder to export, and a place where nothing is yet.
+    """Yield (--from, --to) and lock the target: a file to import or a folder to export, and a target that does not
+    exist.
 
     Raises:
-        UsageError: one is not given, there is no such source, or the target is there.
+        UsageError: a flag is missing, there is no such source, or the target exists.
         WorkdirError: another process writes the target.
     """
     from synthesis.core.workdir import locked_target

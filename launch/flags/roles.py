@@ -1,4 +1,4 @@
-"""--roles: who answers as which role, for the programs that synthesise; JSON on the command line, or in a file."""
+"""`--roles`: the models of each role in synthesis, as JSON on the command line or in a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JUDGE_OWN = flags.DEFINE_bool(
 
 _EMBEDDER = "embedder"
 _NAMES: Mapping[str, str] = {"url": "base_url", "key_file": "api_key"}
-"""What a file says, by the setting's name."""
+"""Field of `--roles` → name of the setting."""
 _OF_A_ROLE = (
     "url", "model", "key_file", "weight", "temperature", "max_tokens", "timeout_seconds", "tries", "extra_body",
     "answer_form", "concurrency", "requests_per_minute", "tokens_per_minute", "prices", "api",
@@ -39,7 +39,7 @@ _OF_THE_EMBEDDER = ("url", "model", "key_file", "batch", "timeout_seconds", "tri
 
 
 def roles_from_flags() -> dict[Role, tuple[RoleSettings, ...]]:
-    """The roles of chat that --roles names. Raises `cli.UsageError`."""
+    """Return the chat roles of --roles. Raises `cli.UsageError`."""
     from synthesis.core.endpoint_settings import RoleSettings
 
     given = {role: models for role, models in _read().items() if role != _EMBEDDER}
@@ -47,7 +47,7 @@ def roles_from_flags() -> dict[Role, tuple[RoleSettings, ...]]:
 
 
 def embedder_from_flags() -> EndpointConfig | None:
-    """The endpoint of embeddings that --roles names; None: none. Raises `cli.UsageError`."""
+    """Return the embeddings endpoint of --roles, or None. Raises `cli.UsageError`."""
     from synthesis.pipeline.embedding import EndpointConfig
 
     models = _read().get(_EMBEDDER, [])
@@ -61,7 +61,7 @@ def embedder_from_flags() -> EndpointConfig | None:
 
 
 def _read() -> dict[Any, list[dict[str, Any]]]:
-    """Role → its models, as they are written."""
+    """Return the models of each role as the user wrote them."""
     import msgspec
 
     from synthesis.core.endpoint_settings import Role
@@ -83,7 +83,7 @@ def _read() -> dict[Any, list[dict[str, Any]]]:
 
 
 def _made(kind: type[Any], role: str, given: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """The settings of a model, of class `kind`."""
+    """Return the settings of a model, of class `kind`."""
     if unknown := [name for name in given if name not in names]:
         raise _wrong(f"{role} has no setting {unknown[0]!r}; there are {', '.join(names)}")
     settings = {_NAMES.get(name, name): value for name, value in given.items() if name != "prices"}

@@ -1,4 +1,4 @@
-"""The flags of every program that runs tool code: where it runs, and how well isolated it has to be."""
+"""Flags of every program that runs tool code: where it runs, and how strongly it must be isolated."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _CA_FILE = flags.DEFINE_string(
 )
 FLAGS = (_TIER, _URLS, _OWN, _KEY_FILE, _CA_FILE)
 _CALLS_A_CPU = 4
-"""At once; what a pool that has the machine to itself gives to each."""
+"""Concurrent calls for each CPU, as in a pool that has the machine to itself."""
 
 
 def given() -> list[str]:
-    """Those of these flags that were given."""
+    """Return the names of these flags that the user gave."""
     return [flag.name for flag in FLAGS if flag.present]
 
 
 def sandbox_from_flags() -> AbstractAsyncContextManager[Sandbox]:
-    """The sandbox, not yet open. Raises `cli.UsageError`."""
+    """Return the sandbox, not yet open. Raises `cli.UsageError`."""
     return sandbox_maker_from_flags()()
 
 
 def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], AbstractAsyncContextManager[Sandbox]]:
-    """What makes the sandbox, not yet open, in this process or (it can be pickled) in another on another machine.
+    """Return a function that makes the sandbox, not yet open. It can be pickled and called on another machine.
 
     Args:
-        one_a_cpu: a pool on the machine itself is one of as many as it has CPUs, and takes that part of it.
+        one_a_cpu: make a pool for one CPU of the machine, with its share of the memory.
 
     Raises:
         cli.UsageError: flags contradict each other.
@@ -82,7 +82,7 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
 
 
 def _pool(*, one_a_cpu: bool, **config: Any) -> SandboxPool:
-    """The configuration is made where the pool is: it names that machine's interpreter, and shares its memory."""
+    """Return a pool. Its configuration is made on the machine it runs on: it depends on that interpreter and memory."""
     from sandbox import SandboxConfig, SandboxPool
 
     if one_a_cpu:

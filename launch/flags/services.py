@@ -1,5 +1,5 @@
-"""What programs that serve HTTP share: the flags of how they are reached; they listen until they are told to stop, then
-let what is in flight end."""
+"""Programs that serve HTTP: flags of their address and limits; they listen until SIGTERM, then finish running
+requests."""
 
 from __future__ import annotations
 
@@ -41,23 +41,24 @@ _OF_REACH: tuple[flags.FlagHolder[Any], ...] = (
 
 
 def reached(kind: type[Config], **settings: Any) -> Config:
-    """A service's configuration: these settings, and what the flags say of how it is reached.
+    """Return a service's configuration: the given settings, and address and limits from the flags.
 
     Raises:
-        SettingError: one is refused.
-        UsageError: --key_file holds no key.
+        SettingError: a setting is refused.
+        UsageError: the file of --key_file has no key.
     """
     of_reach = {flag.name: flag.value for flag in _OF_REACH}
     return kind(host=_HOST.value, token=cli.token_of(_KEY_FILE), **settings, **of_reach)
 
 
 def max_waiting() -> flags.FlagHolder[int]:
-    """The flag of services that have a queue."""
+    """Define the flag of services that have a queue."""
     return number_flag("max_waiting", 1024, CountOrZero, "What may wait; more is answered 429.")
 
 
 def told_to_stop() -> asyncio.Event:
-    """Set by SIGTERM and Ctrl-C, which end nothing any more. Ask for it before what takes long to open."""
+    """Return an event that SIGTERM and Ctrl-C set instead of ending the process. Call it before anything slow to
+    open."""
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
@@ -65,10 +66,10 @@ def told_to_stop() -> asyncio.Event:
 
 
 def check_address(port: int) -> None:
-    """See that the address of --host and a port can be had, before what takes long to open.
+    """Check that the address of --host and a port is available, before anything slow is opened.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it is not.
     """
     host = _HOST.value
     try:
@@ -81,10 +82,10 @@ def check_address(port: int) -> None:
 
 
 async def listen(service: HttpService) -> str:
-    """Start a service. Returns its address, without a path.
+    """Start a service. Return its address, without a path.
 
     Raises:
-        UsageError: the address of --host and --port cannot be had.
+        UsageError: the address of --host and --port is not available.
     """
     config = service.config
     make_output_optional()
@@ -103,6 +104,6 @@ async def listen(service: HttpService) -> str:
 
 
 def ended(cut: int, what: str) -> int:
-    """Say what a stop has cut off. Returns the exit code: 0, or 3 when it was anything."""
+    """Print how many requests a stop has cut off. Return the exit code: 0, or 3 if there were any."""
     say(f"stopped; {cut} {what} were cut off" if cut else "stopped")
     return 3 if cut else 0

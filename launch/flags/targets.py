@@ -1,4 +1,4 @@
-"""The dataset that a program writes which samples from a model: a flag, the folder that it names, and its journal."""
+"""Dataset written by a program that samples from a model: its flag, folder and journal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _TO = flags.DEFINE_string("to", None, "Dataset to write; in place of an older on
 
 
 def folder() -> Path:
-    """The folder of --to. Raises `UsageError` where writing it would destroy something else than a dataset."""
+    """Return the folder of --to. Raises `UsageError` if it has anything other than a dataset, which would be
+    overwritten."""
     from synthesis.core.datasets import CARD_FILE
 
     target = cli.local_folder(_TO)
@@ -22,5 +23,5 @@ def folder() -> Path:
 
 
 def journal(target: Path) -> Path:
-    """Where what is finished is kept until the dataset is written, and after."""
+    """Return the path of the journal, which keeps finished records until and after the dataset is written."""
     return target.with_name(f"{target.name}.journal.sqlite")

@@ -1,4 +1,4 @@
-"""The flags of every program that synthesises: who answers its requests, and who embeds its tool documents."""
+"""Flags of every synthesis program: the teacher's endpoint, and the embedder of tool documents."""
 
 from __future__ import annotations
 
@@ -105,18 +105,18 @@ _WRITTEN: Mapping[str, flags.FlagHolder[Any]] = {
     "base_url": _URL, "model": _MODEL, "api_key": _KEY_FILE, "api": _API, "max_tokens": _MAX_TOKENS,
     "unusable_answers": _UNUSABLE, "token_budget": _TOKEN_BUDGET, "money_budget": _MONEY_BUDGET,
 }  # fmt: skip
-"""Settings that messages about an endpoint name, by the flags that the user gave them with."""
+"""Flag of each setting that messages about an endpoint name."""
 
 
 def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:
-    """Return the teacher behind an endpoint; None for the offline one.
+    """Return the teacher behind an endpoint; None for the offline teacher.
 
     Args:
-        workdir: of the run: where it is noted what was spent, and answers where they are recorded.
+        workdir: folder of the run, for its costs and recorded answers.
 
     Raises:
         cli.UsageError: flags contradict each other or have bad values.
-        InputError: a model would judge its own text, or a prompt of the user's is none.
+        InputError: a model would judge its own text, or one of the user's prompts is invalid.
     """
     from synthesis.core.recording import Recording
     from synthesis.pipeline.casting import Casting
@@ -163,7 +163,7 @@ def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:
 
 
 def _json_of(flag: flags.FlagHolder[str | None], kind: Any) -> Any:
-    """What the JSON of a flag holds; None where it is not given. Raises `cli.UsageError`."""
+    """Return the decoded JSON of a flag; None without the flag. Raises `cli.UsageError`."""
     import msgspec
 
     from synthesis.core.typed import decode_json
@@ -185,7 +185,7 @@ def embedder_from_flags() -> Embedder:
 
 
 def _endpoint() -> tuple[str, str, str]:
-    """Address, model and key of the teacher; all "" without an address."""
+    """Return URL, model and key of the teacher; all are "" without a URL."""
     if not _URL.value:
         cli.refuse_unused((_MODEL, _KEY_FILE, *_OF_THE_TEACHER), f"is for an endpoint: give --{_URL.name} too")
         if asked := list(roles.roles_from_flags()):
