@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SEED = shared.seed("the order of the tools of an exported record")
-_CALLS = number_flag("calls_per_answer", 512, Count, "Most calls tried for one gold answer in a round.")
+_CALLS = number_flag("calls_per_answer", 512, Count, "Maximum calls tried for one gold answer in a round.")
 
 
 def main() -> None:

@@ -26,9 +26,12 @@ _FORM = flags.DEFINE_enum(
     "form",
     "qwen",
     ["qwen", "openai", "trl"],
-    "Of an exported file. qwen: the released columns; openai: tools and messages; trl: these, as TRL reads them.",
+    "Format of an exported file. qwen: the released columns. openai: tools and messages. trl: the same, in the form "
+    "that TRL reads.",
 )
-_ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; as the card names them.")
+_ACCEPT = flags.DEFINE_list(
+    "accept", [], "Accept rows of files with these defects, separated by commas; the dataset's card names them."
+)
 
 
 def main() -> None:

@@ -17,9 +17,11 @@ from absl import flags
 from launch.flags import cli
 from synthesis.core.terminal import say
 
-_RUN = flags.DEFINE_multi_string("run", [], "A run to compare, as NAME=DIR; in the order of training, two or more.")
-_PAGE = flags.DEFINE_string("page", None, "Page to write, a self-contained .html file.")
-_FIGURES = flags.DEFINE_string("figures", None, "File to write all figures to.")
+_RUN = flags.DEFINE_multi_string(
+    "run", [], "Run to compare, as NAME=DIR; repeat it for two or more runs, in the order of training."
+)
+_PAGE = flags.DEFINE_string("page", None, "HTML page to write, self-contained.")
+_FIGURES = flags.DEFINE_string("figures", None, "JSON file to write all numbers to.")
 
 
 def main() -> None:

@@ -28,14 +28,20 @@ if TYPE_CHECKING:
     from etils import epath
 
 _FROM_HF = flags.DEFINE_string(
-    "from_hf", None, "Directory with config.json and *.safetensors, or a name on the Hub: Qwen/Qwen3-0.6B."
+    "from_hf",
+    None,
+    "Hugging Face folder to read (config.json and *.safetensors), or a name on the Hub: Qwen/Qwen3-0.6B.",
 )
-_TO_ORBAX = flags.DEFINE_string("to_orbax", None, "Directory to write; must not hold a checkpoint yet.")
-_FROM_GGUF = flags.DEFINE_string("from_gguf", None, "File of llama.cpp's format, of a Llama, Qwen2 or Qwen3.")
-_FROM_PEFT = flags.DEFINE_string("from_peft", None, "Folder of an adapter that peft wrote, or its name on the Hub.")
-_FROM_ORBAX = flags.DEFINE_string("from_orbax", None, "Directory that --to_orbax or a training run wrote.")
-_TO_HF = flags.DEFINE_string("to_hf", None, "Directory to write; must not hold a checkpoint yet.")
-_TO_PEFT = flags.DEFINE_string("to_peft", None, "Directory to write a run's adapters to; must be empty.")
+_TO_ORBAX = flags.DEFINE_string("to_orbax", None, "Folder to write an Orbax checkpoint to; must be empty.")
+_FROM_GGUF = flags.DEFINE_string("from_gguf", None, "GGUF file (llama.cpp) of a Llama, Qwen2 or Qwen3 to read.")
+_FROM_PEFT = flags.DEFINE_string(
+    "from_peft", None, "Adapter folder to read, as peft writes it, or its name on the Hub."
+)
+_FROM_ORBAX = flags.DEFINE_string(
+    "from_orbax", None, "Orbax folder to read, as --to_orbax or a training run writes it."
+)
+_TO_HF = flags.DEFINE_string("to_hf", None, "Folder to write Hugging Face files to; must be empty.")
+_TO_PEFT = flags.DEFINE_string("to_peft", None, "Folder to write a run's adapters to; must be empty.")
 _BASE = shared.base()
 _STEP = shared.step()
 _DTYPE = shared.param_dtype()

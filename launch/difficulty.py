@@ -35,21 +35,24 @@ flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
 
 _ENVIRONMENTS = shared.environments()
-_NAME = flags.DEFINE_string("policy_name", None, "What records call the policy; by default folder@step of --weights.")
+_NAME = flags.DEFINE_string("policy_name", None, "Name of the policy in records; by default folder@step of --weights.")
 _REWARD = shared.reward()
-_EPISODES = number_flag("episodes", 4, Count, "Of each environment.")
-_TEMPERATURE = number_flag("temperature", 1.0, Temperature, "Of sampling; 1 is what GRPO trains with.")
+_EPISODES = number_flag("episodes", 4, Count, "Episodes of each environment.")
+_TEMPERATURE = number_flag("temperature", 1.0, Temperature, "Sampling temperature; GRPO trains with 1.")
 _SEED = shared.seed("irrelevant tools, their order, and sampling")
-_SLOTS = number_flag("slots", 16, Slots, "What decodes together: episodes.")
-_TURNS = number_flag("max_turns", 32, Count, "Assistant turns of an episode.")
-_PROMPT = number_flag("max_prompt_tokens", 25_600, Length, "Question and tool documents.")
+_SLOTS = number_flag("slots", 16, Slots, "Sequences that decode at the same time: episodes.")
+_TURNS = number_flag("max_turns", 32, Count, "Maximum assistant turns of an episode.")
+_PROMPT = number_flag("max_prompt_tokens", 25_600, Length, "Maximum tokens of the question and the tool documents.")
 _RESPONSE = number_flag(
     "max_response_tokens",
     None,
     Length,
-    "All after the prompt, tool outputs too; by default 49,152, or what the model's max_positions leave.",
+    "Maximum tokens after the prompt, tool outputs included; by default 49,152, or the model's max_positions minus the "
+    "prompt.",
 )
-_DISTRACTORS = number_flag("distractors_per_band", 2, CountOrZero, "Irrelevant tools of each band.")
+_DISTRACTORS = number_flag(
+    "distractors_per_band", 2, CountOrZero, "Maximum irrelevant tools from each similarity band."
+)
 
 
 def main() -> None:

@@ -35,8 +35,8 @@ flags.adopt_module_key_flags(executors)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(previews)
 
-_WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
-_CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as environments:paper.")
+_WORKDIR = shared.workdir("created if it does not exist. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
+_CONFIG = flags.DEFINE_string("config", None, "Preset, or a file that defines CONFIG; for example environments:paper.")
 _SEED = shared.seed()
 
 

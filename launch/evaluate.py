@@ -39,10 +39,14 @@ flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
 
 _WORKDIR = shared.workdir()
-_ENDPOINT = flags.DEFINE_string("model_url", None, "OpenAI-compatible endpoint, ending in /v1.", required=True)
-_MODEL = flags.DEFINE_string("model", None, "The served model's name; by default the only one that is served.")
-_KEY_FILE = flags.DEFINE_string("model_key_file", None, "File whose first line is the endpoint's key.")
-_LABEL = flags.DEFINE_string("label", None, "What the table calls the model; by default its served name.")
+_ENDPOINT = flags.DEFINE_string(
+    "model_url", None, "OpenAI-compatible endpoint of the model, ending in /v1.", required=True
+)
+_MODEL = flags.DEFINE_string(
+    "model", None, "Name of the served model; by default the only one that --model_url serves."
+)
+_KEY_FILE = flags.DEFINE_string("model_key_file", None, "File whose first line is the API key of --model_url.")
+_LABEL = flags.DEFINE_string("label", None, "Name of the model in the table; by default its served name.")
 _SUITES = flags.DEFINE_list(
     "suites",
     "bfcl_v3_mt",
@@ -50,27 +54,35 @@ _SUITES = flags.DEFINE_list(
     "verifiers:ID or openenv:URL.",
 )
 _REWARD = shared.reward()
-_SOURCES = flags.DEFINE_list("sources", [], "SUITE=FOLDER of what no registry has, separated by commas.")
-_HARNESSES = flags.DEFINE_string(
-    "harnesses", None, "Folder of the harnesses' environments; by default astra-jax/harnesses in the user's cache."
+_SOURCES = flags.DEFINE_list(
+    "sources",
+    [],
+    "Files of suites that no package registry has: SUITE=FOLDER, separated by commas (docs/evaluation.md).",
 )
-_USER = flags.DEFINE_string("user_url", None, "Endpoint of who plays the user, where a suite has one.")
-_USER_MODEL = flags.DEFINE_string("user_model", None, "Its model.")
-_USER_KEY_FILE = flags.DEFINE_string("user_key_file", None, "File whose first line is its key.")
-_JUDGE = flags.DEFINE_string("judge_url", None, "Endpoint of the judge, where a suite has one.")
-_JUDGE_MODEL = flags.DEFINE_string("judge_model", None, "Its model.")
-_JUDGE_KEY_FILE = flags.DEFINE_string("judge_key_file", None, "File whose first line is its key.")
-_LIMIT = number_flag("limit", None, Count, "Items of each category; by default all.")
-_TRIALS = number_flag("trials", None, Count, "Samples of each item; by default as the suite says.")
-_TEMPERATURE = number_flag("temperature", None, Temperature, "Of sampling; by default the paper's.")
+_HARNESSES = flags.DEFINE_string(
+    "harnesses",
+    None,
+    "Folder for the harnesses' Python environments; by default astra-jax/harnesses in the user's cache.",
+)
+_USER = flags.DEFINE_string("user_url", None, "Endpoint of the model that plays the user, for suites that have one.")
+_USER_MODEL = flags.DEFINE_string("user_model", None, "Name of the model at --user_url.")
+_USER_KEY_FILE = flags.DEFINE_string("user_key_file", None, "File whose first line is the API key of --user_url.")
+_JUDGE = flags.DEFINE_string("judge_url", None, "Endpoint of the judge, for suites that have one.")
+_JUDGE_MODEL = flags.DEFINE_string("judge_model", None, "Name of the model at --judge_url.")
+_JUDGE_KEY_FILE = flags.DEFINE_string("judge_key_file", None, "File whose first line is the API key of --judge_url.")
+_LIMIT = number_flag("limit", None, Count, "Maximum items of each category, for a trial run; by default all.")
+_TRIALS = number_flag("trials", None, Count, "Samples of each item; by default the suite's number.")
+_TEMPERATURE = number_flag("temperature", None, Temperature, "Sampling temperature; by default the paper's.")
 _MAX_TOKENS = number_flag(
-    "max_tokens", None, Length, "Of one completion; by default as the suite or the endpoint says."
+    "max_tokens", None, Length, "Maximum tokens of one completion; by default the limit of the suite or the endpoint."
 )
 _EXTRA = flags.DEFINE_string(
-    "extra_body", None, 'More fields of the requests, JSON: {"chat_template_kwargs": {"enable_thinking": false}}.'
+    "extra_body",
+    None,
+    'Additional fields of the requests, as JSON: {"chat_template_kwargs": {"enable_thinking": false}}.',
 )
-_CONCURRENCY = number_flag("concurrency", 32, Slots, "What is under way at once: items.")
-_TIMEOUT = number_flag("timeout_seconds", 1800.0, Seconds, "Of one completion.")
+_CONCURRENCY = number_flag("concurrency", 32, Slots, "Concurrency: maximum items that run at the same time.")
+_TIMEOUT = number_flag("timeout_seconds", 1800.0, Seconds, "Time limit of one completion, in seconds.")
 _SEED = shared.seed()
 _OWN = "own"
 """Before environments of one's own in --suites."""

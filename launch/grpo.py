@@ -65,7 +65,9 @@ flags.adopt_module_key_flags(environments)
 
 _ENVIRONMENTS = shared.environments(required=False)
 _REPLAY = flags.DEFINE_string(
-    "replay", None, "Instead of environments: WORKDIR/batches of a run with dump_batches, to train on again."
+    "replay",
+    None,
+    "Train on recorded batches instead of environments: WORKDIR/batches of a run with dump_batches=true.",
 )
 flags.register_validator(
     _ENVIRONMENTS,
@@ -73,72 +75,95 @@ flags.register_validator(
     "Flag --environments must have a value other than None.",  # as absl says it of flags that are always needed
 )
 _HELD_OUT = shared.held_out(
-    "environments as --environments has them, several separated by commas. Rewards are logged before the first update, "
-    "after the last, and every eval_every updates."
+    "environments as in --environments, several separated by commas. Rewards are logged before the first update, after "
+    "the last, and every eval_every updates."
 )
 _HELD_OUT_COUNT = number_flag(
     "held_out_count",
     100,
     Count,
-    "Tasks of a verifiers taskset, or seeds of an OpenEnv server, in --held_out; of the taskset or server that "
-    "--environments names too, those that follow.",
+    "Number of tasks of a verifiers taskset, or of seeds of an OpenEnv server, in --held_out. If --environments names "
+    "the same taskset or server, these are the ones that follow.",
 )
 _DIFFICULTY = flags.DEFINE_string(
     "difficulty",
     None,
-    "Folder that launch.difficulty wrote (its --to) for environments that are no dataset: their solve rates.",
+    "Folder of solve rates that launch.difficulty wrote (--to), for environments that are not a dataset.",
 )
 _URLS = flags.DEFINE_list(
     "rollout_url",
     [],
-    "vLLM servers, separated by commas; @FILE of them, or dns+http://NAME:PORT, is read again while a run goes on. By "
-    "default the embedded engine.",
+    "vLLM servers, separated by commas. Or @FILE with their addresses, or dns+http://NAME:PORT, which are read "
+    "repeatedly during the run. By default the embedded engine samples.",
 )
 _BACKEND = flags.DEFINE_string(
-    "rollout_backend", None, "A rollout engine of your own instead: my_module:MySampler; docs/extending.md."
+    "rollout_backend", None, "Your own rollout engine: my_module:MySampler; docs/extending.md."
 )
-_KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' key.")
+_KEY_FILE = flags.DEFINE_string(
+    "rollout_key_file", None, "File whose first line is the API key of the --rollout_url servers."
+)
 _SYNC_KEY_FILE = flags.DEFINE_string(
-    "rollout_sync_key_file", None, "File whose first line is the key that the servers take new weights for."
+    "rollout_sync_key_file",
+    None,
+    "File whose first line is the key with which the --rollout_url servers accept new weights.",
 )
 _CA_FILE = flags.DEFINE_string(
     "rollout_ca_file",
     None,
-    "PEM file of whoever signed the servers' certificates; by default the system's authorities.",
+    "PEM file of the authority that signed the certificates of --rollout_url; by default the system's authorities.",
 )
 _SYNC = flags.DEFINE_enum(
     "rollout_sync",
     "plugin",
     ["plugin", "direct", "reload"],
-    "How weights get there: our plugin, from files or the trainer's memory; or vLLM's reload of a folder.",
+    "How servers get new weights: plugin reads files from shared storage, direct receives them over TCP from the "
+    "trainer's memory (both need our vLLM plugin); reload is vLLM's own reload of a folder, on this machine.",
 )
 _MIN_SERVERS = number_flag(
-    "rollout_min_servers", 1, Count, "So many servers must be there at the start, and have an update's weights."
+    "rollout_min_servers",
+    1,
+    Count,
+    "Servers that must be reachable at the start, and have new weights before sampling continues.",
 )
-_REQUEST_SECONDS = number_flag("rollout_timeout_seconds", 7200.0, Seconds, "For one completion, at most.")
+_REQUEST_SECONDS = number_flag("rollout_timeout_seconds", 7200.0, Seconds, "Time limit of one completion, in seconds.")
 _STALL_SECONDS = number_flag(
-    "rollout_stall_seconds", 300.0, Seconds, "A server with requests that draws no token for so long is left out."
+    "rollout_stall_seconds",
+    300.0,
+    Seconds,
+    "Seconds without a sampled token after which a server with requests is taken out of service.",
 )
-_SYNC_SECONDS = number_flag("rollout_sync_seconds", 1800.0, Seconds, "For one server to take new weights over.")
+_SYNC_SECONDS = number_flag(
+    "rollout_sync_seconds", 1800.0, Seconds, "Time limit for one server to load new weights, in seconds."
+)
 _PATIENCE_SECONDS = number_flag(
-    "rollout_patience_seconds", 600.0, Seconds, "How long a run waits for any server to be there again, then it ends."
+    "rollout_patience_seconds",
+    600.0,
+    Seconds,
+    "Seconds that a run waits while no server is available, before it fails.",
 )
 _PUBLISH = flags.DEFINE_string(
-    "publish_dir", None, "Where weights are published, under a path that the servers have too; by default in --workdir."
+    "publish_dir",
+    None,
+    "Folder for published weights, at a path that the servers can read too; by default in --workdir.",
 )
 _PUBLISH_ADDRESS = flags.DEFINE_string(
     "publish_address",
     "",
-    "HOST:PORT or :PORT of this host, where servers take weights with --rollout_sync=direct; by default the address "
-    "that its packets to them have, and a port of the system's choice.",
+    "HOST:PORT or :PORT of this host, from which servers get weights with --rollout_sync=direct. By default the "
+    "address "
+    "of the interface that reaches them, and a free port.",
 )
 _PUBLISH_DTYPE = flags.DEFINE_enum(
-    "publish_dtype", "bfloat16", ["bfloat16", "float32"], "Of the published weights, which the servers compute in."
+    "publish_dtype",
+    "bfloat16",
+    ["bfloat16", "float32"],
+    "Dtype of the published weights, in which the servers compute.",
 )
 _SERVING = flags.DEFINE_string(
     "write_serving_folder",
     None,
-    "Write a folder that the run's servers start from (configuration, generation configuration, tokenizer), and stop.",
+    "Write the folder that vLLM servers of this run start from (configuration, generation configuration, tokenizer), "
+    "and stop.",
 )
 
 _OF_SERVERS: tuple[flags.FlagHolder[Any], ...] = (

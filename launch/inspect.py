@@ -30,7 +30,9 @@ flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(services)
 
 _DATA = flags.DEFINE_string(
-    "data", None, "Dataset: of trajectories, of tool environments, of an evaluation's results, or a GRPO run's batches."
+    "data",
+    None,
+    "Dataset: a folder of trajectories, of tool environments or of an evaluation's results, or a GRPO run's batches.",
 )
 _PORT = shared.port(8800)
 

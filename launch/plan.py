@@ -34,20 +34,32 @@ if TYPE_CHECKING:
 _CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "A preset, or a file that defines CONFIG; such as sft:14b. sft:auto and grpo:auto take the model of --weights.",
+    "Preset, or a file that defines CONFIG; for example sft:14b. sft:auto and grpo:auto take the model from --weights.",
 )
 _WEIGHTS = shared.weights(required=False)
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "Slice, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.", required=True
+    "topology",
+    None,
+    "Slice of chips, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.",
+    required=True,
 )
-_TOKENS = number_flag("tokens", None, Length, "Longest sequence; by default everything is as configured.")
-_MESH = shared.mesh("By default chosen.")
-_SEARCH = flags.DEFINE_bool("search", False, "Try meshes, micro-batches, remat and row lengths; and smaller slices.")
+_TOKENS = number_flag("tokens", None, Length, "Longest sequence in tokens; by default as configured.")
+_MESH = shared.mesh("By default the planner chooses them.")
+_SEARCH = flags.DEFINE_bool(
+    "search", False, "Try meshes, micro-batches, remat and row lengths, and smaller slices; print the fastest."
+)
 _COMPILES = number_flag(
-    "compiles", 8, Count, "With --search: so many are compiled at most, and as many smaller slices."
+    "compiles", 8, Count, "Maximum configurations that --search compiles, and as many for smaller slices."
 )
-_STEPS = number_flag("steps", None, Count, "Of the whole run, for its hours; by default the configuration's.")
-_PRICE = number_flag("price_per_chip_hour", None, Annotated[float, Bound(above=0, most=1e6)], "Dollars, for the run's.")
+_STEPS = number_flag(
+    "steps", None, Count, "Steps of the whole run, to print its hours; by default the configuration's."
+)
+_PRICE = number_flag(
+    "price_per_chip_hour",
+    None,
+    Annotated[float, Bound(above=0, most=1e6)],
+    "Price of a chip-hour in dollars, to print the run's cost.",
+)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object on the last line.")
 
 

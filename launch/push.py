@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from etils import epath
 
 _WEIGHTS = shared.weights()
-_REPOSITORY = flags.DEFINE_string("repository", None, "ORG/NAME of the repository.", required=True)
+_REPOSITORY = flags.DEFINE_string(
+    "repository", None, "Repository on the Hugging Face Hub to upload to: ORG/NAME.", required=True
+)
 _STEP = shared.step()
 _BASE = shared.base()
 _DTYPE = shared.param_dtype()
-_PUBLIC = flags.DEFINE_bool("public", False, "A repository that is made can be read by all.")
-_MESSAGE = flags.DEFINE_string("message", None, "Of the commit; by default what was uploaded.")
+_PUBLIC = flags.DEFINE_bool("public", False, "Make the repository public if it is created; by default it is private.")
+_MESSAGE = flags.DEFINE_string("message", None, "Commit message; by default it names what was uploaded.")
 
 
 def main() -> None:

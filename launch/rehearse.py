@@ -22,11 +22,23 @@ from synthesis.core.terminal import say
 flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(targets)
 
-_CONVERSATIONS = number_flag("conversations", 1_000, Count, "That are begun; some are left out, with the reason.")
-_REQUEST = number_flag("max_request_tokens", 128, Length, "Of a request; one that is not over by then is left out.")
-_ANSWER = number_flag("max_answer_tokens", 256, Length, "Of an answer; the end of a longer one is not trained on.")
+_CONVERSATIONS = number_flag(
+    "conversations", 1_000, Count, "Number of conversations to sample; unusable ones are excluded, with the reason."
+)
+_REQUEST = number_flag(
+    "max_request_tokens",
+    128,
+    Length,
+    "Maximum tokens of a sampled user request; conversations with a longer one are excluded.",
+)
+_ANSWER = number_flag(
+    "max_answer_tokens",
+    256,
+    Length,
+    "Maximum tokens of a sampled answer; a longer one is cut, and its end is not trained on.",
+)
 _SEED = shared.seed("requests and answers")
-_SLOTS = number_flag("slots", 16, Slots, "What decodes together: conversations.")
+_SLOTS = number_flag("slots", 16, Slots, "Sequences that decode at the same time: conversations.")
 
 
 def main() -> None:

@@ -20,8 +20,10 @@ flags.adopt_module_key_flags(services)
 
 _PORT = shared.port(8700)
 _TIER = shared.sandbox_tier()
-_SLOTS = number_flag("max_slots", 1024, Slots, "Environments kept open at once.")
-_CONCURRENCY = number_flag("concurrency", None, Slots, "What is under way at once: calls; by default four a core.")
+_SLOTS = number_flag("max_slots", 1024, Slots, "Maximum environments open at the same time.")
+_CONCURRENCY = number_flag(
+    "concurrency", None, Slots, "Concurrency: maximum calls that run at the same time; by default four for each core."
+)
 _WAITING = services.max_waiting()
 
 

@@ -38,9 +38,11 @@ flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(data)
 
 _PREVIEW = number_flag(
-    "preview", None, Count, "Show so many records, and stop; trained tokens in colour, and the table of the run."
+    "preview", None, Count, "Show this many records, and stop; with trained tokens in color and the table of the run."
 )
-_BENCH = number_flag("bench", 0, CountOrZero, "So many steps on made-up data.")
+_BENCH = number_flag(
+    "bench", 0, CountOrZero, "Measure speed in this many steps on synthetic data, instead of training."
+)
 
 
 def main() -> int:

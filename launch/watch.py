@@ -29,8 +29,10 @@ flags.adopt_module_key_flags(services)
 
 _WORKDIR = shared.workdir("on this machine's disk or in a bucket.", required=False)
 _PORT = shared.port(8810)
-_TERMINAL = flags.DEFINE_bool("terminal", False, "Show it in this terminal, until Ctrl-C, in place of a page.")
-_SECONDS = number_flag("refresh_seconds", 3.0, Annotated[float, Bound(least=0.2, most=3600)], "Between two looks.")
+_TERMINAL = flags.DEFINE_bool("terminal", False, "Show the run in this terminal until Ctrl-C, instead of a page.")
+_SECONDS = number_flag(
+    "refresh_seconds", 3.0, Annotated[float, Bound(least=0.2, most=3600)], "Seconds between two updates of the display."
+)
 
 
 def main() -> int:

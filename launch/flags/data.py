@@ -19,16 +19,18 @@ from synthesis.core.terminal import say
 if TYPE_CHECKING:
     from synthesis.core.datasets import Folder
 
-_KINDS = "of trajectories; or a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
+_KINDS = "a folder of trajectories, a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
 DATA = flags.DEFINE_string("data", None, f"Dataset: {_KINDS}. Not with --bench.")
 REHEARSAL = flags.DEFINE_string(
     "rehearsal",
     None,
-    f"Dataset whose conversations come between the others, so that nothing is unlearnt (launch.rehearse): {_KINDS}.",
+    f"Conversations to mix into --data, so that the model keeps its general chat ability (launch.rehearse): {_KINDS}.",
 )
-HELD_OUT = shared.held_out(f"dataset {_KINDS}. The loss is logged every eval_every steps.")
-_SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out rows of files that cannot be trained on, and say them.")
-_ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; of files (docs/sft.md).")
+HELD_OUT = shared.held_out(f"{_KINDS}. Its loss is logged every eval_every steps.")
+_SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Skip rows of files that cannot be trained on, and report them.")
+_ACCEPT = flags.DEFINE_list(
+    "accept", [], "Accept rows of files with these defects, separated by commas; docs/sft.md lists them."
+)
 FLAGS = (DATA, REHEARSAL, HELD_OUT, _SKIP_BAD, _ACCEPT)
 FOLDER = "data"
 """Folder in the user's cache."""

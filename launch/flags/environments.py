@@ -29,7 +29,7 @@ SERVED = ("mcp", *_COUNTED)
 """Kinds that must be opened, with servers."""
 
 COUNT = number_flag(
-    "environments_count", 100, Count, "Tasks of a verifiers taskset, or seeds of an OpenEnv server."
+    "environments_count", 100, Count, "Tasks of a verifiers taskset, or seeds of an OpenEnv server, in --environments."
 )  # fmt: skip
 
 

@@ -27,21 +27,21 @@ _EXECUTOR = flags.DEFINE_enum(
     "executor",
     "local",
     ["local", "ray"],
-    "Where tools are called and proven: on this machine, or on a Ray cluster (pip install '.[ray]'). Both give the "
-    "same bytes.",
+    "Where tools are called and checked: on this machine, or on a Ray cluster (pip install '.[ray]'). The results are "
+    "identical.",
 )
 ADDRESS = flags.DEFINE_string(
     "ray_address",
     None,
-    "Cluster of --executor=ray: HOST:PORT, or auto on one of its machines; by default this machine's CPUs.",
+    "Ray cluster for --executor=ray: HOST:PORT, or auto on one of its machines; by default this machine's CPUs.",
 )
 _WORKERS = number_flag(
-    "ray_workers", None, Count, "CPUs that --executor=ray uses at most; by default all of the cluster."
+    "ray_workers", None, Count, "Maximum CPUs that --executor=ray uses; by default all of the cluster."
 )
 
 
 REPLACE = flags.DEFINE_bool(
-    "replace", False, "Write a finished workdir's datasets anew, where the seed, a setting or the teacher is another."
+    "replace", False, "Replace the datasets of a finished workdir if the seed, a setting or the teacher differs."
 )
 
 

@@ -23,9 +23,13 @@ from synthesis.core.terminal import say
 if TYPE_CHECKING:  # --help does not wait for it
     from sandbox.http_service import HttpService
 
-PORT = number_flag("metrics_port", None, Port, "Show Prometheus this program's figures here; 0 takes a free one.")
-_HOST = flags.DEFINE_string("metrics_host", "127.0.0.1", "Address to show them on; beyond loopback a key is needed.")
-_TOKEN_FILE = flags.DEFINE_string("metrics_key_file", None, "File whose first line is the key of --metrics_port.")
+PORT = number_flag("metrics_port", None, Port, "Port to serve metrics on for Prometheus; 0 takes a free one.")
+_HOST = flags.DEFINE_string(
+    "metrics_host", "127.0.0.1", "Address to serve metrics on; any but loopback needs --metrics_key_file."
+)
+_TOKEN_FILE = flags.DEFINE_string(
+    "metrics_key_file", None, "File whose first line is the key that clients of --metrics_port must send."
+)
 
 
 @contextlib.contextmanager

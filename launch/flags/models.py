@@ -39,30 +39,38 @@ Config = TypeVar("Config", bound="TrainingConfig")
 CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "A preset, or a file that defines CONFIG; such as sft:14b. sft:auto and grpo:auto take the model of --weights, and "
-    "choose settings for your data and devices.",
+    "Preset, or a file that defines CONFIG; for example sft:14b. sft:auto and grpo:auto take the model from --weights, "
+    "and choose settings for your data and devices.",
     required=True,
 )
-WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
+WORKDIR = shared.workdir("created if it does not exist. Or gs://BUCKET/FOLDER.")
 _WEIGHTS = shared.weights()
 _BASE = shared.base()
 _TOKENIZER = shared.tokenizer()
 _HOOKS = flags.DEFINE_list(
     "hooks",
     [],
-    "Classes of your own that run beside training, my_module:MyHook, separated by commas; docs/extending.md.",
+    "Your own hooks, called during training: my_module:MyHook, separated by commas; docs/extending.md.",
 )
-PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")
-_MESH = shared.mesh("Of several TPU slices data is a multiple. By default one device.")
-_MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each other: on TPU slices and clusters.")
-_COORDINATOR = flags.DEFINE_string("coordinator", None, "Several hosts: address of the first one, host:port.")
-_HOSTS = number_flag("hosts", None, Count, "How many; with --coordinator.")
-_HOST = number_flag("host_index", None, CountOrZero, "This one's number, from 0; with --coordinator.")
-_DEADLINE = number_flag("host_deadline", 60.0, Seconds, "Seconds without a sign of life after which a host is gone.")
+PROFILE = flags.DEFINE_string(
+    "profile_steps", None, "Profile the steps FIRST:LAST; the trace is written to WORKDIR/profile."
+)
+_MESH = shared.mesh("With several TPU slices, data must be a multiple of their number. By default one device.")
+_MULTIHOST = flags.DEFINE_bool(
+    "multihost", False, "Train on several hosts that find each other, as on TPU slices and clusters."
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "Train on several hosts: address of the first, HOST:PORT. Needs --hosts and --host_index."
+)
+_HOSTS = number_flag("hosts", None, Count, "Number of hosts; with --coordinator.")
+_HOST = number_flag("host_index", None, CountOrZero, "Index of this host, from 0; with --coordinator.")
+_DEADLINE = number_flag(
+    "host_deadline", 60.0, Seconds, "Seconds without a heartbeat after which a host counts as lost."
+)
 _STEP_DEADLINE = number_flag(
-    "host_step_deadline", 1800.0, Seconds, "Seconds by which a host may be behind the others before it is called hung."
+    "host_step_deadline", 1800.0, Seconds, "Seconds that a host may be behind the others before it counts as hung."
 )
-_MEETING = number_flag("host_meeting_deadline", 300.0, Seconds, "Seconds in which all hosts are to come, at the start.")
+_MEETING = number_flag("host_meeting_deadline", 300.0, Seconds, "Seconds in which all hosts must connect at the start.")
 
 _LATER = 60.0
 """Seconds by which JAX's own heartbeat, whose error names no host, waits longer than ours."""

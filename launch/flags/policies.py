@@ -23,7 +23,7 @@ _BASE = shared.base()
 _STEP = shared.step()
 _TOKENIZER = shared.tokenizer()
 _MESH = shared.mesh()
-_DTYPE = flags.DEFINE_enum("dtype", None, shared.DTYPES, "Of the weights and the arithmetic; by default as stored.")
+_DTYPE = flags.DEFINE_enum("dtype", None, shared.DTYPES, "Dtype of weights and computation; by default as stored.")
 
 
 def source() -> epath.Path:

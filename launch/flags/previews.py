@@ -23,9 +23,9 @@ PREVIEW = number_flag(
     "preview",
     None,
     Count,
-    "Show so many records, and stop; every stage with what it asks, and a forecast. Nothing is kept.",
+    "Show this many records, and stop; with the requests of every stage and a forecast. Nothing is stored.",
 )
-_PAGE = flags.DEFINE_string("preview_page", "preview.html", "The page that --preview writes.")
+_PAGE = flags.DEFINE_string("preview_page", "preview.html", "HTML page that --preview writes.")
 _SHOWN = 400
 """Maximum characters of a prompt and an answer in the terminal; the page has the full text."""
 

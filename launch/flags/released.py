@@ -15,8 +15,8 @@ from synthesis.core.terminal import say
 if TYPE_CHECKING:
     from synthesis.astra_format.records import Imported
 
-_FROM = flags.DEFINE_string("from", None, "File of released records, or folder of a dataset.")
-_TO = flags.DEFINE_string("to", None, "Dataset to write; its folder, or a file.")
+_FROM = flags.DEFINE_string("from", None, "File of released records to import, or folder of a dataset to export.")
+_TO = flags.DEFINE_string("to", None, "Dataset to write; the folder of an import, or the file of an export.")
 
 
 @contextlib.contextmanager

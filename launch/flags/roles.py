@@ -19,14 +19,12 @@ if TYPE_CHECKING:  # --help does not wait for them
 ROLES = flags.DEFINE_string(
     "roles",
     None,
-    "Who answers as which role (author, agent, emulator, user, judge, embedder), where it is not --teacher_model: "
-    'JSON, or a file of it, such as {"judge": {"url": "http://HOST:8000/v1", "model": "NAME", "key_file": "FILE", '
-    '"temperature": 0}}. Several models of a role are a list, drawn by their weight for each record. A role may have '
-    "what --teacher_* says for all.",
+    "Models of roles that --teacher_model does not answer (author, agent, emulator, user, judge, embedder): JSON, or a "
+    'file with JSON, for example {"judge": {"url": "http://HOST:8000/v1", "model": "NAME", "key_file": "FILE", '
+    '"temperature": 0}}. A role may have a list of models, of which one is sampled by weight for each record, and any '
+    "setting of the --teacher_* flags.",
 )
-JUDGE_OWN = flags.DEFINE_bool(
-    "judge_own_text", False, "Let a model judge what it wrote itself; by default that is refused."
-)
+JUDGE_OWN = flags.DEFINE_bool("judge_own_text", False, "Let a model judge its own text; refused by default.")
 
 _EMBEDDER = "embedder"
 _NAMES: Mapping[str, str] = {"url": "base_url", "key_file": "api_key"}

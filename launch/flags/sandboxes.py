@@ -19,14 +19,16 @@ _TIER = shared.sandbox_tier()
 _URLS = flags.DEFINE_list(
     "sandbox_url",
     [],
-    "Sandbox services (launch.sandbox_server) in which tool code runs, separated by commas; by default this machine.",
+    "Sandbox services (launch.sandbox_server) that run tool code, separated by commas; by default this machine.",
 )
-_OWN = flags.DEFINE_string("sandbox", None, "A sandbox of your own instead: my_module:MySandbox; docs/extending.md.")
-_KEY_FILE = flags.DEFINE_string("sandbox_key_file", None, "File whose first line is the services' key.")
+_OWN = flags.DEFINE_string("sandbox", None, "Your own sandbox for tool code: my_module:MySandbox; docs/extending.md.")
+_KEY_FILE = flags.DEFINE_string(
+    "sandbox_key_file", None, "File whose first line is the key of the --sandbox_url services."
+)
 _CA_FILE = flags.DEFINE_string(
     "sandbox_ca_file",
     None,
-    "PEM file of whoever signed the services' certificates; by default the system's authorities.",
+    "PEM file of the authority that signed the certificates of --sandbox_url; by default the system's authorities.",
 )
 FLAGS = (_TIER, _URLS, _OWN, _KEY_FILE, _CA_FILE)
 _CALLS_A_CPU = 4

@@ -22,21 +22,48 @@ if TYPE_CHECKING:  # --help does not wait for it
 
 Config = TypeVar("Config", bound=ReachConfig)
 
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a key is needed.")
-_KEY_FILE = flags.DEFINE_string("key_file", None, "File whose first line is the key that callers must show.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; any but loopback needs --key_file.")
+_KEY_FILE = flags.DEFINE_string("key_file", None, "File whose first line is the key that clients must send.")
 _OF_REACH: tuple[flags.FlagHolder[Any], ...] = (
-    flags.DEFINE_string("tls_cert", None, "PEM file of the certificate and its chain: HTTPS instead of HTTP."),
+    flags.DEFINE_string("tls_cert", None, "PEM file of the certificate and its chain; turns on HTTPS."),
     flags.DEFINE_string("tls_key", None, "PEM file of the certificate's key, without a password."),
-    number_flag("drain_seconds", 60.0, SecondsOrZero, "For requests in flight when it is told to stop."),
-    number_flag("header_seconds", ReachConfig.header_seconds, Seconds, "For a TLS handshake, and a request's headers."),
-    number_flag("body_seconds", ReachConfig.body_seconds, Seconds, "For a request's body."),
-    number_flag("idle_seconds", ReachConfig.idle_seconds, Seconds, "For a connection between two requests."),
-    number_flag("stall_seconds", ReachConfig.stall_seconds, Seconds, "For a caller that takes nothing of an answer."),
-    number_flag("max_connections", ReachConfig.max_connections, Count, "Open at once; further ones wait."),
-    number_flag("address_share", ReachConfig.address_share, Part, "Of those, one address's; 1 behind a proxy."),
-    number_flag("max_headers", ReachConfig.max_headers, Count, "Of a request."),
-    number_flag("max_header_bytes", ReachConfig.max_header_bytes, Count, "Of a request's line, and of each header."),
-    number_flag("max_pending_bytes", ReachConfig.max_pending_bytes, Total, "Of all bodies under way; more are 429."),
+    number_flag("drain_seconds", 60.0, SecondsOrZero, "Seconds for running requests to finish after SIGTERM."),
+    number_flag(
+        "header_seconds",
+        ReachConfig.header_seconds,
+        Seconds,
+        "Time limit in seconds for a TLS handshake, and for a request's headers.",
+    ),
+    number_flag("body_seconds", ReachConfig.body_seconds, Seconds, "Time limit in seconds for a request's body."),
+    number_flag(
+        "idle_seconds",
+        ReachConfig.idle_seconds,
+        Seconds,
+        "Seconds that a connection may stay open between two requests.",
+    ),
+    number_flag(
+        "stall_seconds", ReachConfig.stall_seconds, Seconds, "Seconds that a client may read nothing of its response."
+    ),
+    number_flag("max_connections", ReachConfig.max_connections, Count, "Maximum open connections; more wait."),
+    number_flag(
+        "address_share",
+        ReachConfig.address_share,
+        Part,
+        "Maximum share of --max_connections for one client address; use 1 behind a proxy.",
+    ),
+    number_flag("max_headers", ReachConfig.max_headers, Count, "Maximum number of headers of a request."),
+    number_flag(
+        "max_header_bytes",
+        ReachConfig.max_header_bytes,
+        Count,
+        "Maximum bytes of a request's line, and of each header.",
+    ),
+    number_flag(
+        "max_pending_bytes",
+        ReachConfig.max_pending_bytes,
+        Total,
+        "Maximum bytes of the bodies of all running requests; more get 429.",
+    ),
 )
 
 
@@ -53,7 +80,7 @@ def reached(kind: type[Config], **settings: Any) -> Config:
 
 def max_waiting() -> flags.FlagHolder[int]:
     """Define the flag of services that have a queue."""
-    return number_flag("max_waiting", 1024, CountOrZero, "What may wait; more is answered 429.")
+    return number_flag("max_waiting", 1024, CountOrZero, "Maximum waiting requests; more get 429.")
 
 
 def told_to_stop() -> asyncio.Event:

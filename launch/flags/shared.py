@@ -56,7 +56,7 @@ def todays_flag(name: str) -> str | None:
     return today if today is not None and today in flags.FLAGS else None
 
 
-def workdir(more: str = "made if it is not there.", *, required: bool = True) -> _Text:
+def workdir(more: str = "created if it does not exist.", *, required: bool = True) -> _Text:
     """Define the flag of a run's folder.
 
     Args:
@@ -72,43 +72,43 @@ def seed(of: str = "") -> flags.FlagHolder[int]:
     Args:
         of: random choices that depend on it, if not all of the run's.
     """
-    return number_flag("seed", 0, Seed, f"Of all that is drawn{of and f': {of}'}.")
+    return number_flag("seed", 0, Seed, f"Random seed{of and f': for {of}'}.")
 
 
 def weights(*, required: bool = True) -> flags.FlagHolder[Any]:
     """Define the flag of the model that a program starts from."""
     about = (
         "The model: a Hugging Face folder, a run's checkpoints/, a folder of a peft adapter, or a name on the Hub, "
-        "such as Qwen/Qwen3-0.6B."
+        "for example Qwen/Qwen3-0.6B."
     )
     return flags.DEFINE_string("weights", None, about, required=required)
 
 
 def tokenizer() -> _Text:
     """Define the flag of a tokenizer that is not in the folder of the weights."""
-    about = "Folder of the tokenizer, or a name on the Hub; by default that of --weights."
+    about = "Folder of the tokenizer, or a name on the Hub; by default the tokenizer of --weights."
     return flags.DEFINE_string("tokenizer", None, about)
 
 
 def step() -> flags.FlagHolder[int | None]:
     """Define the flag that selects a run's checkpoint."""
-    return number_flag("step", None, CountOrZero, "Step of a run's checkpoints; by default the newest.")
+    return number_flag("step", None, CountOrZero, "Step of the run's checkpoint to read; by default the newest.")
 
 
 def base() -> _Text:
     """Define the flag of the weights under an adapter."""
-    about = "The weights that an adapter was trained on, where they are not where its folder says."
+    about = "Weights that the adapter was trained on; needed if they are not at the place that its folder names."
     return flags.DEFINE_string("base", None, about)
 
 
 def param_dtype() -> Any:
     """Define the flag of the dtype of written weights."""
-    return flags.DEFINE_enum("param_dtype", None, DTYPES, "Of the weights; by default as they are stored.")
+    return flags.DEFINE_enum("param_dtype", None, DTYPES, "Dtype of the written weights; by default as stored.")
 
 
 def mesh(more: str = "By default one device.") -> Any:
     """Define the flag of the mesh axes' sizes, which `launch.flags.meshes` reads."""
-    return flags.DEFINE_list("mesh", [], f"Sizes of mesh axes; such as fsdp=8,context=2. {more}")
+    return flags.DEFINE_list("mesh", [], f"Sizes of mesh axes; for example fsdp=8,context=2. {more}")
 
 
 def environments(*, required: bool = True) -> flags.FlagHolder[Any]:
@@ -117,13 +117,19 @@ def environments(*, required: bool = True) -> flags.FlagHolder[Any]:
     Args:
         required: False if another flag may be given instead.
     """
-    about = "Dataset of tool environments; or my_module:my_name, mcp:FILE, verifiers:ID or openenv:URL."
+    about = (
+        "Environments: a dataset of tool environments, or my_module:my_name, mcp:FILE, verifiers:ID or openenv:URL "
+        "(docs/own_environments.md)."
+    )
     return flags.DEFINE_string("environments", None, about, required=required)
 
 
 def reward() -> _Text:
     """Define the flag `--reward` of programs that score episodes."""
-    about = "Named rewards, with weights that sum to 1; such as score:0.9,format:0.1. By default score; of records f1."
+    about = (
+        "Named rewards, with weights that sum to 1; for example score:0.9,format:0.1. By default f1 for datasets, else "
+        "score, the environment's own."
+    )
     return flags.DEFINE_string("reward", None, about)
 
 
@@ -133,12 +139,15 @@ def held_out(more: str) -> _Text:
     Args:
         more: allowed values, and what is measured.
     """
-    return flags.DEFINE_string("held_out", None, f"Data that is not trained on, to measure progress: {more}")
+    return flags.DEFINE_string("held_out", None, f"Data to measure progress on, never trained on: {more}")
 
 
 def sandbox_tier() -> Any:
     """Define the flag of the weakest accepted isolation, for programs that run tool code."""
-    about = "Weakest isolation to accept, see docs/sandbox.md; strict is A. D trusts the code."
+    about = (
+        "Weakest isolation of tool code to accept, from A (also: strict) to D, which has rlimits only, for code that "
+        "you trust; docs/sandbox.md."
+    )
     return flags.DEFINE_enum("sandbox_tier", "C", ("A", "B", "C", UNISOLATED, "strict"), about)
 
 

@@ -8,7 +8,7 @@ from absl import flags
 
 from launch.flags import cli
 
-_TO = flags.DEFINE_string("to", None, "Dataset to write; in place of an older one.", required=True)
+_TO = flags.DEFINE_string("to", None, "Dataset to write; replaces an older one.", required=True)
 
 
 def folder() -> Path:
