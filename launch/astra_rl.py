@@ -1,10 +1,11 @@
-"""Environments from and to the record that ASTRA released (ASTRA-RL): four columns, without reference calls.
+"""Convert environments from and to the format that ASTRA released (ASTRA-RL): four columns, without reference calls.
 
     python -m launch.astra_rl --from=FILE --to=DIR         # .jsonl, .jsonl.gz, .json or .parquet to a dataset
     python -m launch.astra_rl --from=DIR --to=FILE.jsonl   # a dataset to .jsonl or .parquet
 
-On import the calls behind the gold answers are searched and proven in the sandbox; what no call reaches is rejected,
-and the dataset's card counts why. A run that was killed goes on where it stopped.
+An import searches the calls behind each gold answer and proves them in the sandbox. Environments with an unreachable
+answer are rejected; the dataset's card counts the reasons. Run the same command again after an interruption: it
+resumes.
 """
 
 from __future__ import annotations

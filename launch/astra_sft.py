@@ -1,11 +1,11 @@
-"""Trajectories from and to the record that ASTRA released (ASTRA-SFT), and to what other trainers read.
+"""Convert trajectories from and to the format that ASTRA released (ASTRA-SFT), and to formats of other trainers.
 
     python -m launch.astra_sft --from=FILE --to=DIR                 # .jsonl, .jsonl.gz, .json or .parquet to a dataset
     python -m launch.astra_sft --from=DIR --to=FILE.jsonl               # the released columns, .jsonl or .parquet
     python -m launch.astra_sft --from=DIR --to=FILE.parquet --form=trl  # messages and tools, as TRL reads them
 
-Imported trajectories have the scores that their file has, and no others. What is wrong with a row is named and counted
-on the dataset's card; --accept keeps rows with the defects that it names.
+Imported trajectories keep the scores of their file and get no others. The dataset's card names and counts defective
+rows; --accept keeps rows with the named defects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints between Hugging Face's safetensors and the Orbax layout that training reads and writes; GGUF files in.
+"""Convert checkpoints between Hugging Face's safetensors and Orbax, which training reads and writes; read GGUF files.
 
     python -m launch.convert --from_hf=DIR --to_orbax=DIR [--param_dtype=float32]
     python -m launch.convert --from_orbax=DIR --to_hf=DIR [--step=N]
@@ -6,11 +6,11 @@
     python -m launch.convert --from_gguf=FILE --to_hf=DIR [--param_dtype=bfloat16]
     python -m launch.convert --from_peft=ADAPTER --to_hf=DIR [--base=DIR]
 
-A training run's `checkpoints/` folder is such an Orbax directory; it may be in a bucket, gs://BUCKET/FOLDER. Tokenizer
-files are copied along. Of a run with adapters --to_hf writes whole weights, the adapters merged into those that they
-were trained on, which --base names if they are elsewhere now; --to_peft writes the adapters alone, as the package peft
-reads them. --from_peft merges an adapter that peft wrote into the weights that its adapter_config.json names, or --base
-(docs/convert.md). Of a GGUF file the tokenizer and the chat template are made from what it says (docs/convert.md).
+An Orbax folder is the `checkpoints/` of a training run; it may be in a bucket, gs://BUCKET/FOLDER. Tokenizer files are
+copied too. For a run with adapters, --to_hf merges them into the weights that they were trained on; --base names those
+weights if they were moved. --to_peft writes the adapters alone, for the package peft. --from_peft merges an adapter
+into the weights that its adapter_config.json names, or --base. The tokenizer and chat template of a GGUF file are
+rebuilt from its metadata (docs/convert.md).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _WAYS = {
     ("from_gguf", "to_hf"): ("param_dtype",),
     ("from_peft", "to_hf"): ("base", "param_dtype"),
 }
-"""From what to what, and the flags that each takes beside."""
+"""Supported conversions (source, target), and the additional flags of each."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Measure how often a policy solves each environment, for the filter and the order of GRPO.
+"""Measure how often a policy solves each environment, to filter and order the environments of GRPO.
 
     python -m launch.difficulty --environments=runs/env/train --to=runs/env/rated --weights=Qwen/Qwen3-0.6B
     python -m launch.grpo --environments=runs/env/rated '--config.grpo.solve_rates=[0.1,0.9]' ...
@@ -6,13 +6,13 @@
     python -m launch.difficulty --environments=warehouse:warehouses --to=runs/rates --weights=Qwen/Qwen3-0.6B
     python -m launch.grpo --environments=warehouse:warehouses --difficulty=runs/rates --config.grpo.order=easy_first ...
 
-Plays every environment with the model of --weights, on the embedded engine and with the episodes that GRPO trains on. A
-solve rate is the mean reward of an environment's episodes. A dataset of records is written with the rates in its
-records. For any other environments (all that launch.grpo takes) the rates alone are written, by the environments' ids.
-The card has the policy, the settings and the distribution.
+Runs every environment with the model of --weights on the embedded engine, with the same episodes as GRPO. A solve rate
+is the mean reward of an environment's episodes. For a dataset of records, --to is a copy with the rates in its records.
+For any other environments that launch.grpo accepts, --to has only the rates, by the environments' ids. The card has the
+policy, the settings and the distribution.
 
-Run the same command again after an interruption: finished environments are in a journal beside --to, and are not played
-again. Environments whose episodes are all masked have no solve rate; the same command plays them again.
+Run the same command again after an interruption: finished environments are in a journal next to --to, and are not run
+again. Environments whose episodes are all masked have no solve rate; the same command runs them again.
 """
 
 from __future__ import annotations

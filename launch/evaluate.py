@@ -1,16 +1,17 @@
-"""The paper's table for a model behind any OpenAI-compatible endpoint: scores from the benchmarks' own harnesses.
+"""Evaluate a model behind any OpenAI-compatible endpoint on the paper's benchmarks, scored by their own harnesses.
 
     python -m launch.evaluate --workdir=DIR --model_url=http://HOST:8000/v1 --suites=bfcl_v3_mt
     python -m launch.evaluate --workdir=DIR --model_url=... --suites=own:my_module:my_environments --reward=score
     python -m launch.evaluate --workdir=DIR --model_url=... --suites=tau2,aime --sources=tau2=FOLDER,aime=FOLDER \\
         --user_url=https://.../v1 --user_model=NAME --user_key_file=FILE --judge_url=...
 
-Each suite runs at a pinned version in an environment of its own, which is made when it is first needed. What no package
-registry has is named with --sources; without it the program says how to get it (docs/evaluation.md). Prints the table,
-and writes DIR/results (a record for each item), table.md, table.json and table.html; `launch.compare` sets several runs
-beside each other.
+Each suite runs at a pinned version in its own Python environment, which is created when it is first needed. Suites that
+no package registry has are named with --sources; without it the program prints how to get them (docs/evaluation.md).
+Prints the table, and writes DIR/results (a record for each item), table.md, table.json and table.html. `launch.compare`
+compares several runs.
 
-Run the same command again after an interruption, or when the infrastructure failed: finished items are not run again.
+Run the same command again after an interruption, or after a failure of the infrastructure: finished items are not run
+again.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ _CONCURRENCY = number_flag("concurrency", 32, Slots, "Concurrency: maximum items
 _TIMEOUT = number_flag("timeout_seconds", 1800.0, Seconds, "Time limit of one completion, in seconds.")
 _SEED = shared.seed()
 _OWN = "own"
-"""Before environments of one's own in --suites."""
+"""Prefix of your own environments in --suites."""
 
 
 def main() -> None:
@@ -120,7 +121,7 @@ async def _evaluate() -> str:
 async def _run(
     workdir: Path, config: RunConfig, sources: Mapping[str, Path], given: Mapping[str, GivenEnvironments]
 ) -> str:
-    """Evaluate in a workdir that is held; the table."""
+    """Evaluate in a locked workdir. Return the table."""
     import msgspec
 
     from astra_jax.evaluation import preflight
@@ -201,12 +202,12 @@ def _served(
 
 
 def _is_environments(suite: str) -> bool:
-    """Return whether a suite is named as environments are."""
+    """Return whether a suite is a name of environments."""
     return ":" in suite
 
 
 def _environments(suite: str) -> GivenEnvironments:
-    """The environments that a suite names. Raises `UsageError`, and as `GivenEnvironments`."""
+    """Return the environments that a suite names. Raises `UsageError`, and as `GivenEnvironments`."""
     kind, _, name = suite.partition(":")
     if kind not in (_OWN, *environments.SERVED):
         raise cli.UsageError(
@@ -248,7 +249,7 @@ def _sources() -> dict[str, Path]:
 
 
 def _check_wanted() -> None:
-    """Raises `cli.UsageError` for flags that nothing would read."""
+    """Refuse flags that have no effect. Raises `cli.UsageError`."""
     for url, *others in ((_USER, _USER_MODEL, _USER_KEY_FILE), (_JUDGE, _JUDGE_MODEL, _JUDGE_KEY_FILE)):
         for flag in others:
             if flag.value and not url.value:
@@ -280,10 +281,10 @@ def _extra() -> dict[str, Any]:
 
 
 def _identity(policy: ModelEndpoint, config: RunConfig) -> str:
-    """Names the journal: what results depend on, but for the suites, each of which is a stage of its own in it with
-    the models that it asks.
+    """Return the name of the journal: everything that results depend on, except for the suites.
 
-    Nor does the number of items matter, nor how often one is tried: more of them go on where fewer ended.
+    Each suite is a separate stage of the journal, with the models that it calls. The number of items and of retries
+    does not count, so that a run can be extended.
     """
     import dataclasses
     import hashlib

@@ -1,25 +1,26 @@
-"""GRPO of a model against vLLM servers, or against the embedded engine.
+"""Train a model with GRPO, with rollouts on vLLM servers or on the embedded engine.
 
     python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \\
         --mesh=fsdp=8,context=2 --rollout_url=http://a:8000,http://b:8000 --rollout_key_file=FILE \\
         --rollout_sync_key_file=FILE
 
-Without --rollout_url the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
---config.grpo.steps=40. Run the same command again after an interruption: it goes on from its last checkpoint.
-SIGTERM saves and ends with 0, on several hosts with 75 on each. A run that finds no batch of valid groups any more
-prints what to try and exits with 1. One with too many masked episodes prints the reasons and exits with 2. How the
-servers are started is in docs/vllm.md.
+Without --rollout_url the trainer samples by itself. docs/vllm.md says how to start the servers. Change settings with
+--config.NAME=VALUE, for example --config.grpo.steps=40. Run the same command again after an interruption: it resumes
+from its last checkpoint.
+
+Exit codes: 0 after SIGTERM, with a checkpoint saved; with several hosts 75 on each. 1 if no batch of valid groups was
+found; the last line suggests a fix. 2 if too many episodes were masked, with the reasons.
 
     --environments=my_module:my_name     environments of your own, or of servers: docs/own_environments.md
     --held_out=NAME,NAME                 environments to evaluate on, before and after training
     --difficulty=DIR                     solve rates of environments, as launch.difficulty wrote them
-    --config.grpo.dump_batches=true      write what is trained on to WORKDIR/batches
-    --replay=DIR/batches                 train on it again, to the bit, without environments, servers or sandbox
+    --config.grpo.dump_batches=true      write each training batch to WORKDIR/batches
+    --replay=DIR/batches                 train on these batches again, bit for bit, without environments or servers
     --profile_steps=10:12                write a trace of these updates to WORKDIR/profile
-    --write_serving_folder=DIR           write what the run's servers start from, and stop
+    --write_serving_folder=DIR           write the folder that the run's servers start from, and stop
 
-On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and
---host_index; --workdir and --publish_dir are folders that all of them see, or in a bucket: gs://BUCKET/FOLDER.
+With several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and
+--host_index. --workdir and --publish_dir must be folders that all hosts can read, or in a bucket: gs://BUCKET/FOLDER.
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ def main() -> int:
 
 
 def _check_server_flags() -> None:
-    """Raises `UsageError`: flags of servers do not fit together."""
+    """Check that the flags of servers fit together. Raises `UsageError`."""
     if not (_URLS.value or _SERVING.value):  # what servers start from is written with the flags of the run
         cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
     if _URLS.value and _SYNC.value == "reload":
@@ -267,7 +268,7 @@ def _check_server_flags() -> None:
 
 
 def _check_sources(config: GRPORun, replay: Replay | None) -> None:
-    """Raises `UsageError`: flags that name what samples, or what is sampled, do not fit together."""
+    """Check that the flags of the sampler and of the environments or batches fit together. Raises `UsageError`."""
     if _BACKEND.value is not None and (_URLS.value or replay is not None):
         other = "rollout_url" if _URLS.value else "replay"
         raise cli.UsageError(f"--rollout_backend={_BACKEND.value} samples instead of --{other}: leave one of them out")
@@ -285,10 +286,10 @@ def _check_sources(config: GRPORun, replay: Replay | None) -> None:
 
 
 def _replayed() -> Replay | None:
-    """The batches of --replay, if it is given.
+    """Return the batches of --replay, or None.
 
     Raises:
-        UsageError: a flag is given that says what is sampled, or --replay is no folder.
+        UsageError: --replay is not a folder, or a flag of sampling is given too.
         DatasetError: there are no batches.
     """
     from astra_jax.grpo.replay import Replay
@@ -302,7 +303,8 @@ def _replayed() -> Replay | None:
 
 
 def _held_out(given: GivenEnvironments | None) -> list[GivenEnvironments]:
-    """What --held_out names. Raises as `GivenEnvironments`, and `UsageError`: flags that nothing would read."""
+    """Return the environments of --held_out. Raises as `GivenEnvironments`, and `UsageError` for flags that have no
+    effect."""
     names = [name for name in map(str.strip, (_HELD_OUT.value or "").split(",")) if name]
     if _HELD_OUT.present and not names:
         raise cli.UsageError("--held_out= names nothing; give environments as --environments has them")
@@ -317,28 +319,29 @@ def _held_out(given: GivenEnvironments | None) -> list[GivenEnvironments]:
 
 
 def _known(given: GivenEnvironments | None, held_out: Sequence[GivenEnvironments]) -> list[AnyEnvironment] | None:
-    """Return all environments of a run; None: some are known only once servers are there, or batches are replayed."""
+    """Return all environments of a run; None if some are known only once servers are running, or batches are
+    replayed."""
     every = [] if given is None else [one.known() for one in (given, *held_out)]
     found = [environment for one in every if one is not None for environment in one]
     return found if found and None not in every else None
 
 
 def _selected(found: Sequence[AnyEnvironment], config: GRPOConfig) -> Sequence[AnyEnvironment]:
-    """The environments with the solve rates of --difficulty, of which `config` selects. Raises as those."""
+    """Return the environments that `config` selects, with the solve rates of --difficulty. Raises as those."""
     from astra_jax.grpo.environments import select_environments
 
     return select_environments(_rated(found), config)
 
 
 def _rated(found: Sequence[AnyEnvironment]) -> Sequence[AnyEnvironment]:
-    """The environments with the solve rates of --difficulty, where that is given. Raises as `rated`."""
+    """Return the environments with the solve rates of --difficulty, if given. Raises as `rated`."""
     from astra_jax.evaluation.solve_rates import rated
 
     return found if _DIFFICULTY.value is None else rated(found, cli.folder(_DIFFICULTY))
 
 
 def _write_serving_folder(config: GRPORun) -> None:
-    """Raises `UsageError`: there is something in that folder; and what `models.checked` raises."""
+    """Write the folder of --write_serving_folder. Raises `UsageError` if it is not empty, and as `models.checked`."""
     from astra_jax.models import hf_checkpoint
     from synthesis.core.workdir import locked_target
 
@@ -362,7 +365,7 @@ def _write_serving_folder(config: GRPORun) -> None:
 
 
 def _servers(run: str | None = None) -> VLLMConfig:
-    """The rollout servers of the flags, for a run of this id. Raises `Refusal` and `SettingError`."""
+    """Return the rollout servers of the flags, for the run with this id. Raises `Refusal` and `SettingError`."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.sampler import VLLMConfig
 
@@ -383,7 +386,8 @@ def _servers(run: str | None = None) -> VLLMConfig:
 
 
 def _publisher(servers: VLLMConfig, model: Model, published: epath.Path) -> AnyPublisher:
-    """What the servers read. Raises `Refusal` and `SettingError`: it cannot be served from this host."""
+    """Return the publisher of weights for the servers. Raises `Refusal` and `SettingError`: this host cannot serve
+    them."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.direct import DirectPublisher, listening_address
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher

@@ -1,4 +1,4 @@
-"""Does a job fit on a slice, and how long does it take: compiles its real training step for chips that are not here.
+"""Predict whether a job fits on a slice and how long it takes: compiles its real training step without the chips.
 
     python -m launch.plan --config=sft:14b --topology=v5p:2x2x2 --tokens=74752
     python -m launch.plan --config=grpo:14b --topology=v6e:4x4 --mesh=fsdp=8,context=2 --price_per_chip_hour=2.7
@@ -7,13 +7,13 @@
     python -m launch.plan --config=sft:8b --topology=h200:8 --tokens=32768
     python -m launch.plan --config=sft:auto --weights=DIR --topology=v6e:2x2 --tokens=4096
 
-Plans the run as it is configured: --config.NAME=VALUE, --mesh and presets mean what they mean to launch.sft and
-launch.grpo, and what those would refuse is refused. Prints bytes a chip against the chip's memory, flops a token, what
-is sent over each mesh axis, the time of a step and what it goes into, and the flags to run so. With --search it tries
-meshes, micro-batches, remat and row lengths, and prints the fastest that fits and the smallest slice that does.
+Takes the same --config, --config.NAME=VALUE and --mesh as launch.sft and launch.grpo, and refuses what they would
+refuse. Prints the bytes of each chip against its memory, the flops of a token, the bytes sent over each mesh axis, the
+time of a step with its parts, and the flags of such a run. --search tries meshes, micro-batches, remat and row lengths.
+It prints the fastest that fits, and the smallest slice on which one fits.
 
-Needs no TPU and no GPU, but their compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin
-(pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version).
+Needs no TPU or GPU, only their compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin (pip
+install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def _run(name: str, slice_: Slice, mesh: dict[str, int] | None) -> Any:
-    """The run of --config and --weights, with --config.NAME=VALUE. Raises `UsageError` and `WeightsError`."""
+    """Return the run of --config and --weights, with --config.NAME=VALUE. Raises `UsageError` and `WeightsError`."""
     model = None if _WEIGHTS.value is None else lambda: auto.read_model(sources.source(_WEIGHTS, None))
     found = cli.load_config(name, "sft", "grpo", model=model)
     if auto.is_auto(name):
@@ -119,7 +119,7 @@ def _run(name: str, slice_: Slice, mesh: dict[str, int] | None) -> Any:
 
 
 def _settings() -> Any:
-    """The settings that --help_config lists; without weights those of `auto` are shown with a preset's model."""
+    """Return the settings that --help_config lists; those of `auto` without weights with a preset's model."""
     from configs.training import MODELS
 
     return cli.load_config(_CONFIG.value or "sft:0.6b", model=lambda: MODELS["0.6b"])

@@ -1,13 +1,14 @@
-"""What a model says by itself, as a dataset for SFT to rehearse, so that it does not unlearn to talk.
+"""Sample conversations from a model itself, as a dataset that SFT mixes in to keep the model's general chat ability.
 
     python -m launch.rehearse --weights=FOLDER --to=DATASET
     python -m launch.sft --weights=FOLDER --data=DATASET --rehearsal=DATASET --workdir=DIR ...
 
-The model of --weights writes requests, and answers them, at temperature 1 and on the embedded engine: no data of others
-is needed, nor a list of questions. The weights are those that SFT starts from. SFT puts the conversations between those
-that it trains on, as a share of --config.sft.data.rehearsed.
+The model of --weights writes user requests and answers them, at temperature 1 on the embedded engine. No other data is
+needed, nor a list of questions. Use the weights that SFT starts from. The share of these conversations in SFT is
+--config.sft.data.rehearsed.
 
-Run the same command again after an interruption: what is drawn is in a journal beside --to, and is not drawn again.
+Run the same command again after an interruption: finished conversations are in a journal next to --to, and are not
+sampled again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The sandbox behind HTTP: one pool for many callers and machines.
+"""Serve the sandbox over HTTP: one pool for many clients and machines.
 
     python -m launch.sandbox_server --port=8700
     python -m launch.sandbox_server --host=0.0.0.0 --key_file=FILE --sandbox_tier=B
 
-Callers use `sandbox.remote.RemotePool`; /run_code takes SandboxFusion's requests. On SIGTERM (and Ctrl-C) it takes no
-more calls, lets those in flight end, and exits with 0; with 3 when some had to be cut off.
+Clients use `sandbox.remote.RemotePool`; /run_code accepts SandboxFusion's requests. On SIGTERM and Ctrl-C it accepts no
+more calls and running calls finish; the exit code is 0, or 3 if some were cut off.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A model behind OpenAI's API, on the embedded engine.
+"""Serve a model through OpenAI's API, on the embedded engine.
 
     python -m launch.serve --weights=DIR --port=8000
     python -m launch.serve --weights=RUN/checkpoints --tokenizer=DIR --host=0.0.0.0 --key_file=FILE --mesh=tensor=4
 
-/v1/completions, /v1/chat/completions and /v1/responses (tools, streaming, answers of a given form), /v1/models,
-/health, /metrics; see docs/serving.md. /health answers 503 until all programs that requests need are compiled
-(--warm_up). On SIGTERM (and Ctrl-C) it takes no more requests, lets those in flight end, and exits with 0; with 3 when
-some had to be cut off.
+Endpoints: /v1/completions, /v1/chat/completions and /v1/responses (tools, streaming, structured output), /v1/models,
+/health and /metrics; see docs/serving.md. /health answers 503 until the programs of --warm_up are compiled. On SIGTERM
+and Ctrl-C it accepts no more requests and running requests finish; the exit code is 0, or 3 if some were cut off.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ async def _warm_up(service: OpenAIService, engine: Engine) -> None:
 
 
 async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do some work, until it is told to stop."""
+    """Run some work, and cancel it on SIGTERM."""
     import asyncio
 
     tasks = {asyncio.create_task(work), asyncio.create_task(told.wait())}

@@ -1,4 +1,4 @@
-"""Trajectories for SFT: tool documents become graphs, chains, tasks, and scored agent runs.
+"""Generate trajectories for SFT: tool documents become graphs, chains, tasks, and scored agent runs.
 
     python -m launch.trajectories --workdir=DIR --config.trajectories=3000
     python -m launch.trajectories --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
@@ -6,9 +6,9 @@
         '--config.tools=["registry.jsonl.gz"]'
 
 Writes the datasets DIR/servers, chains, tasks and trajectories, and the tool graphs, and prints the statistics. Without
---teacher_url the offline teacher answers by rules about real tables; then only their servers, and those of installed
-MCP servers, can be asked about (docs/trajectories.md). Run the same command again after an interruption, or with more
-trajectories: finished work is not done again.
+--teacher_url the offline teacher answers by rules from real tables. Its tasks can only be about the servers of these
+tables, and of installed MCP servers (docs/trajectories.md). Run the same command again after an interruption, or for
+more trajectories: finished work is not repeated.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A run as it goes: curves, episodes, samples, servers, stages, and what it waits for, read from its workdir alone.
+"""Show a run live: curves, episodes, samples, servers, stages, and what it waits for, read from its workdir.
 
-    python -m launch.watch WORKDIR                 a page on this machine, which looks again by itself
+    python -m launch.watch WORKDIR                 a page on this machine that updates itself
     python -m launch.watch WORKDIR --terminal      the same in this terminal, for instance over SSH
 
-WORKDIR is the workdir of SFT, GRPO, a synthesis or the quickstart, running, finished or killed. It may be
-gs://BUCKET/FOLDER or s3://BUCKET/FOLDER; the small files are copied here. Nothing there is written or locked.
-The page is for this machine alone; beyond loopback it asks for a key, which the browser takes as
-the password (any user name will do). With --terminal and no terminal, as in a pipe, it is said once.
+WORKDIR is the workdir of SFT, GRPO, synthesis or the quickstart, running, finished or killed. It may be
+gs://BUCKET/FOLDER or s3://BUCKET/FOLDER; the small files are copied here. Nothing in the workdir is written or locked.
+The page listens on this machine only. On any other address than loopback it needs a key, which the browser asks for as
+the password (with any user name). With --terminal and no terminal, as in a pipe, the state is printed once.
 """
 
 from __future__ import annotations
