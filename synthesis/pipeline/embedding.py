@@ -1,7 +1,7 @@
-"""Embeddings of tool documents: which irrelevant tools are close to a needed one, and which tools may become one.
+"""Embeddings of tool documents, to find irrelevant tools close to a needed one, and tools that can be merged.
 
-`SentenceEmbedder` is the embedded default, a small model that ships in the package `wordllama`; `EndpointEmbedder` asks
-an OpenAI-compatible endpoint, such as vLLM with Qwen3-Embedding-8B (the paper's).
+`SentenceEmbedder` is the embedded default, a small model in the package `wordllama`. `EndpointEmbedder` uses an
+OpenAI-compatible endpoint, such as vLLM with Qwen3-Embedding-8B (the paper's model).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LONGEST_PAUSE = 60.0
 
 
 class EmbeddingError(Refusal):
-    """No embeddings, or none that can be used; the message names the endpoint and what was wrong."""
+    """No embeddings, or unusable ones; the message names the endpoint and the fault."""
 
 
 class Embedder(Protocol):
-    """Whoever turns texts into vectors."""
+    """Converts texts to vectors."""
 
     name: str
     """Which model; part of a run's identity and of the dataset's card."""
@@ -53,7 +53,8 @@ class Embedder(Protocol):
 
 
 def document_text(spec: ToolSpec) -> str:
-    """What of a tool is embedded: its name, description, and its parameters' names and descriptions (paper §3.2)."""
+    """Return the text of a tool that is embedded: its name, description, and its parameters' names and descriptions
+    (paper §3.2)."""
     parameters = spec.parameters.get("properties", {})
     described = {name: schema if isinstance(schema, Mapping) else {} for name, schema in parameters.items()}  # or true
     words = " ".join(f"{name}: {schema.get('description', '')}" for name, schema in described.items())
@@ -179,10 +180,10 @@ class EndpointEmbedder:
             return rows
 
     def _pause(self, trouble: _Trouble, error: Exception) -> float:
-        """How long to wait after one more failure of a request, in seconds; `Retry-After` holds for all of them.
+        """Return how long to wait after a failure of a request, in seconds; `Retry-After` applies to all requests.
 
         Raises:
-            EmbeddingError: it has failed for too often or too long, or is too large for any minute.
+            EmbeddingError: it has failed too often or for too long, or it exceeds the rate limit of a minute by itself.
         """
         config, problem = self.config, self._shown(error)
         where = f"{config.base_url}{via(config.base_url)}: {self.name}"
@@ -210,7 +211,7 @@ class EndpointEmbedder:
 
 @dataclass
 class _Trouble:
-    """Of one request: since when, how often it failed, and how often of these not for being one of too many."""
+    """Failures of one request: time of the first, their number, and how many were not due to a rate limit."""
 
     began: float
     failures: int = 0
@@ -218,7 +219,7 @@ class _Trouble:
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """The vectors at length 1, float32; one of zeros stays, and is as far from all as can be.
+    """Return the vectors scaled to length 1, in float32; a zero vector stays zero.
 
     Raises:
         EmbeddingError: a number is not finite.

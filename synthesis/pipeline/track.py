@@ -1,4 +1,4 @@
-"""One run of a track: its stages, what they reject, and the datasets with their cards."""
+"""One run of a track: its stages, their rejections, and the datasets with their cards."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Summary:
     """Result of a run.
 
     Attributes:
-        counts: records by dataset.
+        counts: number of records by dataset.
         digests: content digest by dataset.
-        rejected: stage → reason → how many. A stage that rejected nothing is there, without reasons.
+        rejected: stage → reason → count. A stage without rejections is included, without reasons.
         details: stage → reason → one example; `tools_changed` → the kind of change → one example.
-        statistics: by dataset, as on its card.
-        costs: stage → what the teacher's endpoint was asked for it; empty without one.
-        datasets: name → folder; two runs that made the same are equal wherever they wrote it.
+        statistics: statistics by dataset, as on its card.
+        costs: stage → requests and tokens sent to the teacher's endpoint; empty without one.
+        datasets: name → folder; runs with equal results are equal, whatever their folders.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class Track(Generic[C]):
     """Runs stages and writes datasets.
 
     Args:
-        context: of every stage.
-        config: of the track, a dataclass; resolved on the cards.
-        concurrency: records in work at a time.
-        prefix: of the stages' names in the journal.
-        files: digests of the files that the configuration names, by their path.
-        preview: takes a few records of each stage, and notes what it sees.
+        context: context of every stage.
+        config: configuration of the track, a dataclass; stored in full on the cards.
+        concurrency: records processed at the same time.
+        prefix: prefix of the stages' names in the journal.
+        files: digests of the files that the configuration names, by path.
+        preview: observer that limits each stage to a few records.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class Track(Generic[C]):
         self, name: str, *, grows: Collection[str], free: Collection[str], replace: bool,
         before: Mapping[str, Any] = {}, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> None:  # fmt: skip
-        """See that a dataset which is finished is not replaced by another: call this before anything is written.
+        """Check that a finished dataset is not replaced by a different one; call this before anything is written.
 
         Args:
-            name: of the run's last dataset: where it is there, the run is finished.
-            grows: settings that may be larger than they were: what is there stays and more comes to it.
+            name: the run's last dataset; if it exists, the run is finished.
+            grows: settings that may be larger than before: existing records stay, and more are added.
             free: settings that change no record.
-            before: what a card's run did that does not know a setting; for any other it is the setting's default.
-            replace: whoever runs it wants to have it replaced.
-            read: returns the settings of a card under their names of today.
+            before: values for settings that a card does not have; any other missing setting had its default.
+            replace: the user wants to replace the dataset.
+            read: returns the settings of a card under their current names.
 
         Raises:
-            InputError: it is there, with another seed, setting, teacher or content of a file.
+            InputError: the dataset exists with another seed, setting, teacher or content of a file.
         """
         folder = self._out_dir / name
         if replace or not (folder / CARD_FILE).exists():
@@ -142,19 +142,20 @@ class Track(Generic[C]):
         about: Callable[[In], str] | None = None,
         judged: bool = True,
     ) -> Records[Out]:
-        """Run a stage and note what it rejects. What it made is read from the journal by whoever asks for it.
+        """Run a stage and count its rejections. Its results are read from the journal on demand.
 
-        What the journal holds of it is what it depends on: its inputs, the seed, the teacher and the settings that it
-        names. So a run of more records, or with another setting of a later stage, goes on from what is there.
+        Stored results are reused if the stage's dependencies are equal: its inputs, the seed, the teacher and the
+        settings that it names. So a run of more records, or with another setting of a later stage, continues from the
+        stored results.
 
         Args:
-            label: of the progress bar.
-            concurrency: instead of the track's.
-            depends: names of the settings that it reads; None: the track's prefix names them all.
-            later: more of those, which earlier versions did not name, with the value that all of their runs had or left
-                no trace of: with that one the stage is theirs.
-            about: a digest of what is bound to the function and belongs to an input.
-            judged: whether the run stops where the stage accepts next to nothing; see `run_stage`.
+            label: label of the progress bar.
+            concurrency: replaces the track's.
+            depends: names of the settings that the stage reads; None: those of the track's prefix.
+            later: further such settings that earlier versions did not name, each with the value that all of their runs
+                had. With that value the stored results of earlier versions are reused.
+            about: digest of data that is bound to the function and belongs to an input.
+            judged: stop the run if the stage accepts almost nothing; see `run_stage`.
         """
         stage = self._prefix + name
         teacher = of_records(self._teacher)
@@ -195,7 +196,7 @@ class Track(Generic[C]):
             self._preview.told += lines
 
     def reject(self, stage: str, reasons: Counter[str], details: Mapping[str, str] | None = None) -> None:
-        """Note what a step dropped: reason → how many, and one example of each; a step that comes again adds to it."""
+        """Add the records that a step dropped: reason → count, and one example of each."""
         every = Counter(self.summary.rejected.get(stage, {})) + reasons
         self.summary.rejected[stage] = dict(sorted(every.items()))
         self.summary.details[stage] = {**(details or {}), **self.summary.details.get(stage, {})}
@@ -206,7 +207,7 @@ class Track(Generic[C]):
         """Write a dataset.
 
         Args:
-            more: what its card says beside the configuration, the seed, the teacher, the statistics and the rejections.
+            more: fields of its card in addition to configuration, seed, teacher, statistics and rejections.
         """
         card = {
             "config": self._config,
@@ -258,12 +259,12 @@ def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
 
 
 def digest_of(value: Any) -> str:
-    """A short digest of what JSON can hold, the same whatever the order of its keys."""
+    """Return a short digest of a JSON value, independent of the order of its keys."""
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
 
 
 def digests_of_files(names: Iterable[str]) -> dict[str, str]:
-    """A digest of each file's content, of a folder that of all files in it; files that are not there have none."""
+    """Return a digest of each file's content; for a folder of all its files. Missing files have none."""
     found: dict[str, str] = {}
     for name in names:
         path, digest = fetched(name), hashlib.sha256()
@@ -275,11 +276,11 @@ def digests_of_files(names: Iterable[str]) -> dict[str, str]:
 
 
 def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
-    """Return the use of the endpoint for a dataset's card: of its whole run so far, in all and by stage.
+    """Return the endpoint's use for a dataset's card: of the whole run so far, in total and by stage.
 
     Args:
-        stages: what was spent, by stage.
-        records: of the dataset.
+        stages: costs by stage.
+        records: number of records in the dataset.
     """
 
     def figures(spent: Spent) -> dict[str, Any]:
@@ -291,5 +292,5 @@ def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """A configuration as JSON holds it."""
+    """Return a configuration as JSON values."""
     return msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)
