@@ -1,4 +1,4 @@
-"""Write an evaluation or a comparison as grids of text, which markdown and the HTML page share, and as JSON."""
+"""Format an evaluation or a comparison as text tables, for Markdown and the HTML page, and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from astra_jax.evaluation.table import Score, SuiteTable, Table, Use
 
 _UNKNOWN = "–"
 _ENOUGH_TRIALS = 4
-"""As many as the paper has on tau2-bench and ACEBench; with fewer, a benchmark's own noise is not seen."""
+"""Number of trials of the paper on tau2-bench and ACEBench; fewer do not show a benchmark's own noise."""
 _MODELS, _STAGES = ("Table 1", "Table 3"), ("Table 2", "Table 3")
 """Sources of published rows: one run is compared with models, several with the paper's stages."""
 
@@ -57,12 +57,12 @@ class EvaluationReport:
 
     @property
     def title(self) -> str:
-        """The heading."""
+        """Return the heading."""
         return " → ".join(self.tables) if self.comparison else f"Evaluation of {next(iter(self.tables))}"
 
     @property
     def warnings(self) -> list[str]:
-        """The falls that are watched, and the runs that left items out."""
+        """Return the falls of monitored categories, and the runs that left items out."""
         partial = [
             f"{name} did not run all items: its scores are marked PARTIAL, and not to be compared with whole runs"
             for name, table in self.tables.items()
@@ -72,7 +72,7 @@ class EvaluationReport:
 
     @property
     def models(self) -> list[str]:
-        """The model of each run, and those of the roles that its suites asked."""
+        """Return the model of each run, and those of the roles that its suites asked."""
         lines = []
         for name, table in self.tables.items():
             roles = "".join(f", {role}: {model}" for role, model in sorted(table.roles.items()))
@@ -81,12 +81,12 @@ class EvaluationReport:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The tables of the paper that are shown beside it."""
+        """Return the names of the paper's tables that are shown next to it."""
         return _STAGES if self.comparison else _MODELS
 
     @property
     def suites(self) -> dict[str, dict[str, SuiteTable]]:
-        """The suites that all runs have: scores by run."""
+        """Return the suites that all runs have: scores by run."""
         by_name = {run: {one.info.name: one for one in table.suites} for run, table in self.tables.items()}
         first = next(iter(by_name.values()))
         common = [suite for suite in first if all(suite in suites for suites in by_name.values())]
@@ -157,7 +157,7 @@ def score_text(one: Score) -> str:
 
 
 def trials(runs: Mapping[str, SuiteTable]) -> Grid:
-    """Return how trials of a single run differ, pass^k, and the benchmark's further scores."""
+    """Return the deviation between trials, pass^k, and the benchmark's further scores."""
     (suite,) = runs.values()
     most = max(len(one.means) for one in suite.categories)
     ks = [k for k in range(1, most + 1) if k & (k - 1) == 0 or k == most]
@@ -185,7 +185,7 @@ def trials(runs: Mapping[str, SuiteTable]) -> Grid:
 
 
 def use(runs: Mapping[str, SuiteTable]) -> Grid:
-    """Return what a task takes, the paper's analysis of steps and tokens, and how runs ended."""
+    """Return the steps and tokens of a task, the paper's analysis of them, and how runs ended."""
     info = next(iter(runs.values())).info
     ends = list(dict.fromkeys(end for suite in runs.values() for end in suite.use.finishes))
     rows, notes = [], []

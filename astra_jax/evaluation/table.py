@@ -71,7 +71,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def partial(self) -> bool:
-        """True where items were left out."""
+        """Return True if items were left out."""
         return self.items < self.total
 
 
