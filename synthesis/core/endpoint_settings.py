@@ -1,4 +1,4 @@
-"""The settings of an endpoint of chat completions, and of the requests of each role."""
+"""Settings of an endpoint of models: address, limits, budgets, and the models of each role."""
 
 from __future__ import annotations
 
