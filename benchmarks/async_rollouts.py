@@ -1,15 +1,15 @@
-"""Does `async_steps` pay? GRPO on a real vLLM server on this machine's CPUs, with tools that take up to two seconds.
+"""Measure the effect of `async_steps`: GRPO with a vLLM server on this machine's CPUs, and tools of up to two seconds.
 
     python -m benchmarks.async_rollouts --workdir=DIR --seeds=0,1,2 --save
 
-For each seed the quickstart is run as far as SFT. From its weights each arm trains for the same time by the clock, from
-when the server has the first weights, and its last weights are evaluated on the held-out environments, by the embedded
-engine and with quick tools. Arms are `async_steps` of 0 (strictly online), 1, 2 and 4, in which a sync falls into
-whatever is under way, and beside them ones whose server is drained first: new requests wait until all others have
-ended. All else is the product, with the quickstart's own settings.
+For each seed the quickstart runs up to SFT. From its weights each arm trains for the same wall time, from the moment
+when the server has the first weights. Its last weights are evaluated on the held-out environments, by the embedded
+engine and with fast tools. Arms are `async_steps` of 0 (strictly online), 1, 2 and 4, in which a sync interrupts
+running requests. Further arms drain the server before a sync: new requests wait until all others have ended. Everything
+else is the product, with the quickstart's own settings.
 
-A row for each arm and seed: updates, what the trainer waited, tokens' ages, F1 and answers before and after. What is
-finished is not done again.
+Writes a row for each arm and seed: updates, waiting time of the trainer, tokens' ages, F1 and answers before and after.
+Finished work is not repeated.
 """
 
 from __future__ import annotations
@@ -204,11 +204,11 @@ async def _measured(start: Quickstart, arm: Arm, folder: Path, seconds: float, t
 
 
 def means(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Of an arm's metrics: updates, an hour of which those after the first, whose pipeline is empty, would fill.
+    """Return means of an arm's metrics. The first update is left out, since its pipeline is empty.
 
     Returns:
-        `updates`; `updates_an_hour`; seconds of a step, and of the parts that its trainer waits for, in the mean;
-        `mean_age`: updates that a trained group's weights are old; `valid_share` of groups.
+        `updates`; `updates_an_hour`; mean seconds of a step, and of the parts that its trainer waits for; `mean_age`,
+        the age in updates of the weights of trained groups; `valid_share` of groups.
     """
     history = [row for row in history if "seconds/step" in row]  # the last one may be of no update: of the end
     steady = history[1:] or history

@@ -1,12 +1,12 @@
-"""Keys and values gathered, as attention has them, beside a ring: a layer's forward pass, compiled for a TPU slice.
+"""Compare gathered keys and values, as in our attention, with a ring: a layer's forward pass, compiled for a TPU slice.
 
 python -m benchmarks.compiled_ring --topology=v6e:4x4 --tokens=81920 --save
 
-In the ring each device's keys and values go round, and what it has computed with each part is merged by its
-log-sum-exp. The row is in zig-zag order, so that off the diagonal a device's late queries see all early keys that come
-by, and either its early queries do too or its late ones see the late keys: two whole blocks of pairs, on every device
-at every step. The kernels' arithmetic is the same both ways; what differs is counted: all other work, collectives
-waited for, and memory.
+In the ring, keys and values move from device to device, and partial results are merged by their log-sum-exp. The row is
+in zig-zag order, so that the work is balanced. At every step off the diagonal each device has two whole blocks of
+pairs: its late queries with the visiting early keys, and either its early queries with those or its late queries with
+the visiting late keys. The kernels' arithmetic is the same both ways. The differences are counted: all other work,
+collectives waited for, and memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An index of tool documents: how long it takes to build, and how fast irrelevant tools are drawn from it.
+"""Measure an index of tool documents: the time to build it, and irrelevant tools sampled from it per second.
 
-The documents are distinct ones made from the fact relations' (each asked for one subject), in as many domains; every
-environment needs a few of them. Building is embedding them and taking all similarities. Prints a row; `--save` appends
+The documents are distinct variants of the fact relations' (each about one subject), in as many domains; every
+environment needs a few of them. Building computes the embeddings and all similarities. Prints a row; `--save` appends
 it.
 
     python -m benchmarks.distractors --tools=20000

@@ -1,4 +1,4 @@
-"""How many environments an hour relational synthesis makes: the offline teacher, the real sandbox, every check.
+"""Measure environments per hour of relational synthesis: the offline teacher, the real sandbox, every check.
 
 Prints a row; `--save` appends it.
 

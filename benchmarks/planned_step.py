@@ -1,10 +1,10 @@
-"""Whether the planner's arithmetic holds where a step can be run: on this CPU, predicted beside measured, four sizes.
+"""Compare the planner's prediction with measured steps on this CPU, for four sizes.
 
 python -m benchmarks.planned_step [--save]
 
-The compiled step is read as for a chip that is not here (trips of loops, arithmetic and traffic of what runs); the
-rates of matmuls and of memory are measured in the same turns. All in processor seconds, which other users of the
-machine do not change much.
+The compiled step is analyzed as for absent chips (trips of loops, arithmetic and traffic). The rates of matmuls and of
+memory are measured in the same turns. All times are processor seconds, on which other users of the machine have little
+effect.
 """
 
 from __future__ import annotations

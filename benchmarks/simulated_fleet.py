@@ -1,11 +1,11 @@
-"""A GRPO run in simulated time: the trainer's own classes fill batches and place requests, what takes time is a figure.
+"""Simulate a GRPO run: the trainer's own classes fill batches and place requests, and durations are modelled.
 
-What decides is the product's: `filling.fill` and `GroupBuffer` strictly online, `GroupStream` with `async_steps`, and
-the `Router` of rollout servers. They run on an event loop whose clock jumps to whatever is next (`in_simulated_time`).
-What takes time is modelled: a server draws for all its sequences at once, a token of each in the time that reading its
-weights and their caches takes; prompts that are not cached are read before, while nothing is drawn; a sync pauses
-drawing, and has the caches of what is under way computed anew; tools wait for a sandbox; an update, and publishing its
-weights, take what is said.
+All decisions are the product's: `filling.fill` and `GroupBuffer` strictly online, `GroupStream` with `async_steps`, and
+the `Router` of rollout servers. They run on an event loop whose clock jumps to the next event (`in_simulated_time`).
+
+A server decodes all its sequences together, a token of each in the time that reading its weights and their caches
+takes. Uncached prompts are prefilled before, and pause decoding. A sync pauses decoding too, and recomputes the caches
+of running sequences. Tools wait for a sandbox. An update and its publishing take a given time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.SelectSelector):
-    """Waits for nothing: the clock goes on instead."""
+    """Selector that never waits: the clock advances instead."""
 
     now = 0.0
 
@@ -64,15 +64,16 @@ def now() -> float:
 
 @dataclass(frozen=True)
 class ServerSpeed:
-    """How fast a server is.
+    """Speed of a server.
 
     Attributes:
-        token_seconds: of a step, which draws a token of each sequence, by (sequences, tokens in their caches).
-        prefill_seconds: of a token of a prompt that is not cached.
-        cache_tokens: that its cache has room for.
-        requests: at once.
-        read_seconds: of a sync, while it draws; `load_seconds`: while it is paused.
-        recomputes: whether what is under way at a sync has its cache computed anew, as vLLM's has.
+        token_seconds: seconds of a step, which samples a token of each sequence, by (sequences, tokens in their
+            caches).
+        prefill_seconds: seconds for an uncached token of a prompt.
+        cache_tokens: capacity of its cache, in tokens.
+        requests: maximum concurrent requests.
+        read_seconds: seconds of a sync during which it samples; `load_seconds`: during which it is paused.
+        recomputes: a sync recomputes the caches of running sequences, as in vLLM.
     """
 
     token_seconds: Callable[[int, float], float]
@@ -84,7 +85,7 @@ class ServerSpeed:
     recomputes: bool = True
 
     def most_sequences(self, context: float) -> int:
-        """Of this length, that it has room for."""
+        """Return how many sequences of this length fit."""
         return max(1, min(self.requests, int(self.cache_tokens / max(1.0, context))))
 
     def most_tokens_per_second(self, context: float) -> float:
@@ -94,7 +95,7 @@ class ServerSpeed:
 
 
 class SimulatedServer:
-    """One server. Progress is counted in tokens that each sequence has had drawn, so that an event costs log(n)."""
+    """One server. Progress is counted in tokens sampled by each sequence, so that an event costs log(n)."""
 
     def __init__(self, name: str, speed: ServerSpeed) -> None:
         self.name, self.speed, self.version, self.cleared = name, speed, 0, 0
@@ -109,7 +110,7 @@ class SimulatedServer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def draw(self, context: int, uncached: int, tokens: int) -> None:
-        """Draw so many tokens of a sequence of `context` tokens, of which `uncached` are to be read before."""
+        """Sample this many tokens of a sequence of `context` tokens, `uncached` of which must be prefilled."""
         self._advance()
         self._stall(uncached * self.speed.prefill_seconds)
         done = asyncio.get_running_loop().create_future()
@@ -127,7 +128,7 @@ class SimulatedServer:
             self._schedule()
 
     async def sync(self, version: int) -> None:
-        """Take new weights over; what is under way is drawn on, what is new waits."""
+        """Load new weights; running sequences continue afterwards, and new ones wait."""
         self.settled.clear()
         await asyncio.sleep(self.speed.read_seconds)
         self._advance()
@@ -150,7 +151,7 @@ class SimulatedServer:
         return self.speed.token_seconds(len(self._sequences), self._cache)
 
     def _advance(self) -> None:
-        """Count what was drawn since the last event."""
+        """Count the tokens sampled since the last event."""
         here = now()
         if self._sequences:
             drawing = max(0.0, here - max(self._at, self._stalled_until))
@@ -181,7 +182,7 @@ class SimulatedServer:
 
 @dataclass(frozen=True)
 class SimulatedTurn:
-    """What the policy draws, and what its tool takes and says; a last turn calls none."""
+    """Sampled tokens of a turn, with the duration and output length of its tool; a last turn has no call."""
 
     tokens: int
     tool_seconds: float
@@ -190,13 +191,13 @@ class SimulatedTurn:
 
 @dataclass(frozen=True)
 class SimulatedWork:
-    """What episodes are like.
+    """Distribution of episodes.
 
     Attributes:
-        episode: the turns of one.
-        prompt: tokens of a group's prompt, a mean.
-        most: tokens that a turn may draw.
-        valid_share: of the groups, those whose rewards differ; None: those whose episodes differ in their turns.
+        episode: samples the turns of an episode.
+        prompt: mean tokens of a group's prompt.
+        most: maximum tokens of a turn.
+        valid_share: share of groups whose rewards differ; None: the groups whose episodes differ in their turns.
     """
 
     episode: Callable[[random.Random], list[SimulatedTurn]]
@@ -209,11 +210,11 @@ class SimulatedWork:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """The run's settings and what else takes time.
+    """Settings of the run, and other durations.
 
     Attributes:
-        update_seconds: of an update, by the batch's tokens (prompts, drawn, of tools).
-        sandboxes: calls at once.
+        update_seconds: seconds of an update, by the batch's tokens (prompts, sampled, of tools).
+        sandboxes: maximum concurrent calls.
     """
 
     work: SimulatedWork
@@ -248,7 +249,7 @@ class SimulatedStep:
 
 @dataclass
 class Outcome:
-    """What a simulated run came to; `steps` without the first ones, in which not as much was ahead as later."""
+    """Result of a simulated run. `steps` excludes the first ones, in which fewer groups were ahead than later."""
 
     steps: list[SimulatedStep]
     stayed: float
@@ -261,13 +262,13 @@ class Outcome:
     requests: int
 
     def mean(self, name: str) -> float:
-        """Of the steps."""
+        """Return the mean over the steps."""
         return sum(float(getattr(one, name)) for one in self.steps) / len(self.steps)
 
 
 @dataclass
 class _Drawn:
-    """What a group has come to: the bound of its longest episode, its tokens drawn and read."""
+    """State of a group: the bottleneck of its longest episode, its sampled and read tokens."""
 
     longest: float = 0.0
     tokens: int = 0
@@ -276,7 +277,7 @@ class _Drawn:
 
 
 _Home = tuple[SimulatedServer, int, int]
-"""Where an episode's prefix is cached, since which clearing, and how much of it."""
+"""Server with an episode's cached prefix, number of cache clearings at that time, and the prefix's length."""
 
 
 class Simulation:
@@ -298,7 +299,7 @@ class Simulation:
     async def _turn(
         self, session: str, context: int, uncached: Callable[[SimulatedServer], int], tokens: int
     ) -> tuple[SimulatedServer, int]:
-        """Place a request, and draw it; (where, the version that drew its first token)."""
+        """Place a request and sample it. Return its server, and the version that sampled its first token."""
         ready = asyncio.Event()
         place = self.router.ask(session, context, self.work.most, ready.set)
         drawn: int | None = None
@@ -317,7 +318,7 @@ class Simulation:
     async def _episode(
         self, index: int, number: int, turns: list[SimulatedTurn], prompt: int, seen: _Drawn, oldest: list[int]
     ) -> int:
-        """Play one; its drawn tokens."""
+        """Run an episode. Return its sampled tokens."""
         session, context, drawn = f"group{index}.{number}", prompt, 0
         home: _Home | None = None
         alone, speed = 0.0, self.run_settings.servers[0]
@@ -456,17 +457,18 @@ class Simulation:
 
 
 class _NoLonger(Exception):
-    """What was drawn of a group is too old."""
+    """The tokens of a group are too old."""
 
 
 def _episode(reward: float, drawn: int, context: int) -> Episode:
-    """Of so many drawn tokens, and of a whole length; both are told by one entry, not one a token."""
+    """Return an episode with these numbers of sampled and of all tokens; each number is one entry, not one for each
+    token."""
     score = Reward(value=reward, recall=reward, precision=reward, solved=0, needed=1, calls=1)
     return Episode("e", [context], 0, [drawn], [0.0], [0], [], score, 1, "answered", [])
 
 
 def simulated(run: SimulatedRun) -> Outcome:
-    """What a run comes to."""
+    """Return the result of a run."""
 
     async def whole() -> Outcome:
         return await Simulation(run).run()
@@ -479,11 +481,11 @@ def simulated(run: SimulatedRun) -> Outcome:
 
 
 def bound_of(outcome: Outcome, run: SimulatedRun) -> str:
-    """Which of rollout, sandbox, sync and update the others wait for.
+    """Return the bottleneck: rollout, sandbox, sync or update.
 
-    Strictly online nothing goes on beside another, and it is what takes most of a step. Else it is rollouts wherever
-    the trainer waits for them (for more than a twentieth of a step), and the sandbox where its processes are busier
-    than the servers then.
+    Strictly online nothing runs in parallel, so it is the part that takes most of a step. Otherwise it is rollouts if
+    the trainer waits for them for more than a twentieth of a step, or the sandbox if its processes are busier than the
+    servers. Else it is the update or the sync.
     """
     wait, update = outcome.mean("wait"), outcome.mean("update")
     sync = outcome.mean("publish") + outcome.mean("sync")
@@ -495,5 +497,5 @@ def bound_of(outcome: Outcome, run: SimulatedRun) -> str:
 
 
 def lognormal(draws: random.Random, mean: float, sigma: float) -> float:
-    """A draw with this mean."""
+    """Return a sample with this mean."""
     return draws.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)

@@ -1,4 +1,4 @@
-"""What a training step costs beside its arithmetic: compile time by depth, and Python that blocks before it runs.
+"""Measure the overhead of a training step: compile time by depth, and Python that blocks before it runs.
 
 python -m benchmarks.step_overhead [--save]
 """

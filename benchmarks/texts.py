@@ -1,4 +1,4 @@
-"""What benchmarks train on."""
+"""Training texts of the benchmarks."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ def run(
 ) -> None:
     """Parse the command line and run a program.
 
-    The exit code is the result of `main` (None is 0), 0 after `--help`, `--version` and `--help_config`, and 2 after a
-    one-line message about unknown flags or bad values. For an exception it is `endings.code`.
+    The exit code is the result of `main`, with None as 0. It is 0 after `--help`, `--version` and `--help_config`, and
+    2 after a one-line message about unknown flags or bad values. For an exception it is `endings.code`.
 
     Args:
         argument: flag that may also be given without its name: `PROGRAM DIR` for `PROGRAM --data=DIR`.
@@ -300,9 +300,8 @@ def load_config(name: str, *kinds: str, model: Callable[[], Decoder] | None = No
         model: reads the model of --weights, for `sft:auto` and `grpo:auto`. None: there are no weights.
 
     Raises:
-        UsageError: there is no such preset or file (the message names the nearest preset, or the one that replaced an
-            earlier version's file). Or the file fails, defines no `CONFIG`, has unknown settings, or is of another
-            kind.
+        UsageError: there is no such preset or file; the message names the nearest preset, or the current one for an
+            earlier version's file. Or the file fails, defines no `CONFIG`, has unknown settings, or is of another kind.
     """
     # Here, so that --help does not wait for them; and a program that only writes data never imports jax.
     classes: Mapping[str, type]

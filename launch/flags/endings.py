@@ -57,7 +57,7 @@ _DISK = {
 refusal where the failed operation is known."""
 
 _WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
-"""Those of `_DISK` that have no path, because the file is already open."""
+"""Errors in `_DISK` that have no path, because the file is already open."""
 
 PATIENCE = 60.0
 """Seconds to wait for threads at the end of a program."""
