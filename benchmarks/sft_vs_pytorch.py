@@ -162,7 +162,7 @@ def _apart(one: list[float], other: list[float]) -> float:
 
 def main() -> None:
     if _STEPS.value % _TURN.value:
-        raise cli.UsageError(f"--steps={_STEPS.value} is no multiple of --turn={_TURN.value}")
+        raise cli.UsageError(f"--steps={_STEPS.value} is not a multiple of --turn={_TURN.value}")
     with tempfile.TemporaryDirectory() as folder:
         rows.report("sft_vs_pytorch", compare(prepare(Path(folder))), save=_SAVE.value)
 

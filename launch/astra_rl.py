@@ -29,10 +29,10 @@ def main() -> None:
 
     with released.places() as (source, target):
         if source.is_dir():
-            cli.refuse_unused((_CALLS, *sandboxes.FLAGS), "is of an import, which searches calls; leave it out")
+            cli.refuse_unused((_CALLS, *sandboxes.FLAGS), "is for an import, which searches calls; leave it out")
             _export(source, target)
         else:
-            cli.refuse_unused((_SEED,), "is of an export; leave it out")
+            cli.refuse_unused((_SEED,), "is for an export; leave it out")
             asyncio.run(_import(source, target))
 
 

@@ -37,7 +37,7 @@ _ACCEPT = flags.DEFINE_list(
 def main() -> None:
     with released.places() as (source, target):
         if source.is_dir():
-            cli.refuse_unused((_ACCEPT,), "is of an import; leave it out")
+            cli.refuse_unused((_ACCEPT,), "is for an import; leave it out")
             _export(source, target)
         else:
             _import(source, target)
@@ -66,7 +66,7 @@ def _import(source: Path, target: Path) -> None:
     from synthesis.core.datasets import write_dataset
     from synthesis.core.records import Trajectory
 
-    cli.refuse_unused((_FORM,), "is of an export; a file is read in whatever form it is")
+    cli.refuse_unused((_FORM,), "is for an export; the format of an imported file is detected. Leave it out")
     imported = import_dataset(source, accept=_ACCEPT.value)
     card = {"source": source.name, **imported.account()}
     write_dataset(target, Trajectory, imported.records, card=card)

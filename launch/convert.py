@@ -65,8 +65,9 @@ def main() -> None:
     given = tuple(flag.name for flag in ends if flag.value)
     if given not in _WAYS:
         raise cli.UsageError(
-            "give --from_hf and --to_orbax, --from_orbax and --to_hf or --to_peft, or --from_gguf or --from_peft and "
-            "--to_hf"
+            "give one source and one target: --from_hf and --to_orbax; --from_orbax and --to_hf or --to_peft; "
+            "--from_gguf "
+            "and --to_hf; or --from_peft and --to_hf"
         )
     for flag in (_STEP, _BASE, _DTYPE):
         if flag.value is not None and flag.name not in _WAYS[given]:
@@ -144,7 +145,7 @@ def _from_peft() -> None:
 
     found, target = sources.source(_FROM_PEFT, _BASE), cli.local_folder(_TO_HF)
     if found.adapter is None:
-        raise cli.UsageError(f"--from_peft={_FROM_PEFT.value} is no adapter of peft: it has no adapter_config.json")
+        raise cli.UsageError(f"--from_peft={_FROM_PEFT.value} is not an adapter of peft: it has no adapter_config.json")
     model = found.model(param_dtype=_DTYPE.value or hf_checkpoint.stored_dtype(found.folder))
     found.check_vocabulary(model)
     with locked_target(target):
@@ -164,7 +165,7 @@ def _from_gguf() -> None:
 
     source, target = Path(_FROM_GGUF.value or ""), Path(cli.local_folder(_TO_HF))
     if not source.is_file():
-        raise cli.UsageError(f"--from_gguf={source} is no file")
+        raise cli.UsageError(f"--from_gguf={source} is not a file")
     with locked_target(target):
         _check_empty("to_hf", target)
         made = convert(source, target, dtype=_DTYPE.value)
@@ -177,4 +178,4 @@ def _check_empty(flag: str, target: Path | epath.Path) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, again="what was begun is no checkpoint yet; delete it, or give a new folder")
+    cli.run(main, again="the target is incomplete; delete it, or give a new folder")

@@ -86,7 +86,9 @@ async def _measure() -> str:
 
     target = targets.folder()
     if "://" not in _ENVIRONMENTS.value and target.resolve() == Path(_ENVIRONMENTS.value).resolve():
-        raise cli.UsageError(f"--to={target} is --environments, which stays as it is; give another folder")
+        raise cli.UsageError(
+            f"--to={target} is the folder of --environments, which is never overwritten; give another folder"
+        )
     sandbox = sandboxes.sandbox_from_flags()
     given = environments.read(_ENVIRONMENTS.value)
     reward = _REWARD.value or ("score" if given.records is None else "f1")

@@ -242,8 +242,8 @@ def _sources() -> dict[str, Path]:
         sources[name] = _expanded(folder)
     if unwanted := sorted(sources.keys() - sources_of(named)):
         raise cli.UsageError(
-            f"--sources={unwanted[0]}=... is of no suite in --suites={','.join(_SUITES.value)}, which want "
-            f"{', '.join(sorted(sources_of(named))) or 'none'}; name that, or leave it out"
+            f"--sources={unwanted[0]}=...: no suite in --suites={','.join(_SUITES.value)} needs it; they need "
+            f"{', '.join(sorted(sources_of(named))) or 'none'}"
         )
     return sources
 
@@ -253,7 +253,7 @@ def _check_wanted() -> None:
     for url, *others in ((_USER, _USER_MODEL, _USER_KEY_FILE), (_JUDGE, _JUDGE_MODEL, _JUDGE_KEY_FILE)):
         for flag in others:
             if flag.value and not url.value:
-                raise cli.UsageError(f"--{flag.name} is of an endpoint that is not given: give --{url.name} too")
+                raise cli.UsageError(f"--{flag.name} needs the endpoint --{url.name}; give it too")
     if "environments" not in _SUITES.value and (given := sandboxes.given()):
         raise cli.UsageError(
             f"--{given[0]} is for tools of the suite environments, which is not in --suites={','.join(_SUITES.value)}; "

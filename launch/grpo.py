@@ -209,7 +209,7 @@ def main() -> int:
         for folder in [workdir, *([published] if _PUBLISH.value else [])]:
             stack.enter_context(models.held(folder))
         if jax.process_count() > 1 and not (_URLS.value or _BACKEND.value) and replay is None:
-            raise cli.UsageError("several hosts want --rollout_url")
+            raise cli.UsageError("training on several hosts needs vLLM servers; give --rollout_url")
         mesh = models.mesh()
         if models.is_auto():
             engine = replay is None and not (_URLS.value or _BACKEND.value)
@@ -264,7 +264,9 @@ def _check_server_flags() -> None:
     if _PUBLISH_ADDRESS.value and _SYNC.value != "direct":
         raise cli.UsageError("--publish_address is for --rollout_sync=direct: give that too")
     if _PUBLISH.value and _URLS.value and _SYNC.value == "direct":
-        raise cli.UsageError("--publish_dir is for files, and --rollout_sync=direct writes none: leave one of them out")
+        raise cli.UsageError(
+            "--publish_dir has no effect with --rollout_sync=direct, which writes no files; leave one out"
+        )
 
 
 def _check_sources(config: GRPORun, replay: Replay | None) -> None:
@@ -273,7 +275,7 @@ def _check_sources(config: GRPORun, replay: Replay | None) -> None:
         other = "rollout_url" if _URLS.value else "replay"
         raise cli.UsageError(f"--rollout_backend={_BACKEND.value} samples instead of --{other}: leave one of them out")
     if replay is not None and _URLS.value:
-        raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
+        raise cli.UsageError("--replay samples nothing; leave out --rollout_url")
     if config.grpo.eval_every and replay is None and not _HELD_OUT.value:
         raise cli.UsageError(
             f"--config.grpo.eval_every={config.grpo.eval_every} is for held-out environments: give --held_out too"
@@ -307,7 +309,7 @@ def _held_out(given: GivenEnvironments | None) -> list[GivenEnvironments]:
     effect."""
     names = [name for name in map(str.strip, (_HELD_OUT.value or "").split(",")) if name]
     if _HELD_OUT.present and not names:
-        raise cli.UsageError("--held_out= names nothing; give environments as --environments has them")
+        raise cli.UsageError("--held_out= is empty; give environments as in --environments")
     if twice := [name for name in names if names.count(name) > 1]:
         raise cli.UsageError(f"--held_out={_HELD_OUT.value} names {twice[0]} twice")
     found = [
@@ -360,7 +362,7 @@ def _write_serving_folder(config: GRPORun) -> None:
     longest = episode.max_prompt_tokens + episode.max_response_tokens
     say(
         f"{target}: {files} files; vllm serve {target} --load-format=dummy --dtype={_PUBLISH_DTYPE.value} "
-        f"--max-model-len={longest} and what else docs/vllm.md says"
+        f"--max-model-len={longest} with the other options in docs/vllm.md"
     )
 
 

@@ -100,7 +100,7 @@ def main() -> int:
         say(
             f"{title}: " + ("none fits; give a larger --topology, or more --compiles" if one is None else describe(one))
         )
-    say(f"{len(found.tried)} compiled; arithmetic left {found.considered} ways for {slice_.name}")
+    say(f"{len(found.tried)} configurations compiled, of {found.considered} that may fit on {slice_.name}")
     if _JSON.value:
         say(json.dumps(dataclasses.asdict(found)))
     return 0

@@ -65,7 +65,10 @@ def main() -> int:
     if not data.DATA.value and not _BENCH.value:
         raise cli.UsageError("--data is missing; give a dataset, a .jsonl file or hub:ORG/NAME, or --bench=STEPS")
     if _BENCH.value:
-        cli.refuse_unused((*data.FLAGS, _PREVIEW, models.PROFILE), "is not for --bench, which makes its data up")
+        cli.refuse_unused(
+            (*data.FLAGS, _PREVIEW, models.PROFILE),
+            "has no effect with --bench, which uses synthetic data; leave it out",
+        )
     if _PREVIEW.value and (shown := data.dataset(data.DATA)):
         tokenizer = models.load_tokenizer()
         if models.is_auto():

@@ -64,9 +64,8 @@ async def _synthesize(config: TrajectoriesConfig) -> int:
             journal_file = folder / "journals" / "trajectories.sqlite"
             if old := sorted(one for one in journal_file.parent.glob("*.sqlite") if one != journal_file):
                 raise cli.UsageError(
-                    f"{old[0]} is the journal of a version before, which named it after its settings: go on with that "
-                    "version, or give another --workdir (its datasets can still be read, and --teacher_recording names "
-                    "its answers)"
+                    f"{old[0]} is the journal of an earlier version. Resume the run with that version, or give another "
+                    "--workdir (this version can read its datasets, and its recorded answers by --teacher_recording)"
                 )
             async with executors.executor_from_flags(folder) as executor:
                 with Journal(journal_file) as journal:

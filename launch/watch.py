@@ -45,7 +45,7 @@ def main() -> int:
         raise cli.UsageError("no workdir is given; write python -m launch.watch WORKDIR, or --workdir=WORKDIR")
     folder = cli.folder(_WORKDIR, s3=True)
     if not in_bucket(folder) and not folder.is_dir():
-        raise cli.UsageError(f"--workdir={_WORKDIR.value} is no folder; give that of a run")
+        raise cli.UsageError(f"--workdir={_WORKDIR.value} is not a folder; give the --workdir of a run")
     try:
         watcher = Watcher(folder)
     except InputError as error:

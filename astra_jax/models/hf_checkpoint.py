@@ -74,7 +74,7 @@ def read_config(directory: Folder, **dtypes: str) -> Model:
         raise WeightsError(f"{directory}/config.json: {error}") from None
     except (KeyError, TypeError) as error:
         said = f"{type(error).__name__}: {error}"
-        raise WeightsError(f"{directory}/config.json is no model's ({said}); copy the checkpoint again") from error
+        raise WeightsError(f"{directory}/config.json is not a model's ({said}); copy the checkpoint again") from error
 
 
 def _config_json(directory: epath.Path) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _config_json(directory: epath.Path) -> dict[str, Any]:
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise WeightsError(f"{directory}/config.json is not JSON ({error}); copy the checkpoint again") from None
     if not isinstance(content, dict):
-        raise WeightsError(f"{directory}/config.json is no JSON object; copy the checkpoint again")
+        raise WeightsError(f"{directory}/config.json is not a JSON object; copy the checkpoint again")
     return content
 
 

@@ -256,6 +256,6 @@ def read_metrics(dir: Folder) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise InputError(f"{path}, line {number} is not JSON ({error}); delete the line") from None
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise InputError(f"{path}, line {number} is no row of metrics; delete the line")
+            raise InputError(f"{path}, line {number} is not a row of metrics; delete the line")
         rows.append(row)
     return rows

@@ -91,7 +91,7 @@ def _base_of(adapter: Folder, directory: Folder, **dtypes: str) -> Model:
     """Return the model of the weights under an adapter. Raises `WeightsError` if they are not Hugging Face's."""
     if not _is_hf(directory):
         raise WeightsError(
-            f"{adapter} is an adapter to {directory}, which is no folder of safetensors: make one of a run's "
+            f"{adapter} is an adapter to {directory}, which is not a folder of safetensors: make one of a run's "
             "checkpoints with launch.convert --from_orbax --to_hf, and name it with --base"
         )
     return read_config(directory, **dtypes)

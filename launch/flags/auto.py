@@ -146,7 +146,7 @@ def _decoder(config: SFTRun | GRPORun) -> Decoder:
 
     if not isinstance(config.model, Decoder):
         raise cli.UsageError(
-            f"sft:auto and grpo:auto choose settings for decoders; {config.model.family} needs its own"
+            f"sft:auto and grpo:auto choose settings for decoders only; write a --config file for {config.model.family}"
         )
     return config.model
 
@@ -306,8 +306,8 @@ def _before(workdir: epath.Path, place: DeviceSetup) -> list[ChosenSetting]:
         same = found["place"] == dataclasses.asdict(place)
     except (ValueError, KeyError, TypeError) as error:
         raise cli.UsageError(
-            f"{file} does not hold the settings that the run began with ({error}); copy it from a backup, or give the "
-            "settings of run.json by --config.NAME=VALUE"
+            f"{file} does not have the settings that the run started with ({error}); copy it from a backup, or give "
+            "the settings in run.json with --config.NAME=VALUE"
         ) from None
     return [one for one in choices if same or one.setting not in _OF_DEVICES]
 
@@ -336,7 +336,7 @@ def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) ->
     try:
         loop = auto.replaced(loop, {name: one.value for name, one in kept.items()})
     except SettingError as error:
-        raise cli.UsageError(f"the settings that the run began with do not fit the command line: {error}") from None
+        raise cli.UsageError(f"the settings that the run started with do not fit the command line: {error}") from None
     return loop, [
         kept.get(one.setting, dataclasses.replace(one, value=attrgetter(one.setting)(loop), reason="given"))
         for one in before

@@ -147,7 +147,7 @@ def _define_standard_flags(*, configurable: bool) -> None:
         return
     flags.DEFINE_flag(_VersionFlag(), module_name=sys.argv[0])
     if configurable:
-        about = f"List the settings that {_PREFIX}NAME=VALUE changes, what each may be and means, and stop."
+        about = f"List the settings that {_PREFIX}NAME=VALUE changes, with allowed values and meaning, and stop."
         flags.DEFINE_bool(_HELP_CONFIG, False, about, module_name=sys.argv[0])
 
 
@@ -183,7 +183,7 @@ def _helped(argv: Sequence[str], settings: Callable[[], Any] | None) -> int:
     try:
         if settings is not None and any(one in _HELPS for one in argv):
             flags.FLAGS.mark_as_parsed()  # absl has ended before
-            say(f"\nsettings, each with its default, what it may be, and what it means ({_PREFIX}NAME=VALUE):\n")
+            say(f"\nsettings, each with its default, allowed values and meaning ({_PREFIX}NAME=VALUE):\n")
             say(settings_list.listing(overridden(settings()), _PREFIX))
         sys.stdout.flush()
     except Exception as error:
@@ -237,7 +237,7 @@ def token_in(file: str, named: str) -> str:
     """
     path = Path(file)
     if not path.is_file() or not (token := path.read_text(encoding="utf-8").partition("\n")[0].strip()):
-        raise UsageError(f"{named}={path} is no file with a key on its first line")
+        raise UsageError(f"{named}={path} is not a file with a key on its first line")
     return token
 
 
@@ -286,7 +286,9 @@ def local_folder(flag: flags.FlagHolder[str | None]) -> Path:
         UsageError: it is a URL.
     """
     if "://" in (flag.value or ""):
-        raise UsageError(f"--{flag.name}={flag.value} is no folder, and cannot be a bucket; give one on this machine")
+        raise UsageError(
+            f"--{flag.name}={flag.value} is not a folder, and cannot be a bucket; give one on this machine"
+        )
     endings.note_folder(flag.name, flag.value or "")
     return Path(flag.value or "").absolute()
 
@@ -340,7 +342,8 @@ def _config_of_file(name: str, presets: Mapping[str, Any], kinds: Mapping[str, t
         of_kind += [one for one in presets if isinstance(presets[one](), wanted)]
         near = difflib.get_close_matches(name, of_kind, n=1, cutoff=0.0)[0]
         raise UsageError(
-            f"--config={name} is neither a preset nor a file; the nearest preset is {near}, of {', '.join(of_kind)}"
+            f"--config={name} is neither a preset nor a file; the nearest preset is {near}. There are "
+            f"{', '.join(of_kind)}"
         )
     try:
         defined = runpy.run_path(str(file))
@@ -349,7 +352,7 @@ def _config_of_file(name: str, presets: Mapping[str, Any], kinds: Mapping[str, t
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown and (today := todays_name(unknown[1])) != unknown[1]:
             said += f"; this setting is called {today} now"
-        raise UsageError(f"--config={name}: {said}; docs/architecture.md says what is where") from error
+        raise UsageError(f"--config={name}: {said}; docs/architecture.md lists the modules") from error
     if "CONFIG" not in defined:
         raise UsageError(f"--config={name} defines no CONFIG, of type {' or '.join(one.__name__ for one in wanted)}")
     return defined["CONFIG"]
@@ -412,7 +415,7 @@ def _put_whole(wanted: _Tree, config: Any, whole: str, name: str, text: str) -> 
     for part in outer:
         branch = wanted.setdefault(part, {})
         if not isinstance(branch, dict):
-            raise UsageError(f"{_PREFIX}{name}: the whole of {part} is replaced too; give one of the two")
+            raise UsageError(f"{_PREFIX}{name}: {_PREFIX}{part} is given as a whole too; give one of the two")
         wanted = branch
     annotation = typing.get_type_hints(type(holder))[last]
     # A model's class is its family's, which the configuration leaves open.
@@ -462,7 +465,7 @@ def _convert(text: str, annotation: Any, name: str, allowed: str) -> Any:
         try:
             return convert_to(text, annotation)
         except msgspec.ValidationError:
-            raise UsageError(f"{_PREFIX}{name}={shown(text)} is not what it takes; use {allowed}") from None
+            raise UsageError(f"{_PREFIX}{name}={shown(text)} is not allowed; use {allowed}") from None
 
 
 def shown(text: str) -> str:

@@ -52,7 +52,9 @@ def dataset(flag: flags.FlagHolder[str | None]) -> Folder | None:
     if not flag.value:
         return None
     if not any(_is_read(one.value or "") for one in (DATA, REHEARSAL, HELD_OUT)):
-        cli.refuse_unused((_SKIP_BAD, _ACCEPT), "is for the rows of files: a dataset has been read")
+        cli.refuse_unused(
+            (_SKIP_BAD, _ACCEPT), "is for files of conversations; a dataset has no such rows. Leave it out"
+        )
     found = _kept(flag)
     check_dataset(found, Trajectory)
     return found
@@ -87,7 +89,7 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     try:
         found = kept_dataset(files, cache, accept=_ACCEPT.value, skip_bad=_SKIP_BAD.value, source=text)
     except InputError as error:
-        remedy = "" if _SKIP_BAD.value else " (--skip_bad leaves such rows out)"
+        remedy = "" if _SKIP_BAD.value else " (--skip_bad skips such rows)"
         raise cli.UsageError(f"--{flag.name}: {error}{remedy}") from None
     card = read_card(found)
     skipped = [f"{count} {reason}, such as {card['examples'][reason]}" for reason, count in card["skipped"].items()]

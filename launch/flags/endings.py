@@ -123,7 +123,7 @@ def _left(status: int) -> None:
     if main.is_alive():  # it is none any more once Python waits for the others
         return
     if stuck := [one.name for one in threading.enumerate() if one is not main and not one.daemon]:
-        say(f"what does not end is not waited for any longer: {', '.join(sorted(stuck))}", file=sys.stderr)
+        say(f"warning: threads did not end, and are abandoned: {', '.join(sorted(stuck))}", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status)
@@ -153,7 +153,7 @@ def _unheard(raised: sys.UnraisableHookArgs) -> None:
         say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
     elif not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         where = "" if raised.object is None else f" in {raised.object!r}"
-        say(f"an error that could be raised to nobody{where}: {told_by(error)}", file=sys.stderr)
+        say(f"warning: an error could not be raised{where}: {told_by(error)}", file=sys.stderr)
 
 
 def _interrupt_again() -> None:
@@ -213,7 +213,7 @@ def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -
         return INTERRUPTED
     if isinstance(error, SystemExit):  # whatever its code: the program's work is not done
         say("".join(traceback.format_exception(error)).rstrip(), file=out)
-        say("error: code that was imported or called ended the program by SystemExit (above); remove that", file=out)
+        say("error: imported code called sys.exit (above), which ended the program; remove that call", file=out)
         return BROKEN
     if isinstance(error, BrokenPipeError) and _unread():
         return UNREAD

@@ -67,7 +67,7 @@ class GivenEnvironments:
         self.is_counted = False
         if self._kind in SERVED and not Path(name).exists():
             if not self._place:
-                raise cli.UsageError(f"--{flag}={name} names none; see --help")
+                raise cli.UsageError(f"--{flag}={name} names no environments after the colon; see --help")
             self.is_counted = self._kind in _COUNTED
             if self._kind == "mcp":
                 read_tasks(Path(self._place))
@@ -77,7 +77,7 @@ class GivenEnvironments:
             self._made = self.records = read_dataset(name, ToolEnvironment)
         else:
             raise cli.UsageError(
-                f"--{flag}={name}: no dataset at {name}, there is no such folder; environments of your own are {FORM}"
+                f"--{flag}={name}: there is no dataset {name}; write environments of your own as {FORM}"
             )
 
     def known(self) -> Sequence[AnyEnvironment] | None:

@@ -79,7 +79,8 @@ def _cluster() -> RayCluster:
 
     if (ADDRESS.value or "").startswith("ray://"):
         raise cli.UsageError(
-            f"--{ADDRESS.name}={ADDRESS.value} is of Ray's client: run this program on a machine of the cluster, "
+            f"--{ADDRESS.name}={ADDRESS.value} is an address for Ray's client; run this program on a machine of the "
+            "cluster, "
             f"with --{ADDRESS.name}=auto"
         )
     maker = sandboxes.sandbox_maker_from_flags(one_a_cpu=True)

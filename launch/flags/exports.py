@@ -70,8 +70,8 @@ def copy_tokenizer(source: Folder, target: Path, step: int | None) -> int:
         try:
             changed = ChatTokenizer.load(source).changed_files
         except Refusal as error:
-            say(f"{target}: the tokenizer's files are copied as they are, since the format is not read: {error}")
+            say(f"{target}: the tokenizer's files are copied unchanged, since their format is not supported: {error}")
     if changed:
-        say(f"{target}: {', '.join(sorted(changed))}: written for the format that the run trained")
+        say(f"{target}: {', '.join(sorted(changed))}: changed to the chat format that the run trained")
     target.mkdir(parents=True, exist_ok=True)
     return chat_files.save_tokenizer(source, target, changed)

@@ -78,7 +78,7 @@ def _downloaded(text: str, said: str) -> epath.Path | None:
     plain = text.removeprefix(PREFIX)
     named = _NAME.fullmatch(plain)
     if text.startswith(PREFIX) and named is None:
-        raise cli.UsageError(f"{said} is no name of a model; write hub:ORG/NAME or hub:ORG/NAME@REVISION")
+        raise cli.UsageError(f"{said} is not the name of a model; write hub:ORG/NAME or hub:ORG/NAME@REVISION")
     if named is None or (plain == text and Path(text).exists()):
         return None
     from synthesis.core.files import location
@@ -119,7 +119,7 @@ def dataset_files(text: str, said: str, suffixes: Sequence[str]) -> list[Path]:
     import huggingface_hub
 
     if (named := _FILE.fullmatch(text.removeprefix(PREFIX))) is None:
-        raise cli.UsageError(f"{said} is no name of a dataset; write hub:ORG/NAME or hub:ORG/NAME/FILE")
+        raise cli.UsageError(f"{said} is not the name of a dataset; write hub:ORG/NAME or hub:ORG/NAME/FILE")
     repo, revision = named["repo"], named["revision"]
     with _in_our_words(repo, said, "dataset"):
         names = [named["file"]]
@@ -143,7 +143,7 @@ def _of_training(names: Sequence[str], said: str) -> list[str]:
     chosen = train or names
     if len({(str(Path(name).parent), Path(name).name.partition("-")[0].partition(".")[0]) for name in chosen}) > 1:
         shown = ", ".join(names[:8])
-        raise HubError(f"{said}: that dataset has {shown}; say which with hub:ORG/NAME/FILE")
+        raise HubError(f"{said}: that dataset has several files ({shown}); name one with hub:ORG/NAME/FILE")
     return list(chosen)
 
 
@@ -167,7 +167,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
     hub = constants.ENDPOINT + via(constants.ENDPOINT)
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repo}"
     if not said.partition("=")[2].startswith(PREFIX):
-        said += " is no folder here; as a name on the Hub"
+        said += " is not a folder here; as a name on the Hub"
     try:
         yield
     except errors.GatedRepoError:
@@ -177,7 +177,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
         ) from None
     except errors.RepositoryNotFoundError:
         raise HubError(
-            f"{said}: the Hub shows no {kind} {repo}; see to its name, or, of a private one, log in "
+            f"{said}: the Hub shows no {kind} {repo}; check its name, or, if it is private, log in "
             "(hf auth login) or set HF_TOKEN"
         ) from None
     except errors.RevisionNotFoundError:
@@ -189,7 +189,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
         )
         why = "HF_HUB_OFFLINE is set" if _is_offline() else f"{hub} {state}"
         raise HubError(
-            f"{said}: {why}, and the {kind} {repo} is not whole in the cache {constants.HF_HUB_CACHE}; download it "
+            f"{said}: {why}, and the {kind} {repo} is not complete in the cache {constants.HF_HUB_CACHE}; download it "
             f"where there is a network (hf download {'--repo-type=dataset ' if kind == 'dataset' else ''}{repo}), or "
             "give a folder"
         ) from error
@@ -213,7 +213,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
         ) from None
     except httpx2.HTTPError as error:
         raise HubError(
-            f"{said}: {hub} cannot be reached ({type(error).__name__}); see to the network or to "
+            f"{said}: {hub} cannot be reached ({type(error).__name__}); check the network and "
             "HF_ENDPOINT, or give a folder"
         ) from None
 
@@ -222,7 +222,7 @@ def repository(text: str, said: str) -> str:
     """Return ORG/NAME of a model. Raises `UsageError`: it is not a name."""
     named = _NAME.fullmatch(text.removeprefix(PREFIX))
     if named is None or named["revision"]:
-        raise cli.UsageError(f"{said} is no name of a repository; write ORG/NAME")
+        raise cli.UsageError(f"{said} is not the name of a repository; write ORG/NAME")
     return named["repo"]
 
 

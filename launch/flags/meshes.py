@@ -35,7 +35,9 @@ def axis_sizes(flag: flags.FlagHolder[Any], axes: Sequence[str]) -> dict[str, in
             raise cli.UsageError(f"--{flag.name}={item}: {axis} is named twice; give it one size")
         size = int(text) if text.removeprefix("-").isdecimal() and len(text) < 10 else 0
         if size < -1 or not size:
-            raise cli.UsageError(f"--{flag.name}={item}: write {axis}=SIZE, a number from 1, or -1 for what is left")
+            raise cli.UsageError(
+                f"--{flag.name}={item}: write {axis}=SIZE, a number from 1, or -1 for all remaining devices"
+            )
         sizes[axis] = size
     return sizes
 

@@ -46,7 +46,7 @@ def shown(*, first: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """
     for flag in (_HOST, _TOKEN_FILE):
         if flag.present and PORT.value is None:
-            raise cli.UsageError(f"--{flag.name} goes with --metrics_port")
+            raise cli.UsageError(f"--{flag.name} needs --metrics_port; give it too")
     if PORT.value is None or not first():
         yield
         return

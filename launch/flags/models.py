@@ -96,10 +96,11 @@ def hosts() -> Iterator[None]:
     make_output_optional()  # also on the hosts that hold no lock
     given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
     if given and len(given) < 3:
-        raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host_index")
+        raise cli.UsageError(f"--{given[0].name} is not enough: give all of --coordinator, --hosts and --host_index")
     if given and _HOST.value >= _HOSTS.value:
         raise cli.UsageError(
-            f"--host_index={_HOST.value} of --hosts={_HOSTS.value}: write a number from 0 to one below"
+            f"--host_index={_HOST.value} is not below --hosts={_HOSTS.value}; write a number from 0 to "
+            f"{_HOSTS.value - 1}"
         )
     if not given and not _MULTIHOST.value:
         yield
@@ -123,7 +124,7 @@ def hosts() -> Iterator[None]:
     with HostWatch(_DEADLINE.value, _STEP_DEADLINE.value):
         start_backend()
         if jax.process_count() > 1 and not _MESH.value:
-            raise cli.UsageError("several hosts want a --mesh of all their devices")
+            raise cli.UsageError("training on several hosts needs a --mesh over all their devices")
         yield
 
 
@@ -265,7 +266,8 @@ def checked(model: Model) -> tuple[ChatTokenizer, Model]:
     were_added = model.vocab_size < tokenizer.vocab_size and stored.vocab_size == padded(tokenizer.vocab_size)
     if model.vocab_size not in (stored.vocab_size, rows) and not were_added:
         raise cli.UsageError(
-            f"--weights={source} has vocab_size {stored.vocab_size}, --config={CONFIG.value} says {model.vocab_size}"
+            f"--weights={source} has vocab_size {stored.vocab_size}, but --config={CONFIG.value} has "
+            f"{model.vocab_size}; give the same --config.model.vocab_size"
         )
     tokenizer.check_fits(rows)
     return tokenizer, dataclasses.replace(model, vocab_size=rows)

@@ -62,9 +62,7 @@ def numbers_of(flag: flags.FlagHolder[Any], declaration: Any) -> list[Any]:
         try:
             found.append(parser.parse(text))
         except ValueError as error:
-            raise SettingError(
-                f"--{flag.name}={','.join(flag.value)}: {text!r} is not what it takes; {error}"
-            ) from None
+            raise SettingError(f"--{flag.name}={','.join(flag.value)}: {text!r} is not allowed; {error}") from None
     return found
 
 

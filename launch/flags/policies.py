@@ -75,8 +75,8 @@ def read() -> tuple[Model, ChatTokenizer]:
     model = dataclasses.replace(model, vocab_size=tokenizer.rows(model.vocab_size))
     if tokenizer.vocab_size > model.vocab_size:
         raise cli.UsageError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; give the model's own with "
-            "--tokenizer"
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has {model.vocab_size} rows; give the "
+            "model's own tokenizer with --tokenizer"
         )
     return model, tokenizer
 

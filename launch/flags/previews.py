@@ -55,9 +55,11 @@ async def preview(
 
     page = Path(_PAGE.value or "preview.html").absolute()
     if page.is_relative_to(workdir):
-        raise cli.UsageError(f"--{_PAGE.name}={page} lies in --workdir, where a preview keeps nothing; name another")
+        raise cli.UsageError(
+            f"--{_PAGE.name}={page} is inside --workdir, where a preview writes nothing; give another path"
+        )
     vain = (teachers.RECORDING, executors.REPLACE, metrics.PORT)
-    cli.refuse_unused(vain, f"is not for --{PREVIEW.name}, which keeps nothing: leave it out")
+    cli.refuse_unused(vain, f"has no effect with --{PREVIEW.name}, which stores nothing; leave it out")
     seen = Preview(PREVIEW.value or 1)
     with tempfile.TemporaryDirectory(prefix="preview-") as name:
         folder = Path(name)
@@ -95,8 +97,8 @@ def _print(seen: Preview, forecast: Forecast) -> None:
             say(f"  answered: {printable(first.answer[:_SHOWN], lines=False)}")
     if seen.ended:
         say(f"ended early: {printable(seen.ended, lines=False)}")
-    say("\nthe whole run, expected (nine of ten simulated runs):")
+    say("\nexpected for the whole run (range of nine in ten simulated runs):")
     for name, text in rows(forecast):
         say(f"{name:<10} {text}")
     if forecast.unseen:
-        say(f"not in it, since no record came so far: {', '.join(forecast.unseen)}")
+        say(f"not included, since no record reached them: {', '.join(forecast.unseen)}")

@@ -37,7 +37,7 @@ def places() -> Iterator[tuple[Path, Path]]:
         raise cli.UsageError(f"--from={source}: there is no such file or folder")
     with locked_target(target):
         if target.exists():
-            raise cli.UsageError(f"--to={target} is there already; give a new name")
+            raise cli.UsageError(f"--to={target} exists already; give a new name")
         yield source, target
 
 

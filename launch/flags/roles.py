@@ -52,7 +52,9 @@ def embedder_from_flags() -> EndpointConfig | None:
     if not models:
         return None
     if len(models) > 1:
-        raise _wrong(f"{_EMBEDDER} has {len(models)} models: vectors of two cannot be compared; give one")
+        raise _wrong(
+            f"{_EMBEDDER} has {len(models)} models, but vectors of different models cannot be compared; give one"
+        )
     if missing := [name for name in ("url", "model") if not models[0].get(name)]:
         raise _wrong(f"{_EMBEDDER} has no {missing[0]}")
     return _made(EndpointConfig, _EMBEDDER, models[0], _OF_THE_EMBEDDER)
@@ -73,7 +75,7 @@ def _read() -> dict[Any, list[dict[str, Any]]]:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise _wrong(str(error)) from None
     except OSError as error:
-        raise _wrong(f"{error.strerror}; give JSON, or the name of a file of it") from None
+        raise _wrong(f"{error.strerror}; give JSON, or the name of a file with JSON") from None
     known = (*get_args(Role), _EMBEDDER)
     if unknown := [role for role in given if role not in known]:
         raise _wrong(f"there is no role {unknown[0]!r}; there are {', '.join(known)}")

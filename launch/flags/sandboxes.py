@@ -59,7 +59,7 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
 
         for flag in (_URLS, _KEY_FILE, _CA_FILE, _TIER):
             if flag.present:
-                raise cli.UsageError(f"--sandbox={_OWN.value} takes the place of --{flag.name}: leave one of them out")
+                raise cli.UsageError(f"--sandbox={_OWN.value} replaces --{flag.name}; leave one of them out")
         own: Callable[[], AbstractAsyncContextManager[Sandbox]] = referred(_OWN.value)
         return own
     unisolated = _TIER.value == shared.UNISOLATED
@@ -79,7 +79,7 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
         )
     for flag in (_KEY_FILE, _CA_FILE):
         if flag.value:
-            raise cli.UsageError(f"--{flag.name} is for a service: give --sandbox_url too")
+            raise cli.UsageError(f"--{flag.name} is for a sandbox service; give --sandbox_url too")
     return partial(_pool, minimum_tier=_TIER.value, allow_unisolated=unisolated, one_a_cpu=one_a_cpu)
 
 

@@ -122,8 +122,8 @@ async def listen(service: HttpService) -> str:
         raise cli.UsageError(f"--host={config.host} --port={config.port}: {error.strerror or error}") from None
     if not config.tls_cert and not is_loopback(config.host):
         say(
-            f"warning: --host={config.host} without --tls_cert: the {config.TOKEN_NAME} and all else can be read on "
-            "the way; see docs/serving.md, Across machines",
+            f"warning: --host={config.host} without --tls_cert: the {config.TOKEN_NAME} and all data travel "
+            "unencrypted; see docs/serving.md, Across machines",
             file=sys.stderr,
         )
     host = f"[{config.host}]" if ":" in config.host else config.host

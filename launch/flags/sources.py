@@ -77,8 +77,8 @@ class NamedWeights(NamedTuple):
         size = max(Tokenizer.from_buffer(file.read_bytes()).get_vocab(with_added_tokens=True).values()) + 1
         if size > model.vocab_size:
             raise cli.UsageError(
-                f"{file} has {size} tokens, with the adapter the embedding has {model.vocab_size} rows: the rows of "
-                "the tokens that were added are not in the adapter. Write it again with save_embedding_layers=True"
+                f"{file} has {size} tokens, but the embedding with the adapter has {model.vocab_size} rows: the rows "
+                "of added tokens are not in the adapter. Save it again with save_embedding_layers=True"
             )
 
     def copy_tokenizer(self, target: epath.Path | str) -> int:
@@ -109,8 +109,8 @@ def source(weights: _Text, base: _Text | None) -> NamedWeights:
     if not peft_folder.is_adapter(folder):
         if base is not None and base.value is not None:
             raise cli.UsageError(
-                f"--base={base.value}: --{weights.name}={weights.value} is no adapter of peft; leave --base out. (The "
-                "base of a run's own adapters is named to launch.convert, which makes a folder of both)"
+                f"--base={base.value}: --{weights.name}={weights.value} is not an adapter of peft; leave out "
+                "--base. (For a run's own adapters, give --base to launch.convert, which merges them)"
             )
         return NamedWeights(folder, None)
     if base is not None and base.value is not None:
@@ -119,15 +119,13 @@ def source(weights: _Text, base: _Text | None) -> NamedWeights:
         name = peft_folder.read_settings(folder).base
         if not name:
             raise cli.UsageError(
-                f"--{weights.name}={weights.value} is an adapter of peft, whose adapter_config.json does not say what "
-                "it was trained on; say it with --base"
+                f"--{weights.name}={weights.value} is an adapter of peft, whose adapter_config.json does not name the "
+                "weights that it was trained on; give them with --base"
             )
         said = f"base_model_name_or_path={name} of {folder}/{peft_folder.CONFIG}"
         under = hub.named_folder(name, said)
         if not under.is_dir():
-            raise cli.UsageError(f"{said} is no folder on this machine; say with --base where it is")
+            raise cli.UsageError(f"{said} is not a folder on this machine; give its folder with --base")
     if peft_folder.is_adapter(under):
-        raise cli.UsageError(
-            f"{said} is an adapter of peft itself: merge it (launch.convert --from_peft --to_hf) first"
-        )
+        raise cli.UsageError(f"{said} is an adapter of peft too; merge it first (launch.convert --from_peft --to_hf)")
     return NamedWeights(folder=under, adapter=folder)

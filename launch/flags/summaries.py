@@ -53,7 +53,9 @@ def print_costs(stages: Mapping[str, Spent], records: int) -> None:
     every = sum(one.tokens for one in stages.values())
     for name, one in sorted(stages.items(), key=lambda item: -item[1].tokens):
         each = f", {one.tokens / records:,.0f} for each stored record" if records else ""
-        say(f"asked for {name}: {one.tokens:,} tokens ({one.tokens / every:.1%}) in {one.requests:,} requests{each}")
+        say(
+            f"requested for {name}: {one.tokens:,} tokens ({one.tokens / every:.1%}) in {one.requests:,} requests{each}"
+        )
 
 
 def made(count: int, noun: str, *, wanted: int, rejected: Mapping[str, Mapping[str, int]]) -> int:
@@ -67,6 +69,6 @@ def made(count: int, noun: str, *, wanted: int, rejected: Mapping[str, Mapping[s
         return 0
     reasons = [(number, f"{reason} in {stage}") for stage, of in rejected.items() for reason, number in of.items()]
     most = [f"{number:,} {what}" for number, what in sorted(reasons, key=lambda one: -one[0])[:_REASONS]]
-    said = f"; rejected most of all were {', '.join(most)}; examples are above" if most else ""
+    said = f"; the most frequent rejections were {', '.join(most)}; examples are above" if most else ""
     say(f"error: {f'{count:,}' if count else 'none'} of {wanted:,} became {noun}{said}", file=sys.stderr)
     return endings.FELL_SHORT

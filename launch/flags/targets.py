@@ -18,7 +18,7 @@ def folder() -> Path:
 
     target = cli.local_folder(_TO)
     if target.exists() and not (target / CARD_FILE).is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise cli.UsageError(f"--to={_TO.value} holds something else than a dataset; give a new folder")
+        raise cli.UsageError(f"--to={_TO.value} has files that are not a dataset's; give a new folder")
     return target
 
 

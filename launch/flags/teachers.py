@@ -203,11 +203,12 @@ def _endpoint() -> tuple[str, str, str]:
         cli.refuse_unused((_MODEL, _KEY_FILE, *_OF_THE_TEACHER), f"is for an endpoint: give --{_URL.name} too")
         if asked := list(roles.roles_from_flags()):
             raise cli.UsageError(
-                f"--{roles.ROLES.name} names {asked[0]}, and nobody answers as the others: give --{_URL.name} too"
+                f"--{roles.ROLES.name} names {asked[0]}, but no model answers in the other roles; give --{_URL.name} "
+                "too"
             )
         return "", "", ""
     if not _URL.value.startswith(("http://", "https://")):
         raise cli.UsageError(f"--{_URL.name}={_URL.value}: write http://HOST:PORT/v1")
     if not _MODEL.value:
-        raise cli.UsageError(f"--{_URL.name} wants --{_MODEL.name}, the name under which the model is served")
+        raise cli.UsageError(f"--{_URL.name} needs --{_MODEL.name}, the name of the served model; give it too")
     return _URL.value, _MODEL.value, cli.token_of(_KEY_FILE) or "EMPTY"

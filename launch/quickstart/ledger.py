@@ -34,7 +34,7 @@ class Ledger:
             raise WorkdirError(f"{workdir} is a file; give --workdir a folder")
         begun = {LOCK, f"{file.name}.partial"}  # what is there of a run that was killed as it began
         if workdir.exists() and not file.exists() and any(p.name not in begun for p in workdir.iterdir()):
-            raise WorkdirError(f"{workdir} holds other things than a run; give --workdir a new or an empty folder")
+            raise WorkdirError(f"{workdir} has files, but not those of a run; give --workdir a new or an empty folder")
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(locked(workdir))
         if file.exists():

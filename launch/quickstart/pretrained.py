@@ -35,7 +35,7 @@ def file_of(pretrained: str) -> Path:
     package, colon, name = pretrained.partition(":")
     if not colon or not package.isidentifier():
         if not Path(pretrained).is_file():
-            raise InputError(f"pretrained is {pretrained}, which is no file; give a GGUF file, or PACKAGE:FILE")
+            raise InputError(f"pretrained is {pretrained}, which is not a file; give a GGUF file, or PACKAGE:FILE")
         return Path(pretrained)
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:

@@ -310,7 +310,7 @@ class Quickstart:
 def _unless_preempted(stopped: str) -> None:
     """Raise if SIGTERM ended a training stage: it has saved a checkpoint, and is not finished."""
     if stopped == "preempted":
-        raise Stopped("asked to stop", "the stage is saved; run the same command again to go on")
+        raise Stopped("asked to stop", "the stage is saved; run the same command again to resume")
 
 
 def _result(summary: Summary, statistics: Result) -> Result:

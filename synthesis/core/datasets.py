@@ -188,7 +188,7 @@ def read_card(path: Folder) -> dict[str, Any]:
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise DatasetError(f"{folder / CARD_FILE} is not JSON ({error}); {_AGAIN.format(path)}") from None
     if not isinstance(card, dict):
-        raise DatasetError(f"{folder / CARD_FILE} is no JSON object; {_AGAIN.format(path)}")
+        raise DatasetError(f"{folder / CARD_FILE} is not a JSON object; {_AGAIN.format(path)}")
     if card.get("schema_version") != SCHEMA_VERSION:
         raise DatasetError(
             f"{path}: schema_version is {card.get('schema_version')!r}, this version reads {SCHEMA_VERSION}; "

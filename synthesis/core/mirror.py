@@ -106,7 +106,7 @@ def _downloaded(url: str, folder: Path) -> Path:
         with httpx2.stream("GET", url, timeout=_DOWNLOAD_SECONDS, follow_redirects=True, trust_env=trusts) as answer:
             if not answer.is_success:
                 raise InputError(
-                    f"{url}{via(url)} is no document (HTTP {answer.status_code} {answer.reason_phrase}); of an MCP "
+                    f"{url}{via(url)} is not a document (HTTP {answer.status_code} {answer.reason_phrase}); of an MCP "
                     f'server at this address write a file {{"mcpServers": {{"NAME": {{"url": "{url}"}}}}}} and name it'
                 )
             data, deadline = bytearray(), time.monotonic() + _DOWNLOAD_SECONDS
@@ -219,7 +219,7 @@ def _below(folder: epath.Path) -> Iterator[epath.Path]:
     if folder.exists():
         for path in sorted(folder.iterdir()):
             if not names_itself(path.name):
-                raise StorageError(f"{path} is no name of a file; remove that object, or give another folder")
+                raise StorageError(f"{path} is not the name of a file; remove that object, or give another folder")
             if path.is_dir():
                 yield from _below(path)
             else:

@@ -131,7 +131,7 @@ def read_prompts(folder: Path) -> Prompts:
         try:
             found, wanted = prompts.variables(name), theirs.variables(meant)
         except jinja2.TemplateError as error:
-            raise InputError(f"{path} is no template of jinja: {error}") from None
+            raise InputError(f"{path} is not a template of jinja: {error}") from None
         if extra := sorted(found - wanted - _ALWAYS):
             raise InputError(
                 f"{path} asks for {', '.join(extra)}, which it is not given; there are {', '.join(sorted(wanted))}"

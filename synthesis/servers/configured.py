@@ -44,7 +44,7 @@ def read_sources(paths: Iterable[Path | str]) -> list[ServerSource]:
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is no JSON ({error})") from None
+            raise InputError(f"{path} is not JSON ({error})") from None
         found += _of_file(value, path)
     ids = [one.id for one in found]
     if repeated := [one for one in ids if ids.count(one) > 1]:

@@ -124,7 +124,7 @@ class AceBench:
             raise EvaluationError(f"{self.info.name} needs a clone of ACEBench, which no registry has; {_get('DIR')}")
         folder = folder.resolve()
         if not (folder / "eval_main.py").is_file():
-            raise EvaluationError(f"{folder} is no clone of ACEBench; {_get(folder)}")
+            raise EvaluationError(f"{folder} is not a clone of ACEBench; {_get(folder)}")
         parts = {"code": _CODE, self.LANGUAGE: tuple(pattern.format(self.LANGUAGE) for pattern in _DATA)}
         for part, patterns in parts.items():
             try:

@@ -87,7 +87,7 @@ class ProblemSet:
                 ) from None
             if answer is None:
                 raise EvaluationError(
-                    f"{file}, line {number}: the answer {fields['answer']!r} is no integer from 0 to 999; {get}"
+                    f"{file}, line {number}: the answer {fields['answer']!r} is not an integer from 0 to 999; {get}"
                 )
             digest = hashlib.sha256(_words(text).encode()).hexdigest()
             problems.append(Problem(digest[:8], text, str(int(answer[1]))))

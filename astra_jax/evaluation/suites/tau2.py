@@ -182,7 +182,7 @@ class Tau2:
             project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
             name, version = project["name"], project["version"]
         except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-            raise EvaluationError(f"{tree} is no checkout of tau2-bench ({error!r}); {remedy}") from None
+            raise EvaluationError(f"{tree} is not a checkout of tau2-bench ({error!r}); {remedy}") from None
         if (name, version) != ("tau2", release.version):
             raise EvaluationError(f"{tree} is {name} {version}, not tau2 {release.version}; {remedy}")
         for part, expected in release.sha256.items():

@@ -110,7 +110,7 @@ class Addresses:
                 text = opened.read(_MOST_BYTES + 1)
             lines = [line.partition("#")[0].strip() for line in text.decode("utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"VLLMConfig.urls: {file} is no file of addresses: {first_line(error)}") from None
+            raise InputError(f"VLLMConfig.urls: {file} is not a file of addresses: {first_line(error)}") from None
         if len(text) > _MOST_BYTES:
             raise InputError(f"VLLMConfig.urls: {file} is larger than {_MOST_BYTES:,} bytes; write one address a line")
         urls = [line for line in lines if line]

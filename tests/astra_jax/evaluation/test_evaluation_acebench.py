@@ -54,7 +54,7 @@ async def test_a_clone_is_asked_for_with_the_commands_that_make_one(tmp_path: Pa
 
 async def test_another_folder_is_refused(tmp_path: Path) -> None:
     suite = make("acebench", context(tmp_path, sources={"acebench": tmp_path}))
-    with pytest.raises(EvaluationError, match="is no clone of ACEBench; get it by: git clone"):
+    with pytest.raises(EvaluationError, match="is not a clone of ACEBench; get it by: git clone"):
         await suite.prepare()
 
 

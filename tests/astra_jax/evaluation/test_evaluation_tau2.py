@@ -90,7 +90,7 @@ async def test_a_folder_that_is_not_the_pinned_version_is_refused_with_the_comma
     (incomplete / "data/tau2/domains/retail/tasks.json").unlink()
     cases = {
         "no folder is named": None,
-        "is no checkout": tmp_path / "empty",
+        "is not a checkout": tmp_path / "empty",
         f"is tau2 0.1.0, not tau2 {version}": fake_checkout(tmp_path / "old", "0.1.0"),
         f"is not that of {tag}": fake_checkout(tmp_path / "changed", version),
     }

@@ -284,7 +284,7 @@ async def test_a_start_refuses_what_cannot_be_judged(warehouse, chat_tokenizer) 
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        (lambda self, episode: None, "reward score gave None, which is no number"),
+        (lambda self, episode: None, "reward score gave None, which is not a number"),
         (lambda self, episode: 0.5 * episode.calls[-1].arguments["pieces"], "reward score raised IndexError"),
         (lambda self, episode: 1.5, "reward score gave 1.5, which is not from 0 to 1"),
         (lambda self, episode: sys.exit(0), "reward score raised SystemExit: 0"),

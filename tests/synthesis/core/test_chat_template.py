@@ -151,7 +151,7 @@ def test_a_template_that_cannot_be_rendered_is_refused(folder, text: str, messag
     ("config", "message"),
     [
         ('{"chat_template": ', "cannot be read"),
-        ('{"chat_template": 3}', "'default' is no text"),
+        ('{"chat_template": 3}', "'default' is not a text"),
         ('{"chat_template": [{"name": "rag", "template": "x"}]}', r"\(rag\) none is called 'default'"),
     ],
 )

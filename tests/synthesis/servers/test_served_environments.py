@@ -88,7 +88,7 @@ async def test_tasks_over_mcp_servers(task_file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("no JSON", "is no file of"),
+        ("no JSON", "is not a file of"),
         ({"mcpServers": {}, "tasks": [{"question": "?", "answer": 1}]}, "has no mcpServers"),
         ({"mcpServers": {"a": {"url": "x"}}, "tasks": []}, "has no tasks"),
         ({"mcpServers": {"a": {"url": "x"}}, "tasks": [{"question": "?"}]}, "task 0 has no `answer`"),

@@ -82,7 +82,7 @@ class SyncRoot:
         for one in (path.parent / "_CHECKPOINT_METADATA", *path.rglob("*")):
             # Reading a pipe would never end, and a link may lead anywhere.
             if one.exists() and not (one.resolve().is_relative_to(root) and (one.is_file() or one.is_dir())):
-                raise NotTaken(f"{one} is no file below {ROOT}={self._text}")
+                raise NotTaken(f"{one} is not a file below {ROOT}={self._text}")
         return {"driver": "file", "path": f"{path}/"}
 
 
