@@ -91,7 +91,7 @@ def compare(runs: Mapping[str, Evaluation]) -> Comparison:
             results are incomplete.
     """
     if len(runs) < 2:
-        raise EvaluationError(f"{len(runs)} runs are given; a comparison wants two or more")
+        raise EvaluationError(f"{len(runs)} runs are given; a comparison needs two or more")
     names = list(runs)
     first = names[0]
     has = {

@@ -52,7 +52,7 @@ def room_left(status: int | None, said: str, max_tokens: int | None) -> int | No
     if room >= max_tokens:
         raise EvaluationError(
             f"--max_tokens={max_tokens} and a conversation do not fit into the endpoint's context ({said:.300}); give "
-            "less, or leave it out"
+            "a smaller --max_tokens, or leave it out"
         )
     return max(room, 0)
 

@@ -98,7 +98,7 @@ class HarnessEnvironment:
                 if subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0:
                     return python
         raise EvaluationError(
-            f"{self.name} wants Python {' or '.join(versions)}, and there is none on PATH; install one"
+            f"{self.name} needs Python {' or '.join(versions)}, and there is none on PATH; install one"
         )
 
     async def _run(self, *command: str) -> None:
@@ -265,7 +265,7 @@ class WorkerProgram:
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket, limit=_LINE_BYTES)
         except OSError as error:
-            raise WorkerFailed(f"{self._command[-1]} is gone ({error}); see {self._log}") from None
+            raise WorkerFailed(f"{self._command[-1]} ended unexpectedly ({error}); see {self._log}") from None
         try:
             yield WorkerProcess(reader, writer, answers)
         finally:

@@ -63,7 +63,7 @@ class Evaluation:
         for run in self.suites.values():
             if missing := run.info.needs - self.roles.keys():
                 raise EvaluationError(
-                    f"the evaluation does not say which model was the {' and the '.join(sorted(missing))} of "
+                    f"the evaluation does not name the model of the {' and the '.join(sorted(missing))} of "
                     f"{run.info.name}; name it in roles"
                 )
 

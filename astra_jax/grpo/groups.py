@@ -196,7 +196,7 @@ class GroupSampler:
         try:
             finished = await run(taken)
         except ResumeMismatch as error:
-            logging.warning("an episode of %s is begun anew: %s", task.environment.id, error)
+            logging.warning("an episode of %s restarts from scratch: %s", task.environment.id, error)
             journal.begun_anew(len(taken))
             finished = await run([])
         if not finished.voided and self._journal is not None:

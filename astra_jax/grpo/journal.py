@@ -296,8 +296,8 @@ class BatchJournal:
                 except Exception as error:  # disk errors, and a bucket client's, which share no base class
                     self._failed = True
                     logging.warning(
-                        "%s cannot be written (%s); until the next batch, what is finished would be lost with this "
-                        "process: make room there", self._folder, first_line(error),
+                        "%s cannot be written (%s). If this process ends before the next batch, the finished "
+                        "episodes are lost; free disk space", self._folder, first_line(error),
                     )  # fmt: skip
                 finally:
                     self.taken.unkept += len(records) * self._failed

@@ -54,7 +54,9 @@ class LoRA(Settings):
         if self.rank is None:
             for name in ("alpha", "targets", "tokens", "rank_stabilized", "stored"):
                 if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
-                    raise SettingError(f"{name} is {value}, and rank None: there are no adapters; give a rank too")
+                    raise SettingError(
+                        f"{name} is {value}, but rank is None, so there are no adapters; give a rank too"
+                    )
 
     @property
     def scale(self) -> float:

@@ -85,7 +85,8 @@ class FiniteCheck:
             self.skipped.add(step, is_finite=is_finite)
             if not is_finite and self._config.on_nonfinite == "stop":
                 raise NonFiniteError(
-                    f"step {step}: loss is {loss}, gradient_norm is {norm}, so the step was not taken; {kept}. {lower}"
+                    f"step {step}: loss is {loss}, gradient_norm is {norm}, so the step changed no weights; {kept}. "
+                    f"{lower}"
                     ", see to the data of that step, or set on_nonfinite=skip to leave such steps out"
                 )
 

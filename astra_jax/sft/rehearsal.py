@@ -109,7 +109,7 @@ async def rehearse(
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(found.rejected.items()))
         raise InputError(
             f"of {config.conversations} conversations none could be kept ({why}); a model that was not trained to chat "
-            "writes no requests: give conversations of your own, without tools, as --rehearsal"
+            "writes no requests; give your own conversations without tools as --rehearsal"
         )
     return found
 

@@ -223,7 +223,7 @@ def write_bytes(path: Path | epath.Path, data: bytes) -> None:
             path.write_bytes(data)
         except Exception as error:
             raise StorageError(
-                f"{path} could not be written ({first_line(error)}); see to the bucket and run the same command again"
+                f"{path} could not be written ({first_line(error)}); check the bucket and run the same command again"
             ) from error
         return
     path.parent.mkdir(parents=True, exist_ok=True)

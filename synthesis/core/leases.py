@@ -106,7 +106,7 @@ class _Lease:
             raise
         except Exception as error:  # of the libraries below, without a common base
             raise StorageError(
-                f"{self._file} could not be written ({first_line(error)}); see to the bucket and run the same command "
+                f"{self._file} could not be written ({first_line(error)}); check the bucket and run the same command "
                 "again"
             ) from error
 
@@ -140,7 +140,7 @@ class _Lease:
                     return
                 raise StorageError(
                     f"{self._file} could not be renewed ({first_line(error)}), so whether this process still holds it "
-                    "is not known; see to the bucket and run the same command again"
+                    "is not known; check the bucket and run the same command again"
                 ) from error
         raise self.lost()
 

@@ -238,5 +238,5 @@ def _copy(source: epath.Path, target: epath.Path, problem: str) -> None:
             shutil.copyfileobj(given, taken, _BLOCK)
     except Exception as error:  # of the bucket's client, without a common base
         raise StorageError(
-            f"{problem} ({first_line(error)}); see to the bucket and the disk, and run the same command again"
+            f"{problem} ({first_line(error)}); check the bucket and the disk, and run the same command again"
         ) from error

@@ -123,9 +123,7 @@ def test_an_object_is_written_whole_and_what_fails_is_named(bucket) -> None:
     large = np.random.default_rng(0).bytes(20 << 20)  # in several parts
     write_bytes(location("gs://bucket/files/large"), large)
     assert bucket.get("files/large") == large
-    with pytest.raises(
-        StorageError, match="gs://readonly/files/a.txt could not be written .*see to the bucket and run"
-    ):
+    with pytest.raises(StorageError, match="gs://readonly/files/a.txt could not be written .*check the bucket and run"):
         write_text(location("gs://readonly/files/a.txt"), "a")
 
 
@@ -181,7 +179,7 @@ def test_what_is_read_is_fetched_and_what_is_not_there_is_named(either) -> None:
         "a/one.json": b"1", "two.json": b"2",
     }  # fmt: skip
     assert mirror.fetched(f"{place}/two.json").read_bytes() == b"2"
-    with pytest.raises(StorageError, match=f"{place}/none could not be read .*see to the bucket"):
+    with pytest.raises(StorageError, match=f"{place}/none could not be read .*check the bucket"):
         mirror.fetched(f"{place}/none")
 
 

@@ -134,7 +134,7 @@ class AceBench:
             if found != _SHA256[part]:
                 raise EvaluationError(
                     f"{folder}: {', '.join(patterns)} have sha256 {found}, not the pinned {_SHA256[part]} of "
-                    f"commit {COMMIT[:7]}; git -C {folder} status shows what is not as it was. Or {_get('ANOTHER_DIR')}"
+                    f"commit {COMMIT[:7]}; git -C {folder} status shows the changed files. Or {_get('ANOTHER_DIR')}"
                 )
         data = folder / "data_all" / f"data_{self.LANGUAGE}"
         for category in self.info.categories:

@@ -195,7 +195,7 @@ class Tau2:
             if found != expected:
                 raise EvaluationError(
                     f"{part} in {tree} is not that of {release.tag} (sha256 {found[:16]}, not {expected[:16]}; `git "
-                    f"status` there shows what was changed); {remedy}"
+                    f"status` there shows the changed files); {remedy}"
                 )
         return tree
 

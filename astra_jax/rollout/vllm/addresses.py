@@ -52,7 +52,7 @@ def check_source(source: str, way: str) -> None:
             "that is looked up as dns+http://NAME:PORT"
         )
     if parts.scheme in _LOOKED_UP and port is None:
-        raise SettingError(f"VLLMConfig.urls has {source!r} without a port, which no address of a name says")
+        raise SettingError(f"VLLMConfig.urls has {source!r} without a port, which DNS does not give; add :PORT")
     if way == "reload" and (parts.scheme in _LOOKED_UP or not is_loopback(host)):
         raise SettingError(
             f"VLLMConfig.sync='reload' with {source}: vLLM's development endpoints ask for no API key, so that "

@@ -105,7 +105,7 @@ class GenerateRoute:
                 raise PolicyError(f"{self.path} says of no or of several weights that they drew token {len(labels)}")
             labels += [str(span["version"])] * (span["end"] - span["start"])
         if len(labels) != len(choice["token_ids"]):
-            raise PolicyError(f"{self.path} does not say which weights drew each token; vLLM 0.32 and later do")
+            raise PolicyError(f"{self.path} does not report which weights sampled each token; use vLLM 0.32 or later")
         return _draw(choice["token_ids"], [one["logprob"] for one in choice["logprobs"]["content"]], labels)
 
 

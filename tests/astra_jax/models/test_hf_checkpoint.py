@@ -206,7 +206,7 @@ def test_a_release_as_llama_2s_is_read(tmp_path) -> None:
     (tmp_path / "hf" / "config.json").write_text(json.dumps(content))
     with programs("launch.convert", tmp_path) as convert:
         flags = [f"--from_hf={tmp_path / 'hf'}", f"--to_orbax={tmp_path / 'orbax'}"]
-        assert "dtype is 'float16', which nothing is computed in; say what you want" in convert(*flags).line
+        assert "dtype is 'float16', which is not supported; choose another" in convert(*flags).line
         there = convert(*flags, "--param_dtype=float32")
         assert there.code == 0, there.errors
     found = hf_checkpoint.read_config(tmp_path / "orbax")

@@ -124,7 +124,7 @@ def test_a_cache_for_which_there_is_no_room_is_refused_before_it_is_made() -> No
     with pytest.raises(SettingError, match="Lower --config.grpo.concurrent_groups, or use a larger --mesh"):
         check_cache_fits(model, 512, 74_752, mesh, settings="--config.grpo.concurrent_groups")
     check_cache_fits(model, 48, 74_752, mesh)
-    with pytest.raises(SettingError, match="GiB of keys and values on each device"):
+    with pytest.raises(SettingError, match="GiB for keys and values on each device"):
         Engine(MODEL.init(jax.random.key(0)), MODEL, EngineConfig(slots=65_536, max_length=2**24))
 
 
