@@ -79,7 +79,7 @@ class FiniteCheck:
             if not are_weights_finite:  # there is nothing that a later step could start from
                 raise NonFiniteError(
                     f"step {step} made weights that are not finite, of loss {loss} and gradient_norm {norm}; they are "
-                    f"given up: {kept}. {lower}, or see to the other settings of the optimizer"
+                    f"given up: {kept}. {lower}, or check the other settings of the optimizer"
                 )
             is_finite = math.isfinite(loss) and math.isfinite(norm)
             self.skipped.add(step, is_finite=is_finite)
@@ -87,7 +87,7 @@ class FiniteCheck:
                 raise NonFiniteError(
                     f"step {step}: loss is {loss}, gradient_norm is {norm}, so the step changed no weights; {kept}. "
                     f"{lower}"
-                    ", see to the data of that step, or set on_nonfinite=skip to leave such steps out"
+                    ", check the data of that step, or set on_nonfinite=skip to leave such steps out"
                 )
 
     def check_progress(self, step: int, saved: int | None) -> None:
@@ -113,7 +113,7 @@ class FiniteCheck:
         )
 
     def _remedy(self) -> str:
-        return f"Lower learning_rate (it is {self._config.learning_rate}), or see to the data of these steps"
+        return f"Lower learning_rate (it is {self._config.learning_rate}), or check the data of these steps"
 
 
 def nonfinite_name(params: Params) -> str:

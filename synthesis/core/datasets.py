@@ -165,7 +165,7 @@ class _writing:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, (RuntimeError, OSError)):
             raise DatasetError(
-                f"{self.path} could not be written ({error}); make room there, or see to the disk, and run the same "
+                f"{self.path} could not be written ({error}); make room there, or check the disk, and run the same "
                 "command again"
             ) from None
 

@@ -98,7 +98,7 @@ def location(path: Folder, *, s3: bool = False) -> epath.Path:
         raise InputError(f"{text} is neither a folder nor {kinds}; give one of these")
     package, extra = _CLIENTS[kind]
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"{text} wants {package}, which is not installed: pip install 'astra-jax[{extra}]'")
+        raise InputError(f"{text} needs {package}, which is not installed: pip install 'astra-jax[{extra}]'")
     if not all(text.removeprefix(kind).partition("/")[::2]):
         raise InputError(f"{text} names no folder in a bucket; write {kind}BUCKET/FOLDER")
     import fsspec

@@ -139,8 +139,8 @@ class _Lease:
                 if _clock() - self._renewed < LEASE_SECONDS / 2:
                     return
                 raise StorageError(
-                    f"{self._file} could not be renewed ({first_line(error)}), so whether this process still holds it "
-                    "is not known; check the bucket and run the same command again"
+                    f"{self._file} could not be renewed ({first_line(error)}), so this process may have lost the lock; "
+                    "check the bucket and run the same command again"
                 ) from error
         raise self.lost()
 
@@ -151,8 +151,8 @@ class _Lease:
         silent = f"since this one was silent for more than {LEASE_SECONDS:.0f} s; this one ended"
         if self.taken_by == NOBODY:
             return LeaseError(
-                f"{self._file} was another process's, which took over and has ended, {silent}, and what it had not "
-                "written by then is given up. Run the same command again to go on"
+                f"{self._file} was taken over by another process, which has ended, {silent}, and work that was not "
+                "written by then is lost. Run the same command again to resume"
             )
         return LeaseError(
             f"{self._state} by another process ({self.taken_by}), which took over {silent}, and what it had not "

@@ -155,7 +155,7 @@ class _Mirror:
             try:
                 await asyncio.to_thread(self._stores)
             except (StorageError, sqlite3.Error) as error:  # the next one may be written, and the last one must be
-                _log.warning("%s: no snapshot was kept (%s); it is tried again", self._bucket, first_line(error))
+                _log.warning("%s: no snapshot was stored (%s); retrying", self._bucket, first_line(error))
             pause = max(SNAPSHOT_SECONDS, 20 * (time.monotonic() - began))
 
     def finish(self) -> None:

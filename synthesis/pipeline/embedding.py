@@ -196,14 +196,14 @@ class EndpointEmbedder:
         if trouble.faults >= config.tries:
             raise EmbeddingError(f"{where} gave no embeddings in {trouble.faults} tries: {problem}")
         wait = retry_after(None if response is None else response.headers.get("Retry-After")) or 0.0
-        put_off, longest, remedy = time.monotonic() - trouble.began, config.outage_seconds, "see to the endpoint"
+        put_off, longest, remedy = time.monotonic() - trouble.began, config.outage_seconds, "check the endpoint"
         if about == "account":
-            longest, remedy = min(longest, Endpoint.EMPTY_SECONDS), "see to the account behind the key"
+            longest, remedy = min(longest, Endpoint.EMPTY_SECONDS), "check the account behind the key"
         if max(put_off, wait) > longest:
             asked = f" and asks to wait for {wait:,.0f} s" if wait else ""
             raise EmbeddingError(
-                f"{where} has given no embeddings for {put_off:,.0f} s{asked}: {problem}; {remedy}, and run the same "
-                "command again to go on"
+                f"{where} has not returned embeddings for {put_off:,.0f} s{asked}: {problem}; {remedy}, and run the "
+                "same command again to resume"
             )
         self._paused_until = max(self._paused_until, time.monotonic() + wait)
         return backoff(trouble.failures, first=config.backoff_seconds, longest=_LONGEST_PAUSE, rng=self._jitter)

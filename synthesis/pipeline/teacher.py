@@ -163,7 +163,9 @@ class OpenAITeacher:
         prompts: Prompts | None = None,
     ) -> None:  # fmt: skip
         if mode not in get_args(Mode) or (mode != "off" and recording is None):
-            raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}; all but off want a recording")
+            raise ValueError(
+                f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}; record and replay need a recording"
+            )
         self.config = config
         self.mode = mode
         self.recording = recording
@@ -250,7 +252,7 @@ class OpenAITeacher:
                 if self.mode == "replay":
                     raise NotRecorded(
                         f"{config.model}: {answer.__name__} is recorded, and cannot be used: {error}",
-                        "record it anew with mode 'record'",
+                        "record it again with --teacher_mode=record",
                     ) from None
         try:
             given, text = await self._ask(config, served, answer, prompt, language, seed)

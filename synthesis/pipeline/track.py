@@ -124,7 +124,7 @@ class Track(Generic[C]):
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             raise InputError(
                 f"{folder} is finished, and was made with another {what}{more}: {old!r:.120}, now {new!r:.120}. Give "
-                "another workdir; or --replace, which writes the datasets anew and asks only for what is not recorded"
+                "another --workdir; or --replace, which replaces the datasets and requests only unrecorded answers"
             )
 
     async def stage(

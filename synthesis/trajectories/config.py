@@ -183,7 +183,7 @@ class TrajectoriesConfig(Settings):
         for name in self.operators:
             if self.operators.count(name) > 1:
                 # One verdict for each name: the second would hide the first.
-                raise SettingError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
+                raise SettingError(f"operators: {name!r} is listed twice; list it once and raise `votes`")
         if not any(self.languages.values()):
             raise SettingError(f"languages: {dict(self.languages)} has no weight above 0; give one at least")
         if (whole := sum(self.conducts.values())) > 1 + 1e-9:
@@ -192,7 +192,7 @@ class TrajectoriesConfig(Settings):
             )
         for name in ("tool_counts", "group_sizes", "augmentations"):
             if not getattr(self, name):
-                raise SettingError(f"{name}: empty, and drawn from; name at least one")
+                raise SettingError(f"{name}: empty; give at least one value to sample from")
 
     @property
     def has_own_tools(self) -> bool:

@@ -98,7 +98,7 @@ def test_of_s3_too(s3, monkeypatch) -> None:
     assert not s3.names("tried/")
     with monkeypatch.context() as patch:
         patch.setattr(buckets._OnS3, "write", lambda *_, **__: "written all the same")
-        refused("s3://bucket/run", r"its service writes over what is there .*If-None-Match.* use one that heeds it")
+        refused("s3://bucket/run", r"its service ignores If-None-Match .* use a service that supports it")
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         refused("s3://bucket/run", "--workdir=s3://bucket/run cannot be used .*AWS_ENDPOINT_URL")

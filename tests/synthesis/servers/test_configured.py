@@ -83,7 +83,7 @@ def test_documents_of_the_official_registry_become_commands(tmp_path: Path) -> N
         (
             {"name": "x/y", "packages": [{"registryType": "npm", "identifier": "z", "packageArguments": [
                 {"type": "positional", "valueHint": "folder", "isRequired": True}]}]},
-            "x/y wants a value of its argument 'folder'",
+            "x/y needs a value of its argument 'folder'",
         ),
     ],
 )  # fmt: skip

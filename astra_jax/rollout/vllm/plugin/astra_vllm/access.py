@@ -187,7 +187,7 @@ class SyncAccess:
         elif given is not None and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.key.encode()):
             return (
                 403,
-                f"another key than that of this server's {KEY_FILE}: see to the trainer's --rollout_sync_key_file",
+                f"another key than that of this server's {KEY_FILE}: check the trainer's --rollout_sync_key_file",
             )
         if syncs and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return 415, "send application/json"
