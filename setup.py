@@ -8,9 +8,9 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-FLOORS = ("astra_jax", "synthesis", "sandbox", "configs", "launch")
-# What is installed lies below one name (astra_floors/__init__.py); a checkout is used as it is (pip install -e).
-ABOVE = "" if {"editable_wheel", "develop"} & {*sys.argv} else "astra_floors."
+LAYERS = ("astra_jax", "synthesis", "sandbox", "configs", "launch")
+# What is installed lies below one name (astra_packages/__init__.py); a checkout is used as it is (pip install -e).
+ABOVE = "" if {"editable_wheel", "develop"} & {*sys.argv} else "astra_packages."
 
 
 class BuildWithPath(build_py):
@@ -19,7 +19,7 @@ class BuildWithPath(build_py):
     def run(self) -> None:
         super().run()
         if ABOVE and not self.editable_mode:
-            (Path(self.build_lib) / "astra_floors.pth").write_text("astra_floors\n")
+            (Path(self.build_lib) / "astra_packages.pth").write_text("astra_packages\n")
 
 
 DEMO = [
@@ -66,8 +66,8 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     python_requires=">=3.11,<3.14",
-    packages=["astra_floors", *(ABOVE + name for name in find_packages(include=[f"{one}*" for one in FLOORS]))],
-    package_dir={ABOVE + name: name for name in FLOORS} if ABOVE else {},
+    packages=["astra_packages", *(ABOVE + name for name in find_packages(include=[f"{one}*" for one in LAYERS]))],
+    package_dir={ABOVE + name: name for name in LAYERS} if ABOVE else {},
     package_data={
         f"{ABOVE}astra_jax": ["evaluation/workers/*", "grpo/*.jinja", "pages/*.jinja", "pages/*.css", "pages/*.js"],
         f"{ABOVE}synthesis": ["core/*.jinja", "offline/*.gz", "prompts/*/*"],
@@ -75,7 +75,7 @@ setup(
         f"{ABOVE}sandbox": ["*"],
     },
     cmdclass={"build_py": BuildWithPath},
-    entry_points={"console_scripts": ["astra = astra_floors:main"]},
+    entry_points={"console_scripts": ["astra = astra_packages:main"]},
     install_requires=[
         "absl-py>=2.1,<3",
         "aiohttp>=3.14.1,<4",

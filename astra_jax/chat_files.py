@@ -15,10 +15,10 @@ from typing import Any
 
 from etils import epath
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.files import location, write_bytes, write_text
 from synthesis.core.chat_template import OTHER_TEMPLATES, TEMPLATE, named_templates
 from synthesis.core.datasets import Folder
-from synthesis.core.files import location, write_bytes, write_text
-from synthesis.core.refusals import Refusal
 
 GENERATION, TOKENIZER, TOKENS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

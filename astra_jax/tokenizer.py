@@ -22,13 +22,13 @@ from etils import epath
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from astra_jax import chat_files
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import in_bucket, location, write_text
 from astra_jax.chat_files import TokenizerError as TokenizerError
 from synthesis.core.chat_format import ChatFormat, Segment
 from synthesis.core.chat_template import FoundFormat, format_of, template_of
 from synthesis.core.chatml import QWEN3, QWEN3_INSTRUCT, THINK_END, THINK_START, ChatML
 from synthesis.core.datasets import Folder
-from synthesis.core.files import in_bucket, location, write_text
-from synthesis.core.refusals import InputError
 
 SPECIAL_TOKENS = QWEN3.needed
 """Special tokens of a tokenizer that is trained here: the frame's (HF's `special`), and others that stay visible."""

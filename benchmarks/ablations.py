@@ -18,10 +18,10 @@ from typing import Any
 
 from absl import flags
 
+from astra_jax.base.settings import Seed
 from benchmarks import curves, processes, rows
 from launch.flags import cli
 from launch.flags.numbers import numbers_of
-from sandbox.settings import Seed
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Parent folder of the runs; finished ones are kept.", required=True)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2", "3", "4"], "Seeds.")

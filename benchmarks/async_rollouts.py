@@ -32,6 +32,7 @@ from typing import Any
 
 from absl import flags
 
+from astra_jax.base.settings import Seconds, Seed
 from astra_jax.grpo import train as grpo
 from astra_jax.models import hf_checkpoint
 from astra_jax.models.model import Params
@@ -47,7 +48,6 @@ from launch.quickstart import summary
 from launch.quickstart.ledger import Ledger
 from launch.quickstart.stages import Quickstart
 from sandbox import CallResult, SandboxPool
-from sandbox.settings import Seconds, Seed
 
 sys.path.append(str(rows.ROOT / "tests" / "worlds"))
 

@@ -23,11 +23,11 @@ from typing import Any
 
 from absl import flags
 
+from astra_jax.base.settings import Length
+from astra_jax.base.terminal import say
 from benchmarks import rows
 from launch.flags import cli, meshes
 from launch.flags.numbers import number_flag
-from sandbox.settings import Length
-from synthesis.core.terminal import say
 
 _CONFIG = flags.DEFINE_string("config", "sft:4b", "A preset or a file; override with --config.NAME=VALUE.")
 _TOPOLOGY = flags.DEFINE_string("topology", "v6e:2x4", "Slice.")

@@ -14,11 +14,11 @@ import os
 
 from absl import flags
 
+from astra_jax.base.settings import Count, Length, Slots
 from benchmarks import rows
 from launch.flags import meshes
 from launch.flags.cli import UsageError, run
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, Length, Slots
 
 _MODEL = flags.DEFINE_string("model", "4b", "Name of a dense preset.")
 _TOPOLOGY = flags.DEFINE_string("topology", "v6e:2x2", "Slice whose chips are compiled for.")

@@ -17,10 +17,10 @@ from typing import Any
 
 from absl import flags
 
+from astra_jax.base.settings import Length
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Length
 
 _TOPOLOGY = flags.DEFINE_string("topology", "v6e:4x4", "Slice; all of it is context.")
 _TOKENS = number_flag("tokens", 81_920, Length, "Of the row.")

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Count, Length
 from benchmarks import rows
 from launch.flags import cli, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, Length
 
 if TYPE_CHECKING:  # --help does not wait for them
     from astra_jax.evaluation.results import ItemResult

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, Count, CountOrZero
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Count, CountOrZero
 
 if TYPE_CHECKING:  # --help does not wait for it
     from astra_jax.models.decoder import Decoder

@@ -16,13 +16,13 @@ import sys
 
 from absl import flags
 
+from astra_jax.base.settings import Count
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES, SMOLLM2, dtype_of, is_llama
 from benchmarks.sides import Side
 from launch.flags import cli
 from launch.flags.numbers import number_flag, numbers_of
-from sandbox.settings import Count
 
 SIDES = ("engine", "transformers", "vllm")
 PROMPT_TOKENS, NEW_TOKENS = 128, 128

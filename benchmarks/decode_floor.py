@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, Count
 from benchmarks import rows
 from launch.flags.cli import UsageError, run
 from launch.flags.numbers import number_flag, numbers_of
-from sandbox.settings import Bound, Count
 
 if TYPE_CHECKING:
     from astra_jax.models.decoder import Decoder

@@ -19,10 +19,10 @@ from typing import Annotated, Any
 import msgspec
 from absl import flags
 
+from astra_jax.base.settings import Bound, Count
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Count
 from synthesis.core.records import CodeTool
 from synthesis.environments.config import BANDS
 from synthesis.environments.distract import Candidate, Index

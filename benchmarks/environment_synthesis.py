@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, Seed
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Seed
 
 _COUNT = number_flag("count", 600, Annotated[int, Bound(least=10, most=2**31 - 1)], "Questions asked for.")
 _SEED = number_flag("seed", 0, Seed, "Of the run.")

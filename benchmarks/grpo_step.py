@@ -32,13 +32,13 @@ from typing import Annotated, Any
 import numpy as np
 from absl import flags
 
+from astra_jax.base.settings import Bound, Count
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES, Shape
 from benchmarks.sides import Side, train_in_turns
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Count
 
 GROUP = 8
 """Episodes of a group."""

@@ -25,13 +25,13 @@ from typing import Any
 
 from absl import flags
 
+from astra_jax.base.settings import Count
+from astra_jax.base.versions import commit
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Trajectory
-from synthesis.core.versions import commit
 from synthesis.pipeline.languages import strays
 from synthesis.trajectories.tasks import named_tool
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Length
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Length
 
 if TYPE_CHECKING:  # --help does not wait for them
     import numpy as np

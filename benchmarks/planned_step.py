@@ -18,11 +18,11 @@ from typing import Any
 
 from absl import flags
 
+from astra_jax.base.settings import Count
 from benchmarks import rows
 from benchmarks.shapes import SHAPES, Shape
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count
 
 CASES = {
     "1m": (SHAPES["1m"], 8),

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from astra_jax.base.errors import InputError
 from benchmarks import rows
-from synthesis.core.refusals import InputError
 
 
 def run(module: str, *arguments: str, environment: Mapping[str, str] | None = None, keep: bool = False) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from absl import flags
 
+from astra_jax.base.settings import Seed
 from benchmarks import curves, processes, rows
 from launch.flags import cli
 from launch.flags.numbers import numbers_of
-from sandbox.settings import Seed
 
 SFT_GAIN, GRPO_GAIN = 0.30, {"pretrained": 0.10}
 """Of F1 on held-out environments; GRPO's is 0.12 where no other is said."""

@@ -25,10 +25,10 @@ from typing import Any
 
 from absl import flags
 
+from astra_jax.base.terminal import say
 from benchmarks import async_page, drawings, growth_page, rows, simulation_page
 from launch.flags import cli
 from launch.flags.cli import UsageError
-from synthesis.core.terminal import say
 
 DOCS, README = rows.ROOT / "docs", rows.ROOT / "README.md"
 SPREAD = 0.1

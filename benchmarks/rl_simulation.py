@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, Count, SecondsOrZero, Slots
 from benchmarks import cost, rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Count, SecondsOrZero, Slots
 
 if TYPE_CHECKING:  # --help does not wait for it
     from benchmarks.simulated_fleet import Outcome, ServerSpeed, SimulatedRun, SimulatedTurn

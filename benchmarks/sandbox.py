@@ -23,12 +23,12 @@ from typing import Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound
 from benchmarks import rows
 from benchmarks.processes import descendants
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox import Sandbox, SandboxConfig, SandboxPool
-from sandbox.settings import Bound
 
 PARTS = ("rates", "cold", "latency", "http", "many", "fleet")
 _ONLY = flags.DEFINE_list("only", list(PARTS), f"Of {', '.join(PARTS)}.")

@@ -22,11 +22,11 @@ from typing import Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, Seed
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
 from sandbox import CallResult, Outcome, SandboxConfig, SandboxPool
-from sandbox.settings import Bound, Seed
 
 _CALLS = number_flag("calls", 1_000_000, Annotated[int, Bound(least=1_000, most=2**31 - 1)], "How many.")
 _KILL_SECONDS = number_flag(

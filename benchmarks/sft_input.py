@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, CountOrZero
 from astra_jax.sft.data import DataConfig
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
@@ -26,7 +27,6 @@ from benchmarks.texts import words
 from launch.flags import cli
 from launch.flags.cli import with_cpu_environment
 from launch.flags.numbers import number_flag, numbers_of
-from sandbox.settings import Bound, CountOrZero
 
 _WORKERS = flags.DEFINE_list("workers", ["0", "2"], "Processes that make batches ahead; one measurement for each.")
 _ROUNDS = number_flag("rounds", 5, Annotated[int, Bound(least=3, most=2**31 - 1)], "Turns.")

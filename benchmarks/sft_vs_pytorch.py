@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, Count, Length
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES
@@ -33,7 +34,6 @@ from benchmarks.sides import Side
 from benchmarks.texts import words
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Count, Length
 
 WINDOW = 10
 """Steps over which losses are averaged before curves are compared."""

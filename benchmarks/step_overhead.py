@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, Count
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Count
 
 DEPTHS = (4, 32)
 

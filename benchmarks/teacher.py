@@ -26,11 +26,11 @@ from typing import Annotated, Any
 import msgspec
 from absl import flags, logging
 
+from astra_jax.base.settings import Bound, Count, SecondsOrZero
+from astra_jax.base.typed import decode_json
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Count, SecondsOrZero
-from synthesis.core.typed import decode_json
 
 _REQUESTS = number_flag(
     "requests", 51_200, Annotated[int, Bound(least=100, most=2**31 - 1)], "Requests of one measurement."

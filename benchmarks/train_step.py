@@ -16,13 +16,13 @@ from typing import Annotated, Literal
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, Count
 from astra_jax.cpu.environment import cpu_environment
 from benchmarks import rows
 from benchmarks.shapes import SHAPES, SMOLLM2, Shape, dtype_of, is_llama
 from benchmarks.sides import Side, train_in_turns
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Count
 
 SIDES = ("jax", "torch_eager", "torch_compile")
 

@@ -40,10 +40,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound
 from benchmarks import rows
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound
 
 if TYPE_CHECKING:
     from astra_jax.models.decoder import Decoder

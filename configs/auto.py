@@ -17,6 +17,7 @@ import jax
 from jax.sharding import Mesh
 
 from astra_jax.attention.splash import good_length
+from astra_jax.base.errors import InputError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import AXES, BATCH, pieces_of
 from astra_jax.models.adapters import abstract_trained
@@ -30,7 +31,6 @@ from astra_jax.run.chips import GIB
 from astra_jax.run.config import TrainingConfig
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig, DataStats, steps_for_epochs
-from synthesis.core.refusals import InputError
 
 FITTING = 0.95
 """Share of the examples that fit into a row."""

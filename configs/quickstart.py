@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from astra_jax.base.settings import Count, Seed, SettingError, Settings
 from astra_jax.evaluation.episodes import EvalConfig
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.models.decoder import Decoder
@@ -26,7 +27,6 @@ from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.sft.rehearsal import RehearsalConfig
-from sandbox.settings import Count, Seed, SettingError, Settings
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.trajectories.config import TrajectoriesConfig
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from astra_jax.base.settings import Settings
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.llama import presets as llama
@@ -20,7 +21,6 @@ from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from configs import auto
-from sandbox.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from astra_jax.base.settings import Count
+from astra_jax.base.terminal import say
 from launch.flags import cli, released, sandboxes, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from absl import flags
 
+from astra_jax.base.terminal import say
 from launch.flags import cli, released
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from absl import flags
 
+from astra_jax.base.terminal import say
 from launch.flags import cli
-from synthesis.core.terminal import say
 
 _RUN = flags.DEFINE_multi_string(
     "run", [], "Run to compare, as NAME=DIR; repeat it for two or more runs, in the order of training."
@@ -27,11 +27,11 @@ _FIGURES = flags.DEFINE_string("figures", None, "JSON file to write all numbers 
 def main() -> None:
     folders = _runs()
 
+    from astra_jax.base.files import write_text
     from astra_jax.evaluation.comparison import compare
     from astra_jax.evaluation.grids import as_json, markdown
     from astra_jax.evaluation.saved import load_evaluation
     from launch.viewer.evaluation_page import write_evaluation
-    from synthesis.core.files import write_text
 
     compared = compare({name: load_evaluation(folder) for name, folder in folders.items()})
     say(markdown(compared))

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from astra_jax.base.settings import Count, CountOrZero, Length, Slots, Temperature
+from astra_jax.base.terminal import say
 from launch.flags import cli, environments, policies, sandboxes, shared, targets
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, CountOrZero, Length, Slots, Temperature
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from astra_jax.evaluation.episodes import EvalConfig

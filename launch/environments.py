@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from astra_jax.base.terminal import say
 from launch.flags import cli, executors, metrics, previews, shared, summaries
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
     from pathlib import Path

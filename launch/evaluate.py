@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Count, Length, Seconds, Slots, Temperature
+from astra_jax.base.terminal import say
 from launch.flags import cli, environments, sandboxes, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, Length, Seconds, Slots, Temperature
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
     from collections.abc import Mapping
@@ -124,6 +124,7 @@ async def _run(
     """Evaluate in a locked workdir. Return the table."""
     import msgspec
 
+    from astra_jax.base.files import user_cache, write_text
     from astra_jax.evaluation import preflight
     from astra_jax.evaluation.endpoint_agent import endpoint_of
     from astra_jax.evaluation.grids import as_json, markdown
@@ -134,7 +135,6 @@ async def _run(
     from astra_jax.evaluation.suites.held_out import OpenedEnvironments
     from astra_jax.evaluation.table import tabulate
     from launch.viewer.evaluation_page import write_evaluation
-    from synthesis.core.files import user_cache, write_text
     from synthesis.core.stages import Journal
 
     policy = await preflight.check(_served(_ENDPOINT, _MODEL, _KEY_FILE), _ENDPOINT.name)
@@ -190,8 +190,8 @@ async def _run(
 def _served(
     url: flags.FlagHolder[str | None], model: flags.FlagHolder[str | None], key_file: flags.FlagHolder[str | None]
 ) -> ModelEndpoint:
+    from astra_jax.base.access import keyless
     from astra_jax.evaluation.suite import ModelEndpoint
-    from sandbox.access import keyless
 
     assert url.value
     if not url.value.startswith(("http://", "https://")):

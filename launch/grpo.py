@@ -35,10 +35,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
+from astra_jax.base.settings import Count, Seconds
+from astra_jax.base.terminal import say
 from launch.flags import auto, cli, environments, metrics, models, sandboxes, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, Seconds
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.terminal import say
 from launch.flags import cli, sandboxes, services, shared
-from synthesis.core.refusals import InputError
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.lists import Pages

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Bound, Count, Length
+from astra_jax.base.terminal import say
 from launch.flags import auto, cli, meshes, shared, sources
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Count, Length
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from astra_jax.planner.hardware import Slice

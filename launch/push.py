@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from astra_jax.base.terminal import make_output_optional, say
 from launch.flags import cli, hub, shared
-from synthesis.core.terminal import make_output_optional, say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -55,7 +55,7 @@ def main() -> None:
 def _room_beside(source: epath.Path) -> Path | None:
     """Return a folder on the same disk as a run's weights, which has room for their copy; None: they are in a
     bucket."""
-    from synthesis.core.files import in_bucket
+    from astra_jax.base.files import in_bucket
 
     return None if in_bucket(source) else Path(source).parent
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from absl import flags
 
+from astra_jax.base.settings import Count, Length, Slots
+from astra_jax.base.terminal import say
 from launch.flags import cli, policies, shared, targets
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, Length, Slots
-from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(targets)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from absl import flags
 
+from astra_jax.base.settings import Slots
+from astra_jax.base.terminal import say
 from launch.flags import cli, services, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Slots
-from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(services)
 

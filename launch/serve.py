@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from absl import flags, logging
 
+from astra_jax.base.settings import Bound, Slots
+from astra_jax.base.terminal import say
 from launch.flags import cli, policies, services, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound, Slots
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for them
     import asyncio

@@ -31,10 +31,10 @@ import dataclasses
 
 from absl import flags
 
+from astra_jax.base.settings import Count, CountOrZero
+from astra_jax.base.terminal import say
 from launch.flags import auto, cli, data, metrics, models
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count, CountOrZero
-from synthesis.core.terminal import say
 
 flags.adopt_module_key_flags(models)
 flags.adopt_module_key_flags(metrics)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from absl import flags
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import in_bucket
+from astra_jax.base.settings import Bound
+from astra_jax.base.terminal import say
 from launch.flags import cli, services, shared
 from launch.flags.numbers import number_flag
-from sandbox.settings import Bound
-from synthesis.core.files import in_bucket
-from synthesis.core.refusals import InputError
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.watched import Watcher

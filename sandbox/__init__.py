@@ -1,8 +1,8 @@
 """Sandbox for tool code written by a language model: isolated in layers, deterministic, a few milliseconds per call.
 
 Start at `sandbox.pool`. The threat model, the layers and the outcomes are described in `docs/sandbox.md`. This package
-does not import the rest of the project. Only `service` (the pool behind HTTP) and `remote` (its client) import packages
-outside the standard library.
+imports `astra_jax.base` and the standard library. Only `service` (the pool over HTTP) and `remote` (its client) import
+other packages.
 """
 
 from __future__ import annotations

@@ -25,18 +25,10 @@ import sys
 import types
 import warnings
 
+from astra_jax.base.nesting import nests_too_deeply
 from sandbox import determinism, libc, lockdown, modules
 from sandbox.json_values import MOST_DIGITS, NotJsonError, has_plain_keys, to_json
-from sandbox.protocol import (
-    ERROR_CHARACTERS,
-    ERROR_CUT,
-    LOCKED,
-    OUTPUT_CUT,
-    REPORT,
-    Report,
-    digest,
-    nests_too_deeply,
-)
+from sandbox.protocol import ERROR_CHARACTERS, ERROR_CUT, LOCKED, OUTPUT_CUT, REPORT, Report, digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # as in the standard library: `typing` itself would add half a megabyte to each call's copy

@@ -17,10 +17,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from astra_jax.base.settings import SettingError
 from sandbox.outcomes import CallResult, SandboxError
 from sandbox.remote import LOST, RemotePool, SandboxUnreachable
 from sandbox.request import PastCall, encode_request
-from sandbox.settings import SettingError
 
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # seconds between checks of an excluded service; the last one repeats
 _LOG = logging.getLogger(__name__)

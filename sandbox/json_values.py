@@ -28,7 +28,7 @@ import os
 import types
 from collections import abc
 
-from sandbox.protocol import MOST_NESTING
+from astra_jax.base.nesting import MOST_NESTING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # as in `sandbox.call`, whose processes load this module
@@ -51,7 +51,7 @@ def to_json(value: Any) -> Any:
 
     Raises:
         NotJsonError: a part has no lossless JSON form, two keys of an object have one text, or the value is nested
-            deeper than `sandbox.protocol.MOST_NESTING`.
+            deeper than `astra_jax.base.nesting.MOST_NESTING`.
     """
     try:
         return _Conversion().value(value, ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from sandbox.settings import Bound, Count, Seconds, Settings, Total
+from astra_jax.base.settings import Bound, Count, Seconds, Settings, Total
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,9 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from astra_jax.base.nesting import MOST_NESTING, nests_too_deeply
 from sandbox.limits import Limits
-from sandbox.protocol import (
-    ERROR_CHARACTERS,
-    ERROR_CUT,
-    MOST_NESTING,
-    OUTPUT_CUT,
-    CallVerdict,
-    Report,
-    nests_too_deeply,
-)
+from sandbox.protocol import ERROR_CHARACTERS, ERROR_CUT, OUTPUT_CUT, CallVerdict, Report
 
 
 class SandboxError(Exception):

@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
+from astra_jax.base.settings import Bound, OneOf, Seconds, SettingError, Settings, Slots, Total
 from sandbox.cgroup import Cgroup, Share, machine_memory_bytes
 from sandbox.host import SlotClient, SlotError, ZygoteClient
 from sandbox.limits import Limits, LockPlan
 from sandbox.outcomes import CLOSED, MEMORY, CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, cpu_seconds_of, encode_request, source_digest
 from sandbox.selftest import LAYERS, POLICIES, TIERS, find_isolation, require_tier
-from sandbox.settings import Bound, OneOf, Seconds, SettingError, Settings, Slots, Total
 
 _UIDS = 1000
 # When the zygote is killed, a slot may end before the zygote's socket closes (the kernel closes descriptors one by

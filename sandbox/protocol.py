@@ -17,7 +17,6 @@ import struct
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
 LENGTH = struct.Struct("!I")  # length of the frame that follows
 REQUEST = struct.Struct("!QBIdQQ")  # call id, Operation, CPU and wall seconds, bytes of memory and result; the payload
@@ -26,12 +25,6 @@ REPORT = struct.Struct("!BI")  # Report, length; then the body
 
 LOCKED = b"\x4c"
 """First byte from every call: all layers are in place. Without it no untrusted code has run: the fault is ours."""
-
-MOST_NESTING = 200
-"""Most nested arrays and objects in arguments and results.
-
-It is far below the depth at which JSON libraries fail, which depends on the caller's stack.
-"""
 
 ERROR_CHARACTERS = 2_000
 """Most characters kept of an error's text."""
@@ -116,35 +109,3 @@ def digest(result: str | bytes) -> str:
 
     canonical = json.dumps(json.loads(result), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def check_nesting(value: Any) -> Any:
-    """Check the nesting of JSON data from untrusted text, and return the data.
-
-    A JSON parser of Python 3.12 and later reads thousands of levels, at which recursive code fails.
-
-    Raises:
-        RecursionError: `value` has more than `MOST_NESTING` levels.
-    """
-    if nests_too_deeply(value):
-        raise RecursionError(f"it is nested too deeply, more than {MOST_NESTING} levels")
-    return value
-
-
-def nests_too_deeply(value: Any, written: bytes | None = None) -> bool:
-    """Return whether data has more than `MOST_NESTING` nested arrays and objects, or contains itself.
-
-    An object that occurs many times, as YAML's aliases make them, is checked once per level.
-
-    Args:
-        written: the data as JSON, or a text that contains it. If it has few enough brackets, the data is not walked.
-    """
-    if written is not None and written.count(b"[") + written.count(b"{") <= MOST_NESTING:
-        return False
-    level = [value]
-    for _ in range(MOST_NESTING + 1):
-        holders = {id(one): one for one in level if isinstance(one, dict | list | tuple)}
-        if not holders:
-            return False
-        level = [part for one in holders.values() for part in (one.values() if isinstance(one, dict) else one)]
-    return True

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from sandbox.access import keyless, trusting
-from sandbox.answers import read_answer
+from astra_jax.base.access import keyless, trusting
+from astra_jax.base.http_responses import read_answer
+from astra_jax.base.settings import SettingError
 from sandbox.outcomes import CLOSED, CallResult, Outcome, SandboxError
 from sandbox.request import PastCall, encode_request, source_digest
 from sandbox.selftest import POLICIES, require_tier
-from sandbox.settings import SettingError
 
 _MOST_MODULES = 1024  # modules whose digests a client remembers
 _GREETING_SECONDS = 30.0  # for each of two answers
@@ -44,7 +44,7 @@ class SandboxUnreachable(SandboxError):
     """Error: no service answers at the address, or it is not ready. It may be later."""
 
     away = True
-    """See `synthesis.core.refusals.Refusal`."""
+    """See `astra_jax.base.errors.Refusal`."""
 
 
 class RemotePool:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from astra_jax.base.nesting import MOST_NESTING, nests_too_deeply
 from sandbox.json_values import MOST_DIGITS, NotJsonError, to_json
 from sandbox.outcomes import CallResult, Outcome
-from sandbox.protocol import MOST_NESTING, nests_too_deeply
 
 _MOST_SECONDS = 365 * 86_400
 

@@ -25,14 +25,14 @@ from typing import Annotated, Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
+from astra_jax.base.access import ReachConfig, network_of
+from astra_jax.base.http_service import HttpRefusal, HttpService
+from astra_jax.base.settings import Bound, CountOrZero, Port, Rate
 from sandbox import run_code
-from sandbox.access import ReachConfig, network_of
-from sandbox.http_service import HttpRefusal, HttpService
 from sandbox.json_values import MOST_DIGITS
 from sandbox.outcomes import CallResult, SandboxError
 from sandbox.pool import SandboxPool
 from sandbox.request import PastCall
-from sandbox.settings import Bound, CountOrZero, Port, Rate
 
 _HEADROOM_BYTES = 64 << 10
 _SECONDS = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

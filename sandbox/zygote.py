@@ -23,11 +23,12 @@ import sys
 import time
 import types
 
-if "sandbox" not in sys.modules:
-    # Run by path, so the package may not be importable: define it from this directory.
-    _package = types.ModuleType("sandbox")
-    _package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
-    sys.modules["sandbox"] = _package
+for _name in ("sandbox", "astra_jax"):
+    if _name not in sys.modules:
+        # Run by path, so the packages may not be importable: define them from this file's place.
+        _package = types.ModuleType(_name)
+        _package.__path__ = [os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), _name)]
+        sys.modules[_name] = _package
 
 from sandbox import call, determinism, heap, libc, lockdown, modules  # noqa: E402
 from sandbox.protocol import HELLO_ID, REPLY, CallVerdict, FrameReader, frame  # noqa: E402

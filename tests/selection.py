@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 QUICK: dict[str, tuple[str, ...]] = {
-    # What catches most: the floors, the records, and each contract once.
-    "test_floors.py": (),
+    # What catches most: the layers, the records, and each contract once.
+    "test_architecture.py": (),
     "test_names.py": (),
     "test_paths.py": (),
     "test_selection.py": (),
@@ -48,7 +48,7 @@ QUICK: dict[str, tuple[str, ...]] = {
         "test_nothing_leaks_between_the_splits",
         "test_wrong_policies_get_what_the_formula_says",
     ),
-    "sandbox/test_http_service.py": (
+    "astra_jax/base/test_http_service.py": (
         "test_what_other_sites_can_send_is_refused",
         "test_bodies_are_bounded_before_they_are_read",
         "test_certificates_that_do_not_fit_are_refused_by_name",
@@ -158,7 +158,7 @@ SECONDS: dict[str, float] = {
     "astra_jax/models/test_quantized.py": 47,
     "astra_jax/test_mesh.py": 45,
     "astra_jax/sft/test_epochs.py": 45,
-    "synthesis/core/test_leases.py": 44,
+    "astra_jax/base/test_leases.py": 44,
     "astra_jax/run/test_live_bytes.py": 43,
     "astra_jax/sft/test_step_collectives.py": 41,
     "astra_jax/rollout/test_engine.py": 40,
@@ -227,7 +227,7 @@ NIGHTLY: frozenset[str] = frozenset(
         "synthesis/pipeline/test_ray_machines.py",
         "synthesis/pipeline/test_chaos.py",
         "synthesis/pipeline/test_noise.py",
-        "synthesis/core/test_leases.py",
+        "astra_jax/base/test_leases.py",
         "synthesis/servers/test_popular_servers.py",
         "sandbox/test_sandbox_repeats.py",
         "sandbox/test_sandbox_soak.py",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import astra_floors
+import astra_packages
+from astra_jax.base.errors import InputError
 from configs.training import PRESETS
 from docs.notebooks import cells
 from docs.site import links, pages, reference
 from docs.site.build import build
 from launch.flags import settings_list
-from synthesis.core.refusals import InputError
 
 HELP = """What it does.
 
@@ -108,7 +108,7 @@ def test_the_site_is_built_whole(tmp_path) -> None:
         pytest.importorskip(needed, reason="needs pip install '.[docs]'")
     assert build(tmp_path / "site") > 300
     built = {path.parent.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("index.html")}
-    assert built >= {f"reference/programs/{name}" for name in astra_floors.programs()}
+    assert built >= {f"reference/programs/{name}" for name in astra_packages.programs()}
     assert built >= {f"reference/settings/{name}" for name in reference.SETTINGS}
     assert built >= {Path(name).stem for name in pages.OF_THE_ROOT.values()} | {"glossary", "comparison", "sandbox"}
     assert built >= {Path(pages.notebook_page(file.stem)).stem for file in cells.files()}

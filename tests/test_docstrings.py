@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FLOORS = ("launch", "configs", "astra_jax", "synthesis", "sandbox", "benchmarks")
+LAYERS = ("launch", "configs", "astra_jax", "synthesis", "sandbox", "benchmarks")
 SECTION = re.compile(r"^ *(Args|Attributes|Raises|Returns|Yields):$", re.M)
 ENTRY = re.compile(r"^( *)([\w*, ]+):(?: |$)")
 CLASS = re.compile(r"`([A-Z][a-z0-9]+(?:[A-Z]+[a-z0-9]*)+)`")
@@ -25,7 +25,7 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @cache
 def sources() -> dict[Path, ast.Module]:
-    found = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py")) if "build" not in path.parts]
+    found = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py")) if "build" not in path.parts]
     return {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in found}
 
 

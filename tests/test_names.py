@@ -12,14 +12,14 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FLOORS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
+LAYERS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
 ELSEWHERE = ("astra_jax/rollout/vllm/plugin", "astra_jax/evaluation/workers")
 """Run in environments of their own: beside vLLM, and beside a benchmark's harness."""
 
 
 def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for floor in FLOORS:
-        for path in sorted((ROOT / floor).rglob("*.py")):
+    for layer in LAYERS:
+        for path in sorted((ROOT / layer).rglob("*.py")):
             if "build" not in path.parts:  # what pip leaves when the plugin is installed
                 yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
 
@@ -45,7 +45,7 @@ def test_no_two_files_of_tests_share_a_name() -> None:
 def test_no_module_takes_what_another_keeps_to_itself() -> None:
     for path, tree in trees():
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in FLOORS:
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in LAYERS:
                 private = [alias.name for alias in node.names if alias.name.startswith("_")]
                 assert not private, f"{path} imports {private[0]} of {node.module}"
 
@@ -79,7 +79,7 @@ def test_every_library_that_is_imported_is_asked_for() -> None:
                 names = [node.module or ""]
             for name in names:
                 top = name.split(".")[0]
-                if top in sys.stdlib_module_names or top in FLOORS:
+                if top in sys.stdlib_module_names or top in LAYERS:
                     continue
                 by = {normal(one) for one in providers.get(top, [top])}
                 assert by & asked, (
@@ -88,13 +88,13 @@ def test_every_library_that_is_imported_is_asked_for() -> None:
 
 
 def test_nothing_reaches_a_terminal_but_by_what_makes_it_safe() -> None:
-    """`synthesis/core/terminal.py`; a terminal obeys what it is sent, and nearly all text is a stranger's."""
+    """`astra_jax/base/terminal.py`; a terminal obeys what it is sent, and nearly all text is a stranger's."""
     may = {
-        "synthesis/core/terminal.py",  # it is what makes text safe
-        "synthesis/core/progress.py",  # bars and their log, whose labels it makes safe
+        "astra_jax/base/terminal.py",  # it is what makes text safe
+        "astra_jax/base/progress.py",  # bars and their log, whose labels it makes safe
         "astra_jax/sft/preview.py",  # colours around text that it makes safe
         "launch/bootstrap.py",  # before anything is installed; it shows nobody's text
-        "sandbox/zygote.py",  # the lowest floor; an error of the operating system's, to the pool's log
+        "sandbox/zygote.py",  # the lowest layer; an error of the operating system's, to the pool's log
         "sandbox/script.py",  # runs in the sandbox, where standard error is a part of the answer
     }
     for path, tree in trees():
@@ -104,4 +104,4 @@ def test_nothing_reaches_a_terminal_but_by_what_makes_it_safe() -> None:
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 loud = called in ("print", "tqdm.write") or re.fullmatch(r"sys\.std(out|err)\.write", called)
-                assert not loud, f"{path}:{node.lineno} calls {called}; use synthesis.core.terminal.say"
+                assert not loud, f"{path}:{node.lineno} calls {called}; use astra_jax.base.terminal.say"

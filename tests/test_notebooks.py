@@ -14,10 +14,10 @@ from programs_world import programs
 from template_world import PLAIN_CHATML
 from tokenizers import pre_tokenizers
 
+from astra_jax.base.errors import InputError
 from docs.notebooks import cells
 from synthesis.core.chatml import QWEN3
 from synthesis.core.records import Message, ToolSpec
-from synthesis.core.refusals import InputError
 
 
 def notebook(*sources: str) -> cells.Notebook:

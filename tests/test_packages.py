@@ -20,7 +20,7 @@ import astra_jax
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = "astra_jax/rollout/vllm/plugin/"
 PACKAGES = ("astra_jax/", "synthesis/", "sandbox/", "configs/", "launch/")
-ABOVE = "astra_floors/"
+ABOVE = "astra_packages/"
 """Below which the wheel has them."""
 
 
@@ -55,7 +55,7 @@ def wheel(built: Path, name: str) -> tuple[set[str], Message]:
 @pytest.mark.slow
 def test_the_wheel_has_all_that_is_run_and_nothing_else(built) -> None:
     files, about = wheel(built, "astra_jax")
-    installed = {name for name in files if ".dist-info/" not in name} - {f"{ABOVE}__init__.py", "astra_floors.pth"}
+    installed = {name for name in files if ".dist-info/" not in name} - {f"{ABOVE}__init__.py", "astra_packages.pth"}
     assert all(name.startswith(ABOVE) for name in installed)
     own = {name.removeprefix(ABOVE) for name in installed}
     wanted = {name for name in tracked() if name.startswith(PACKAGES) and not name.startswith(PLUGIN)}
@@ -145,12 +145,12 @@ def test_an_installation_is_one_name(environment) -> None:
         "import astra_jax, configs, site, os; print(astra_jax.__file__); print(*os.listdir(site.getsitepackages()[0]))"
     )
     said = ran(environment, environment, "python", "-c", code).stdout.splitlines()
-    assert said[0].endswith("/astra_floors/astra_jax/__init__.py")
+    assert said[0].endswith("/astra_packages/astra_jax/__init__.py")
     assert not set(said[1].split()) & {"astra_jax", "configs", "launch", "sandbox", "synthesis"}
 
 
 def test_the_help_of_astra_imports_nothing_heavy() -> None:
-    code = "import sys, astra_floors; sys.argv = ['astra', '--help']; astra_floors.main(); print(*sys.modules)"
+    code = "import sys, astra_packages; sys.argv = ['astra', '--help']; astra_packages.main(); print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert not {"jax", "absl", "numpy", "launch"} & set(said.splitlines()[-1].split())
     programs = {line.split()[0] for line in said.splitlines() if line.startswith("  ")}

@@ -120,14 +120,19 @@ def test_a_source_calls_files_of_its_own_folder_by_their_names_alone() -> None:
 
 
 def test_a_page_calls_files_by_their_names_where_their_folder_is_named() -> None:
-    """In the same section; or the folder of their room, which they are somewhere in."""
+    """In the same section; or the folder of their package, which they are somewhere in."""
     wrong = []
     for page in MARKDOWN:
         for section in re.split(r"^#+ ", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE):
             named = {Path(name) for name in PATH.findall(section)}
             named |= {resolved(page, target) for target, _ in LINK.findall(section)}
-            rooms = {one if one in FOLDERS else one.parent for one in named}
-            there = {file.name for file in FILES for room in rooms if file.parent == room or room in file.parents[:-2]}
+            folders = {one if one in FOLDERS else one.parent for one in named}
+            there = {
+                file.name
+                for file in FILES
+                for folder in folders
+                if file.parent == folder or folder in file.parents[:-2]
+            }
             wrong += [
                 f"{page}, {section.splitlines()[0]!r}: {one}" for one in BARE.findall(section) if one not in there
             ]

@@ -28,7 +28,7 @@ from synthesis.core.answer_words import words_of
 from synthesis.core.locales import READ, locale_of
 
 ROOT = Path(__file__).parent.parent
-FLOORS = ("sandbox", "synthesis", "astra_jax", "launch")
+LAYERS = ("sandbox", "synthesis", "astra_jax", "launch")
 ELSEWHERE = ("astra_jax/rollout/vllm/plugin", "astra_jax/evaluation/workers")
 """Run in environments of their own: nothing of them can be imported here."""
 FUNCTIONS = ("compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer")
@@ -72,8 +72,8 @@ def written() -> tuple[dict[str, re.Pattern[str]], set[str]]:
     """The patterns by the place where they are written, and the files of those that are only made when they run."""
     found: dict[str, re.Pattern[str]] = {}
     made: set[str] = set()
-    for floor in FLOORS:
-        for path in sorted((ROOT / floor).rglob("*.py")):
+    for layer in LAYERS:
+        for path in sorted((ROOT / layer).rglob("*.py")):
             name = path.relative_to(ROOT)
             text = path.read_text(encoding="utf-8")
             if "build" in path.parts or "import re\n" not in text:
@@ -307,8 +307,8 @@ def test_normal_forms_are_asked_of_the_one_that_is_linear() -> None:
     """`unicodedata.normalize` takes seconds for 64,000 combining marks (`synthesis/core/normal_text.py`)."""
     places = {
         str(path.relative_to(ROOT))
-        for floor in FLOORS
-        for path in (ROOT / floor).rglob("*.py")
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*.py")
         if "unicodedata" in (text := path.read_text(encoding="utf-8"))
         for node in ast.walk(ast.parse(text))
         if is_call_of(node, "unicodedata", ("normalize",))

@@ -73,9 +73,9 @@ def test_the_longest_files_of_a_day_leave_time_for_the_others() -> None:
     assert by_day <= BUDGET, "mark cases that few changes touch nightly, or make them cheaper"
 
 
-@pytest.mark.parametrize("floor", ["launch", "astra_jax", "synthesis", "sandbox"])
-def test_each_room_with_tests_of_its_own_is_touched(floor: str) -> None:
-    assert any(file.startswith(f"{floor}/") for file in QUICK)
+@pytest.mark.parametrize("layer", ["launch", "astra_jax", "synthesis", "sandbox"])
+def test_each_package_with_tests_of_its_own_is_touched(layer: str) -> None:
+    assert any(file.startswith(f"{layer}/") for file in QUICK)
 
 
 def test_quick_leaves_out_what_is_slow_unless_it_is_named() -> None:
@@ -91,6 +91,10 @@ def test_quick_leaves_out_what_is_slow_unless_it_is_named() -> None:
 
 
 def test_the_option_collects_only_what_is_chosen() -> None:
-    files = ("tests/test_floors.py", "tests/sandbox/test_sandbox_seccomp.py", "tests/sandbox/test_sandbox_layers.py")
+    files = (
+        "tests/test_architecture.py",
+        "tests/sandbox/test_sandbox_seccomp.py",
+        "tests/sandbox/test_sandbox_layers.py",
+    )
     chosen = collected("--quick", *files)
     assert "test_sandbox_seccomp.py::" in chosen and "test_sandbox_layers" not in chosen

@@ -20,16 +20,16 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from astra_jax.base.settings import Bound, OneOf, SettingError, Settings, declared
 from astra_jax.models.model import Model
 from astra_jax.models.qwen3.presets import Qwen3Config
 from configs.quickstart import PROFILES
 from configs.training import PRESETS
 from launch.flags.cli import setting_names
 from launch.flags.settings_list import documented, listing
-from sandbox.settings import Bound, OneOf, SettingError, Settings, declared
 
 ROOT = Path(__file__).parent.parent
-FLOORS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
+LAYERS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
 BAD_NUMBERS = (-1, 0, math.nan, math.inf, -math.inf, 1e308, 2**70, 10**400)
 FREE_TEXT = {
     "TrainingConfig.compiler_options", "SFTConfig.compiler_options", "GRPOConfig.compiler_options",
@@ -58,7 +58,7 @@ FREE_TEXT = {
 @cache
 def sources() -> dict[str, ast.Module]:
     """Our modules that can be imported here."""
-    files = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py")) if "plugin" not in path.parts]
+    files = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py")) if "plugin" not in path.parts]
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
             path.read_text(encoding="utf-8")

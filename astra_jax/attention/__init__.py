@@ -29,9 +29,9 @@ from jax.sharding import PartitionSpec as P
 from astra_jax.attention import blockwise, splash, triton
 from astra_jax.attention.cache import Cache, Layer, places
 from astra_jax.attention.residuals import RESIDUALS
+from astra_jax.base.errors import InputError
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, AnyMesh, gather_row, on_each_device, platform_of
-from synthesis.core.refusals import InputError
 
 Array = jax.Array
 

@@ -21,8 +21,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from astra_jax.attention import splash_backward
 from astra_jax.attention.documents import MOST, before, numbers
 from astra_jax.attention.residuals import RESIDUALS
+from astra_jax.base.errors import InputError
 from astra_jax.mesh import pieces_of, zigzag_order
-from synthesis.core.refusals import InputError
 
 Array = jax.Array
 Kernel = splash_attention_kernel.SplashAttentionKernel

@@ -23,7 +23,7 @@ from jax.experimental.pallas import triton as plt
 from astra_jax.attention.blockwise import MASKED, Places, pad_tokens, visible_pairs
 from astra_jax.attention.documents import before
 from astra_jax.attention.residuals import RESIDUALS
-from synthesis.core.refusals import InputError
+from astra_jax.base.errors import InputError
 
 Array = jax.Array
 

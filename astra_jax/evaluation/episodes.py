@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.progress import progress_bar
+from astra_jax.base.settings import Count, Seed, SettingError, Settings, Temperature
 from astra_jax.evaluation.intervals import estimate
 from astra_jax.rollout.episode import Episode, EpisodeConfig, episode_stats, longest_task, make_task, run_episode
 from astra_jax.rollout.sampler import Sampler
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from sandbox.settings import Count, Seed, SettingError, Settings, Temperature
 from synthesis.core.environment import AnyEnvironment, kind_of
-from synthesis.core.progress import progress_bar
 from synthesis.core.records import ToolEnvironment
-from synthesis.core.refusals import InputError
 from synthesis.core.rewards import answers, parsed, played
 from synthesis.core.stages import rng_for
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from absl import logging
 
+from astra_jax.base.files import check_held
 from astra_jax.evaluation.suite import EvaluationError
-from synthesis.core.files import check_held
 from synthesis.core.stages import Transient
 
 _WORKERS = Path(__file__).parent / "workers"

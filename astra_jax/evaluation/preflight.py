@@ -7,11 +7,11 @@ import json
 import aiohttp
 import msgspec
 
+from astra_jax.base.http_responses import read_answer
+from astra_jax.base.proxies import may_be_proxied, via
+from astra_jax.base.typed import decode_any_json
 from astra_jax.evaluation.suite import EvaluationError, Limit, ModelEndpoint
-from sandbox.answers import read_answer
 from synthesis.core.endpoint_replies import error_problem
-from synthesis.core.proxies import may_be_proxied, via
-from synthesis.core.typed import decode_any_json
 
 _SECONDS = 60.0
 _TOKENS: dict[Limit, int] = {"max_tokens": 1, "max_completion_tokens": 1_024}

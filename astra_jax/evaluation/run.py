@@ -10,9 +10,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from astra_jax.base.settings import Count, CountOrZero, Length, Seed, Settings, Temperature
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, ModelEndpoint, Role, Suite, SuiteInfo
-from sandbox.settings import Count, CountOrZero, Length, Seed, Settings, Temperature
 from synthesis.core.stages import Journal, rng_for, run_stage
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.typed import convert_to
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Decoding, EvaluationError, Role, Suite, SuiteInfo
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
-from synthesis.core.typed import convert_to
 
 FOLDER = "results"
 """Folder of the dataset in the evaluation's workdir."""

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.typed import json_decoder
 from astra_jax.evaluation.episodes import INFRASTRUCTURE, EvalConfig, run_episodes
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.sampler import Sampler
@@ -21,9 +23,7 @@ from sandbox import Sandbox
 from synthesis.core.datasets import Folder, read_dataset
 from synthesis.core.environment import AnyEnvironment, Environment, RatedEnvironment, fingerprint
 from synthesis.core.records import ToolEnvironment
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
-from synthesis.core.typed import json_decoder
 from synthesis.environments.dependency_graph import difficulty_of
 
 _DIGITS = 5

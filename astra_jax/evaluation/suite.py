@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.settings import Bound, Count, Length, SettingError, Settings, Temperature, TopP
 from astra_jax.evaluation.results import ItemResult
 from sandbox import Sandbox
-from sandbox.settings import Bound, Count, Length, SettingError, Settings, Temperature, TopP
 from synthesis.core.endpoint import Endpoint
-from synthesis.core.refusals import Refusal
 
 Role = Literal["user", "judge"]
 """A model that a benchmark asks in addition to the scored one: the simulated user, or the judge of answers."""

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.typed import convert_to
 from astra_jax.grpo.journal import BatchJournal
 from astra_jax.grpo.rollouts import FillReport, GroupBatch, Rollouts
 from astra_jax.rollout.filling import Group, GroupBuffer
 from astra_jax.rollout.stream import GroupStream, StaleGroup
-from synthesis.core.progress import say_beside_bars
-from synthesis.core.typed import convert_to
 
 
 class AsyncRollouts(Rollouts):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
+from astra_jax.base.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, Seed, SettingError, Share, Slots
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.rollout.filling import begun_at_once
 from astra_jax.run.config import ROW_BUCKET, HostOnly, LearningRate, Resumable, TrainingConfig, WeightDecay
-from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, Seconds, Seed, SettingError, Share, Slots
 from synthesis.core.rewards import bounds_of
 
 Order = Literal["shuffled", "easy_first"]

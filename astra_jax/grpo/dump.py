@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import location, on_disk, write_text
+from astra_jax.base.typed import convert_to
 from astra_jax.rollout.filling import Group
 from astra_jax.rollout.packed import CompactEpisode, compact, expanded
 from astra_jax.run.identity import differences
@@ -35,9 +38,6 @@ from synthesis.core.datasets import (
     read_record,
     write_dataset,
 )
-from synthesis.core.files import location, on_disk, write_text
-from synthesis.core.refusals import InputError
-from synthesis.core.typed import convert_to
 
 if TYPE_CHECKING:  # the pages want neither
     from etils import epath

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 
+from astra_jax.base.errors import InputError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.rollout.episode import EpisodeConfig, EpisodeTask, longest_task
 from astra_jax.rollout.sessions import reset_env, with_timeout
@@ -16,7 +17,6 @@ from synthesis.core.own_objects import OwnEnvironment
 from synthesis.core.own_workers import OwnCodeError
 from synthesis.core.plays import paid_guesses
 from synthesis.core.records import CodeTool, ReferenceCall, ToolEnvironment, World
-from synthesis.core.refusals import InputError
 from synthesis.core.reward import solved_by
 from synthesis.core.rewards import Rewards, rewards_of
 from synthesis.core.stages import Transient

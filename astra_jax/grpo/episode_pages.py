@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
+from astra_jax.base.files import write_text
 from astra_jax.pages.html import template
-from synthesis.core.files import write_text
 
 if TYPE_CHECKING:  # pages of data want no jax
     from astra_jax.grpo.exhaustion import Exhaustion

@@ -19,6 +19,9 @@ from typing import Any
 
 from etils import epath
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import write_text
+from astra_jax.base.progress import say_beside_bars
 from astra_jax.evaluation.episodes import INFRASTRUCTURE, EvalConfig, run_episodes, summarise_by_kind
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import digest_of_environments
@@ -29,9 +32,6 @@ from astra_jax.run.digests import digest_of_json
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment, kind_of, prompt_of
-from synthesis.core.files import write_text
-from synthesis.core.progress import say_beside_bars
-from synthesis.core.refusals import InputError
 
 FOLDER = "held_out"
 """Folder name below a run's workdir."""

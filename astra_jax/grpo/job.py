@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from astra_jax.base.errors import InputError
 from astra_jax.grpo.config import ROOM, GRPOConfig
 from astra_jax.grpo.environments import check_environments, digest_of_environments, select_environments
 from astra_jax.grpo.held_out import check_apart
@@ -39,7 +40,6 @@ from astra_jax.run.trainer import RunContext, StopReason
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment
-from synthesis.core.refusals import InputError
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,12 @@ import msgspec
 from absl import logging
 from etils import epath
 
+from astra_jax.base.files import RemovedError, check_held, first_line, in_bucket, location, write_bytes
+from astra_jax.base.typed import decode_json, decode_msgpack
 from astra_jax.rollout.episode import Episode, FinishedTurn
 from astra_jax.rollout.filling import FillCounts, Group, Lengths
 from astra_jax.rollout.packed import Packed, packed, packed_turn, unpacked, unpacked_turn
 from synthesis.core.datasets import Folder
-from synthesis.core.files import RemovedError, check_held, first_line, in_bucket, location, write_bytes
-from synthesis.core.typed import decode_json, decode_msgpack
 
 FOLDER = "rollouts"
 """Folder name below a run's workdir."""

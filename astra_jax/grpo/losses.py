@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from astra_jax.base.settings import Bound, Count, OneOf, SettingError, Settings
 from astra_jax.rollout.filling import group_deviation
-from sandbox.settings import Bound, Count, OneOf, SettingError, Settings
 from synthesis.core.references import referred
 
 Array = Any

@@ -15,9 +15,9 @@ import numpy as np
 from flax import struct
 
 from astra_jax.attention.documents import prefix_segment_id
+from astra_jax.base.errors import InputError
 from astra_jax.rollout.episode import Episode
 from astra_jax.run.batch import PackedBatch
-from synthesis.core.refusals import InputError
 
 Array = Any
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.typed import convert_to
 from astra_jax.grpo.dump import DumpedBatches
 from astra_jax.grpo.exhaustion import Exhaustion
 from astra_jax.grpo.rollouts import FillReport, GroupBatch
 from astra_jax.rollout.sampler import SamplerBase
 from astra_jax.run.identity import differences
 from synthesis.core.datasets import DatasetError, Folder
-from synthesis.core.refusals import InputError
-from synthesis.core.typed import convert_to
 
 
 class Replay:

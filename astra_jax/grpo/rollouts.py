@@ -12,6 +12,9 @@ from typing import Any
 import jax
 import msgspec
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.typed import convert_to, decode_msgpack
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.exhaustion import Exhaustion
 from astra_jax.grpo.groups import GroupSampler
@@ -24,9 +27,6 @@ from astra_jax.run.hosts import broadcast_from_host0
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.environment import AnyEnvironment
-from synthesis.core.progress import say_beside_bars
-from synthesis.core.refusals import Refusal
-from synthesis.core.typed import convert_to, decode_msgpack
 
 _FEWEST_MASKED = 4
 """Fewest masked episodes that stop a run; in a batch of four episodes a single one would be a quarter."""

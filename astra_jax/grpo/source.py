@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.files import location
+from astra_jax.base.progress import say_beside_bars
 from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.dump import FOLDER as BATCHES
@@ -34,8 +36,6 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder
 from synthesis.core.environment import AnyEnvironment
-from synthesis.core.files import location
-from synthesis.core.progress import say_beside_bars
 
 
 class RolloutSource:

@@ -21,6 +21,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from astra_jax.base.terminal import say
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.job import GRPOResult, prepare, programs, reference_params, update_metrics
 from astra_jax.grpo.replay import Replay
@@ -39,7 +40,6 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder
 from synthesis.core.environment import AnyEnvironment
-from synthesis.core.terminal import say
 
 
 async def train(

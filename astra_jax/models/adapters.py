@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from astra_jax import axes
+from astra_jax.base.errors import InputError
 from astra_jax.models import sharding
 from astra_jax.models.layers import quantized
 from astra_jax.models.layers.adapted import LoRAWeight, is_wrapped, plain
 from astra_jax.models.lora import ALL, LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
-from synthesis.core.refusals import InputError
 
 Array = jax.Array
 

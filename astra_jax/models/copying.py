@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from astra_jax.base.errors import InputError
 from astra_jax.models.layers.sizes import Sizes
 from astra_jax.models.model import Params
-from synthesis.core.refusals import InputError
 
 _EMBEDDING_SCALE, _FINAL_NORM = 14.0, 0.35
 """Scales at which tokens are as long in the residual stream as the heads' outputs, and logits keep their flatness."""

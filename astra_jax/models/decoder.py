@@ -34,6 +34,7 @@ from astra_jax.attention import (
 )
 from astra_jax.attention import cache as kv
 from astra_jax.attention.cache import Cache, Caches, ChunkedCache, Layer
+from astra_jax.base.errors import InputError
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import BATCH, AnyMesh, constrain, platform_of
 from astra_jax.models import flops, sharding
@@ -50,7 +51,6 @@ from astra_jax.models.layers.sizes import Sizes, Yarn
 from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.model import CacheView, Params
 from astra_jax.models.names import NamedParam
-from synthesis.core.refusals import InputError
 
 Array = jax.Array
 

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from astra_jax.base.errors import InputError
 from astra_jax.models.hf_config import not_computed
-from synthesis.core.refusals import InputError
 
 if TYPE_CHECKING:
     from astra_jax.models.model import Model

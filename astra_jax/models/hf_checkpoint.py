@@ -22,13 +22,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from astra_jax import chat_files
+from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.files import location, write_text
+from astra_jax.base.settings import SettingError
 from astra_jax.models.families import from_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam
-from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
-from synthesis.core.files import location, write_text
-from synthesis.core.refusals import InputError, Refusal
 
 MAX_FILE_BYTES = 5 * 10**9
 """Largest safetensors file that is written, in bytes; the same as Hugging Face's."""

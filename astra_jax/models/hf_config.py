@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from astra_jax.base.errors import InputError
 from astra_jax.models.layers.sizes import Llama3Scaling, Sizes, Yarn
-from synthesis.core.refusals import InputError
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 """Fields that `config.json` must have; otherwise transformers would use another model's."""

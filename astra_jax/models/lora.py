@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from astra_jax.base.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings
 from astra_jax.models.matmuls import STORED
-from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings
 
 ALL = "all-linear"
 """Target that stands for every matrix that can have an adapter."""

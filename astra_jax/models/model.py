@@ -10,7 +10,7 @@ import jax
 from jax.typing import DTypeLike
 
 from astra_jax.attention.cache import Caches, Layer
-from sandbox.settings import SettingError
+from astra_jax.base.settings import SettingError
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding

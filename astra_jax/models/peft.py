@@ -14,16 +14,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from astra_jax import axes
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import location
+from astra_jax.base.settings import SettingError
 from astra_jax.models import adapters
 from astra_jax.models.hf_checkpoint import WeightsError, check_tensors, read_tensors, tensors_of
 from astra_jax.models.lora import LoRA
 from astra_jax.models.model import Model, Params
 from astra_jax.models.names import NamedParam, linear_weight
 from astra_jax.models.peft_folder import CONFIG, PREFIX, TENSORS, AdapterSettings, open_adapter, read_settings
-from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
-from synthesis.core.files import location
-from synthesis.core.refusals import InputError
 
 _PLAIN = {"bias": "none", "use_dora": False, "fan_in_fan_out": False}
 """Settings of adapters that training supports; others are merged, see `peft_merge`."""

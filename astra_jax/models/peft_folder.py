@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astra_jax.base.files import in_bucket, location
 from astra_jax.models.hf_checkpoint import ADAPTER, WeightsError, check_dtype, has_weights, open_tensors
 from synthesis.core.datasets import Folder
-from synthesis.core.files import in_bucket, location
 
 CONFIG, TENSORS = ADAPTER, "adapter_model.safetensors"
 

@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from astra_jax import axes
+from astra_jax.base.errors import InputError
 from astra_jax.mesh import WIDTH
 from astra_jax.models.model import Params
-from synthesis.core.refusals import InputError
 
 Axis = str | tuple[str, ...] | None
 

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from astra_jax.base.errors import Refusal
 from astra_jax.run.chips import CHIPS, Chip
-from synthesis.core.refusals import Refusal
 
 _HOPPER = """
 gpu_device_info {

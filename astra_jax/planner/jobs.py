@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from astra_jax.base.errors import InputError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import WIDTH, check_batch
 from astra_jax.models import adapters
@@ -24,7 +25,6 @@ from astra_jax.models.model import Model
 from astra_jax.run.batch import on_mesh
 from astra_jax.run.chips import Chip
 from astra_jax.sft.config import SFTConfig
-from synthesis.core.refusals import InputError
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 

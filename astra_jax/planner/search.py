@@ -20,6 +20,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from astra_jax.attention.splash import BLOCK, LARGEST_BLOCK, block_of, good_length, padded_length
+from astra_jax.base.errors import Refusal
+from astra_jax.base.settings import SettingError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import AXES, BATCH, WIDTH, pieces_of
 from astra_jax.models.adapters import abstract_trained
@@ -39,8 +41,6 @@ from astra_jax.planner.jobs import (
 from astra_jax.planner.network import Hosts
 from astra_jax.planner.plan import Plan, make_plan
 from astra_jax.sft.config import SFTConfig
-from sandbox.settings import SettingError
-from synthesis.core.refusals import Refusal
 
 _PADDING = 1.15
 """Largest factor by which rows may exceed their sequences to get larger blocks of attention."""

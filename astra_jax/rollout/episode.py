@@ -15,18 +15,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from absl import logging
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line
+from astra_jax.base.settings import Bound, Count, CountOrZero, Length, Settings, Temperature, TopP
 from astra_jax.rollout.sampler import Completion, RequestFailed, Sampler, Sampling
 from astra_jax.rollout.sessions import ENVIRONMENT_DIED, CodeSession, EpisodeSession, ExternalEnvSession, Masked
 from astra_jax.rollout.tool_calls import EpisodeTools, ResumeMismatch, ToolCallResult, outputs_of
 from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
-from sandbox.settings import Bound, Count, CountOrZero, Length, Settings, Temperature, TopP
 from synthesis.core.agent_loop import Finish, run_agent
 from synthesis.core.chat_format import Call
 from synthesis.core.environment import AnyEnvironment, CallRecord
-from synthesis.core.files import first_line
 from synthesis.core.records import CodeTool, Message, ToolEnvironment, ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.core.reward import Reward, SubTask, sub_tasks_by_tool
 from synthesis.core.rewards import Unscorable, parsed, rewards_of
 from synthesis.core.stages import rng_for

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from astra_jax.base.typed import convert_to
 from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.packed import CompactEpisode, compact, expanded
 from astra_jax.rollout.sessions import MASK_REASONS, Masked
-from synthesis.core.typed import convert_to
 
 
 def begun_at_once(concurrent: int, size: int) -> int:

@@ -8,8 +8,8 @@ import json
 import msgspec
 import numpy as np
 
+from astra_jax.base.typed import convert_to
 from astra_jax.rollout.episode import Episode, FinishedTurn
-from synthesis.core.typed import convert_to
 
 
 class Packed(msgspec.Struct, array_like=True):

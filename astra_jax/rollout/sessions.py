@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 import msgspec
 from absl import logging
 
+from astra_jax.base.files import first_line
 from sandbox import Sandbox
 from synthesis.core.agent_loop import Finish
 from synthesis.core.environment import (
@@ -20,7 +21,6 @@ from synthesis.core.environment import (
     EnvironmentSession,
     ToolsUnavailable,
 )
-from synthesis.core.files import first_line
 from synthesis.core.own_process import named
 from synthesis.core.own_workers import OwnCodeError, workers_of
 from synthesis.core.records import CodeTool, Message, ToolEnvironment

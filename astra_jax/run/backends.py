@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import jax
 
-from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import say
+from astra_jax.base.errors import Refusal
+from astra_jax.base.terminal import say
 
 
 class BackendError(Refusal):

@@ -30,12 +30,12 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.files import check_held, first_line, in_bucket, location, may_be_storage
+from astra_jax.base.settings import SettingError
 from astra_jax.run.digests import digest_of_json, digests_of
 from astra_jax.run.hosts import allgather_exception, broadcast_from_host0, meet_unless_failed
-from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
-from synthesis.core.files import check_held, first_line, in_bucket, location, may_be_storage
-from synthesis.core.refusals import Refusal
 
 PyTree = Any
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 from absl import logging
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import in_bucket, location, user_cache
 from synthesis.core.datasets import Folder
-from synthesis.core.files import in_bucket, location, user_cache
-from synthesis.core.refusals import InputError
 
 FOLDER = "compiled"
 """Folder name in a run's workdir."""

@@ -13,10 +13,10 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.progress import say_beside_bars
 from astra_jax.run.chips import chip_of
 from astra_jax.run.hosts import is_first
-from synthesis.core.progress import say_beside_bars
-from synthesis.core.refusals import InputError
 
 _OPTION = re.compile(r"[a-z0-9_]{1,120}=\S{1,200}")
 

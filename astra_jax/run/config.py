@@ -7,10 +7,10 @@ import functools
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
+from astra_jax.base.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share, declared
 from astra_jax.models.lora import LoRA
 from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.remat import REMATS
-from sandbox.settings import Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share, declared
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 """See `astra_jax.run.trackers`."""

@@ -10,10 +10,10 @@ import contextlib
 
 import msgspec
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.files import StorageError, location, write_text
+from astra_jax.base.typed import decode_json
 from synthesis.core.datasets import Folder
-from synthesis.core.files import StorageError, location, write_text
-from synthesis.core.refusals import Refusal
-from synthesis.core.typed import decode_json
 
 FILE = "starts.json"
 """File name in a run's workdir."""

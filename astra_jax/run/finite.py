@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from astra_jax.base.errors import Refusal
 from astra_jax.models.model import Params
 from astra_jax.run.config import TrainingConfig
 from astra_jax.run.optimizers import all_finite
-from synthesis.core.refusals import Refusal
 
 MAX_SKIPPED_IN_A_ROW = 10
 """Most consecutive steps that `on_nonfinite=skip` may skip. The weights do not change meanwhile, so only another batch

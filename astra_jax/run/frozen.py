@@ -20,16 +20,16 @@ import msgspec
 import numpy as np
 
 from astra_jax import axes
+from astra_jax.base.files import location, write_text
+from astra_jax.base.settings import SettingError
+from astra_jax.base.typed import decode_json
 from astra_jax.models.hf_checkpoint import WeightsError
 from astra_jax.models.lora import LoRA
 from astra_jax.models.model import Params
 from astra_jax.run.checkpoints import named
 from astra_jax.run.digests import digests_of
 from astra_jax.run.hosts import is_first
-from sandbox.settings import SettingError
 from synthesis.core.datasets import Folder
-from synthesis.core.files import location, write_text
-from synthesis.core.typed import decode_json
 
 FILE = "lora.json"
 

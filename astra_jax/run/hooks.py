@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.files import first_line
+from astra_jax.base.progress import say_beside_bars
 from astra_jax.run.hosts import is_first
-from synthesis.core.files import first_line
-from synthesis.core.progress import say_beside_bars
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError, Refusal
 
 if TYPE_CHECKING:
     from etils import epath

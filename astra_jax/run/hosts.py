@@ -22,10 +22,10 @@ from jax._src import distributed  # no public module of JAX has the coordination
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.files import first_line
+from astra_jax.base.terminal import say
 from astra_jax.run.crash_loop import is_fault
-from synthesis.core.files import first_line
-from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import say
 
 T = TypeVar("T")
 

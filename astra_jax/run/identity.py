@@ -9,11 +9,11 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
+from astra_jax.base.files import location, write_text
 from astra_jax.models.lora import FULL
 from astra_jax.models.model import Model
 from astra_jax.run.config import TrainingConfig, resumable_fields, todays_name
 from synthesis.core.datasets import Folder
-from synthesis.core.files import location, write_text
 from synthesis.core.workdir import WorkdirError
 
 _IGNORED = (*resumable_fields(TrainingConfig), "workers", "row_buckets", "concurrent_groups", "deadline_seconds")

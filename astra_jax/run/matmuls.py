@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 from jax.sharding import Mesh
 
+from astra_jax.base.errors import InputError
 from astra_jax.models.model import Model
 from astra_jax.run.chips import chip_of
-from synthesis.core.refusals import InputError
 
 
 def check_matmul(matmul: str, model: Model, mesh: Mesh | None, field: str = "matmul") -> None:

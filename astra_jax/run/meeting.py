@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import say
+from astra_jax.base.errors import Refusal
+from astra_jax.base.terminal import say
 
 _HELLO, _READY, _GO, _NO = "astra-host", "ready", "go", "no "
 _LINE = 512

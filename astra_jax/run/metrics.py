@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.figures import FIGURES
+from astra_jax.base.files import check_held, copy_files, in_bucket, location, naming, write_text
 from astra_jax.run.trackers import Tracker
 from synthesis.core.datasets import Folder
-from synthesis.core.figures import FIGURES
-from synthesis.core.files import check_held, copy_files, in_bucket, location, naming, write_text
-from synthesis.core.refusals import InputError
 
 FILE = "metrics.jsonl"
 EXHAUSTED = "exhausted/"

@@ -16,10 +16,10 @@ from typing import Any
 
 import astra_jax
 from astra_jax import chat_files
+from astra_jax.base.files import location, write_bytes, write_text
 from astra_jax.run.metrics import is_exhausted, read_metrics
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, read_card
-from synthesis.core.files import location, write_bytes, write_text
 
 FILE = "README.md"
 CHECKPOINTS = "checkpoints"

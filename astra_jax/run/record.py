@@ -16,8 +16,8 @@ from typing import Any
 from etils import epath
 
 import astra_jax
-from synthesis.core.files import write_text
-from synthesis.core.versions import commit
+from astra_jax.base.files import write_text
+from astra_jax.base.versions import commit
 from synthesis.core.workdir import WorkdirError
 
 FILE = "run.json"

@@ -8,12 +8,12 @@ from typing import Any
 
 from etils import epath
 
+from astra_jax.base.progress import say_beside_bars
 from astra_jax.run.config import TrainingConfig
 from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import check_same_run, resume_changes
 from astra_jax.run.optimizers import learning_rate
 from astra_jax.run.record import write_changes
-from synthesis.core.progress import say_beside_bars
 
 
 class ResumedSettings:

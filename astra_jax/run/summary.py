@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from astra_jax.base.progress import say_beside_bars
 from astra_jax.run.hosts import is_first
-from synthesis.core.progress import say_beside_bars
 
 FEWEST_STEPS = 50
 """Number of steps below which a warning is printed: a learning rate schedule needs some, and most runs have hundreds.

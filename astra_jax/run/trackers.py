@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from absl import logging
 from etils import epath
 
-from synthesis.core.files import first_line, write_text
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line, write_text
 from synthesis.core.references import is_reference, referred
-from synthesis.core.refusals import InputError
 
 PROJECT = "astra-jax"
 _MLFLOW_RUN = "mlflow_run"

@@ -30,6 +30,9 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from astra_jax.base.files import RemovedError, location, on_disk
+from astra_jax.base.leases import LeaseError
+from astra_jax.base.progress import progress_bar
 from astra_jax.models import adapters
 from astra_jax.models.hf_checkpoint import write_config
 from astra_jax.models.model import Model, Params
@@ -50,9 +53,6 @@ from astra_jax.run.resume import ResumedSettings
 from astra_jax.run.state import TrainState
 from astra_jax.run.summary import TimeLeft
 from synthesis.core.datasets import Folder
-from synthesis.core.files import RemovedError, location, on_disk
-from synthesis.core.leases import LeaseError
-from synthesis.core.progress import progress_bar
 from synthesis.core.workdir import WorkdirError, locked
 
 StopReason = Literal["finished", "preempted", "exhausted"]

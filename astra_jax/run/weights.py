@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from astra_jax import axes
+from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.files import in_bucket, location
 from astra_jax.models import adapters
 from astra_jax.models.hf_checkpoint import (
     WeightsError,
@@ -33,8 +35,6 @@ from astra_jax.models.peft_merge import merged_model, merged_tensors
 from astra_jax.run import frozen
 from astra_jax.run.checkpoints import Checkpointer, named
 from synthesis.core.datasets import Folder
-from synthesis.core.files import in_bucket, location
-from synthesis.core.refusals import InputError, Refusal
 
 Spelled = Mapping[int, tuple[int, ...]]
 """Token ids that spell a token, by its id."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from astra_jax.base.nesting import MOST_NESTING
 from astra_jax.serving.protocol import InvalidRequest
-from sandbox.protocol import MOST_NESTING
 from synthesis.core.chat_format import parse_json
 
 MOST_VALUES = 1 << 18

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from astra_jax.base.nesting import nests_too_deeply
 from astra_jax.serving.protocol import ChatRequest, InvalidRequest, shown
-from sandbox.protocol import nests_too_deeply
 from synthesis.core.chat_format import AssistantTurn, ChatFormat, Whole, beginning, parse_arguments
 from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.tool_schemas import UncheckableSchema, check_size

@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from astra_jax.base import http_service
+from astra_jax.base.typed import convert_to
 from astra_jax.rollout.sampler import (
     MAX_ALTERNATIVES,
     MAX_PENALTY,
@@ -24,8 +26,6 @@ from astra_jax.rollout.sampler import (
     MIN_TEMPERATURE,
     MIN_TOP_P,
 )
-from sandbox import http_service
-from synthesis.core.typed import convert_to
 
 MAX_CHOICES = 128
 """Completions of one request."""

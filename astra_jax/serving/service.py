@@ -33,6 +33,10 @@ from absl import logging
 from aiohttp import web
 from prometheus_client import exposition
 
+from astra_jax.base import http_service
+from astra_jax.base.access import ReachConfig
+from astra_jax.base.http_service import HttpService
+from astra_jax.base.settings import CountOrZero, Port
 from astra_jax.rollout.sampler import ConstraintError, PolicyLimits, RequestFailed, Sampling, StreamingPolicy
 from astra_jax.serving.bodies import read_object
 from astra_jax.serving.grammars import Grammar, Grammars
@@ -44,10 +48,6 @@ from astra_jax.serving.protocol import IGNORED_HEADER, ChatRequest, CompletionRe
 from astra_jax.serving.responses import ChatResponse, Choice, CompletionResponse, Request, Response
 from astra_jax.serving.sampled import Part, sample, samplings_of
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox import http_service
-from sandbox.access import ReachConfig
-from sandbox.http_service import HttpService
-from sandbox.settings import CountOrZero, Port
 
 _LONG = 1 << 18
 """Bytes of a body whose tokenisation takes a quarter of a second or longer."""

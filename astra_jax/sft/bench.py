@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from astra_jax.base.files import check_held
 from astra_jax.models.model import Model, Params
 from astra_jax.run.hosts import allgather_exception, is_first
 from astra_jax.run.record import start_of_run
@@ -21,7 +22,6 @@ from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.train import train
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import write_dataset
-from synthesis.core.files import check_held
 from synthesis.core.records import Message, ToolCall, ToolSpec, Trajectory
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from astra_jax.base.settings import Bound, Count, CountOrZero, Length, SettingError, Share
 from astra_jax.run.config import ROW_BUCKET, Decay, HostOnly, LearningRate, Resumable, TrainingConfig
 from astra_jax.sft.data import DataConfig
-from sandbox.settings import Bound, Count, CountOrZero, Length, SettingError, Share
 
 
 @dataclass(frozen=True, kw_only=True)

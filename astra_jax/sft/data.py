@@ -23,11 +23,11 @@ import msgspec
 import numpy as np
 from absl import logging
 
+from astra_jax.base.settings import Bound, Length, Seed, Settings, Share
 from astra_jax.run.batch import PackedBatch
 from astra_jax.sft.packing import Arrays, EpochBatches, steps_in
 from astra_jax.sft.rename_entities import rename_entities
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox.settings import Bound, Length, Seed, Settings, Share
 from synthesis.core.chat_format import NotInFormat, Segment
 from synthesis.core.datasets import DatasetError, Folder, check_dataset, each_record, reading, records_files
 from synthesis.core.records import Message, ToolSpec, Trajectory, decode

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from astra_jax.base.files import write_text
+from astra_jax.base.progress import say_beside_bars
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, bucket_index, to_device
 from astra_jax.run.compiler import Program
@@ -22,8 +24,6 @@ from astra_jax.sft.samples import TurnSampler
 from astra_jax.sft.step import loss_sums
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record
-from synthesis.core.files import write_text
-from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Trajectory
 
 

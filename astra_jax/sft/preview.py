@@ -9,6 +9,7 @@ from typing import TextIO
 
 import numpy as np
 
+from astra_jax.base.terminal import printable
 from astra_jax.run.summary import RunSummary
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig, Example, by_round, held_out_data, of_rehearsal, scan, tokenise
@@ -16,7 +17,6 @@ from astra_jax.sft.summary import count_steps, summarise
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, each_record, read_card
 from synthesis.core.records import Trajectory
-from synthesis.core.terminal import printable
 
 _TRAINED, _WEIGHED, _CONTEXT, _PLAIN, _TITLE, _END = (
     "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[90m", "\x1b[1m", "\x1b[0m",

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import Count, Length, Seed, Settings, Slots
 from astra_jax.rollout.sampler import Sampler, Sampling
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox.settings import Count, Length, Seed, Settings, Slots
 from synthesis.core.chat_format import Segment
 from synthesis.core.records import Message, Trajectory
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, Rejected, StageResult, rng_for, run_stage
 
 _DRAWS = 2**32

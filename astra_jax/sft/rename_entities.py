@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sandbox.protocol import check_nesting
+from astra_jax.base.nesting import check_nesting
 from synthesis.core.records import Message, Trajectory
 from synthesis.core.tool_results import value_text
 

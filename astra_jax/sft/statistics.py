@@ -15,14 +15,14 @@ import msgspec
 from absl import logging
 
 import astra_jax
+from astra_jax.base.files import location, write_text
+from astra_jax.base.typed import decode_json
 from astra_jax.run.digests import digest_of_json
 from astra_jax.run.hosts import is_first
 from astra_jax.sft.data import DataConfig, DataStats, scan
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder, check_dataset
-from synthesis.core.files import location, write_text
 from synthesis.core.records import Trajectory
-from synthesis.core.typed import decode_json
 
 FOLDER = "statistics"
 _WITHOUT_EFFECT = ("rename_entities", "rehearsed", "workers", "packing_bins", "seed")

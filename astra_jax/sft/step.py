@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from astra_jax.base.errors import InputError
 from astra_jax.head import summed_loss
 from astra_jax.mesh import BATCH, AnyMesh
 from astra_jax.models import adapters
@@ -32,7 +33,6 @@ from astra_jax.run.config import JitKey
 from astra_jax.run.gradients import accumulate_scan
 from astra_jax.run.optimizers import abstract_state, apply_gradients, learning_rate, make_optimizer
 from astra_jax.sft.config import SFTConfig
-from synthesis.core.refusals import InputError
 
 
 def loss_sums(

@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from astra_jax.base.files import location
+from astra_jax.base.terminal import printable
 from astra_jax.run.summary import FEWEST_STEPS, RunSummary, interval_warnings, times
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import BatchIterator, DataStats, batches_of_epochs, steps_for_epochs
 from astra_jax.sft.packing import steps_in
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder
-from synthesis.core.files import location
-from synthesis.core.terminal import printable
 
 _SHORTEST_ROW = 128
 

@@ -20,6 +20,7 @@ from functools import partial
 import jax
 from jax.sharding import Mesh
 
+from astra_jax.base.terminal import say
 from astra_jax.models.model import Model, Params
 from astra_jax.run.compiler import CompiledAhead
 from astra_jax.run.frozen import WeightsSource
@@ -35,7 +36,6 @@ from astra_jax.sft.job import SFTResult, compile_step, prepare
 from astra_jax.sft.step import sft_optimizer, step_inputs, train_step
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import Folder
-from synthesis.core.terminal import say
 
 
 def train(

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from absl import flags
 
+from astra_jax.base.files import write_text
+from astra_jax.base.terminal import say
 from docs.notebooks import cells
 from launch.flags import cli
-from synthesis.core.files import write_text
-from synthesis.core.terminal import say
 
 _FOLDER = flags.DEFINE_string("folder", None, "Folder that they run in.", required=True)
 _ONLY = flags.DEFINE_list("only", [], "Names of notebooks; by default all, by name.")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from synthesis.core.refusals import InputError
+from astra_jax.base.errors import InputError
 
 FOLDER = Path(__file__).parent
 PARAMETERS = "parameters"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from absl import flags
 
+from astra_jax.base.terminal import say
 from docs.site.build import build
 from launch.flags import cli
-from synthesis.core.terminal import say
 
 _TO = flags.DEFINE_string("to", None, "Folder to write the site to; a site that is there is replaced.", required=True)
 

@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from astra_jax.base.errors import InputError
 from docs.site import links, pages, reference
-from synthesis.core.refusals import InputError
 
 
 def build(target: Path) -> int:

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from astra_jax.base.errors import InputError
 from docs.notebooks import cells
-from synthesis.core.refusals import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_THE_ROOT = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import astra_floors
+import astra_packages
 from configs import synthesis, training
 from configs.quickstart import PROFILES
 from docs.site import pages
@@ -47,7 +47,7 @@ def write(folder: Path) -> None:
 
 
 def _write_programs(folder: Path) -> None:
-    names = list(astra_floors.programs())
+    names = list(astra_packages.programs())
     told = _helps(names)
     listed = [
         "# Command line\n",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from astra_jax.base.terminal import say
 from launch.flags import cli
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -329,8 +329,8 @@ def _immutable(value: Any) -> Any:
 
 def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) -> tuple[Any, list[ChosenSetting]]:
     """Return a loop's settings with the stored choices, except for settings on the command line; and the choices."""
+    from astra_jax.base.settings import SettingError
     from configs import auto
-    from sandbox.settings import SettingError
 
     kept = {one.setting: one for one in before if one.setting not in given}
     try:
@@ -345,8 +345,8 @@ def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) ->
 
 def _keep(workdir: epath.Path, place: DeviceSetup, choices: Sequence[ChosenSetting], loop: str) -> None:
     """Store and print the choices, on the first host."""
+    from astra_jax.base.files import write_text
     from astra_jax.run.hosts import is_first
-    from synthesis.core.files import write_text
 
     if is_first():
         content = {"place": dataclasses.asdict(place), "choices": [dataclasses.asdict(one) for one in choices]}

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from absl import app, flags, logging
 
 import astra_jax
+from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.settings import SettingError, declared, wording
+from astra_jax.base.terminal import say
 from astra_jax.cpu.environment import cpu_environment
 from astra_jax.run.config import todays_name
 from launch.flags import endings, settings_list, shared
-from sandbox.settings import SettingError, declared, wording
-from synthesis.core.refusals import InputError, Refusal
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -244,7 +244,7 @@ def token_in(file: str, named: str) -> str:
 def certificates_of(flag: flags.FlagHolder[str | None]) -> str | None:
     """Return the absolute path of the certificate authorities' file that a flag names, or None. Raises `UsageError`:
     the file has no certificates."""
-    from sandbox.access import trusting
+    from astra_jax.base.access import trusting
 
     if not flag.value:
         return None
@@ -266,8 +266,8 @@ def folder(flag: flags.FlagHolder[str | None], *, written: bool = False, s3: boo
     Raises:
         UsageError: it is neither, or cannot be used.
     """
-    from synthesis.core.buckets import check_writable
-    from synthesis.core.files import StorageError, location
+    from astra_jax.base.buckets import check_writable
+    from astra_jax.base.files import StorageError, location
 
     try:
         found = location(flag.value or "", s3=s3)
@@ -453,7 +453,7 @@ def _is_config(value: Any) -> bool:
 def _convert(text: str, annotation: Any, name: str, allowed: str) -> Any:
     import msgspec  # here, so that --help does not wait for it
 
-    from synthesis.core.typed import convert_to
+    from astra_jax.base.typed import convert_to
 
     try:
         value = json.loads(text)

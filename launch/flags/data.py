@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from astra_jax.base.terminal import say
 from launch.flags import cli, hub, shared
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from synthesis.core.datasets import Folder
@@ -74,11 +74,11 @@ def _is_read(text: str) -> bool:
 def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     from pathlib import Path
 
+    from astra_jax.base.errors import InputError
+    from astra_jax.base.files import user_cache
     from synthesis.astra_format.conversations import kept_dataset
     from synthesis.astra_format.records import SUFFIXES
     from synthesis.core.datasets import read_card
-    from synthesis.core.files import user_cache
-    from synthesis.core.refusals import InputError
 
     text = flag.value or ""
     said = f"--{flag.name}={text}"

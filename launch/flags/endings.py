@@ -30,9 +30,9 @@ from typing import TextIO
 
 from absl import logging
 
-from synthesis.core.proxies import exempt_this_machine
-from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import printable, protect_streams, say
+from astra_jax.base.errors import Refusal
+from astra_jax.base.proxies import exempt_this_machine
+from astra_jax.base.terminal import printable, protect_streams, say
 
 REFUSED, AWAY, TOLD, FELL_SHORT, INTERRUPTED, UNREAD, BROKEN = 2, 69, 75, 4, 130, 141, 1
 
@@ -238,9 +238,9 @@ def _unread() -> bool:
 
 def refusal(error: BaseException) -> str | None:
     """Return the message of an error that the user can fix; None if the error is a bug."""
+    from astra_jax.base.files import RemovedError
+    from astra_jax.base.settings import SettingError
     from sandbox import SandboxError
-    from sandbox.settings import SettingError
-    from synthesis.core.files import RemovedError
 
     if isinstance(error, BaseExceptionGroup):
         lines = [refusal(one) for one in error.exceptions]

@@ -15,9 +15,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from astra_jax.base.settings import Count
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count
 
 if TYPE_CHECKING:
     from astra_jax.run.model_card import TrainedOn

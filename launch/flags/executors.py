@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from astra_jax.base.settings import Count
 from launch.flags import cli, sandboxes, teachers
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count
 
 if TYPE_CHECKING:  # --help does not wait for it
     from sandbox import Sandbox

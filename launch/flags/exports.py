@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import say
+from astra_jax.base.errors import Refusal
+from astra_jax.base.terminal import say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,8 +62,8 @@ def copy_tokenizer(source: Folder, target: Path, step: int | None) -> int:
         Number of files.
     """
     from astra_jax import chat_files
+    from astra_jax.base.files import location
     from astra_jax.tokenizer import ChatTokenizer
-    from synthesis.core.files import location
 
     changed: Mapping[str, str] = {}
     if step and (location(source) / "tokenizer.json").exists():

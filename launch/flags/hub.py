@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from absl import flags
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.proxies import via
 from launch.flags import cli
-from synthesis.core.proxies import via
-from synthesis.core.refusals import Refusal
 
 if TYPE_CHECKING:
     from etils import epath
@@ -68,7 +68,7 @@ def named_folder(text: str, said: str) -> epath.Path:
         UsageError: it starts with `hub:` and is not a name.
         HubError: the Hub does not provide it.
     """
-    from synthesis.core.files import location
+    from astra_jax.base.files import location
 
     return _downloaded(text, said) or location(text)
 
@@ -81,7 +81,7 @@ def _downloaded(text: str, said: str) -> epath.Path | None:
         raise cli.UsageError(f"{said} is not the name of a model; write hub:ORG/NAME or hub:ORG/NAME@REVISION")
     if named is None or (plain == text and Path(text).exists()):
         return None
-    from synthesis.core.files import location
+    from astra_jax.base.files import location
 
     return location(_snapshot(Repository(named["repo"], None, named["revision"]), said))
 

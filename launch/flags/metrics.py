@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from astra_jax.base.figures import FIGURES, Figures
+from astra_jax.base.settings import Port
+from astra_jax.base.terminal import say
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.settings import Port
-from synthesis.core.figures import FIGURES, Figures
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
-    from sandbox.http_service import HttpService
+    from astra_jax.base.http_service import HttpService
 
 PORT = number_flag("metrics_port", None, Port, "Port to serve metrics on for Prometheus; 0 takes a free one.")
 _HOST = flags.DEFINE_string(
@@ -71,8 +71,8 @@ def _service(figures: Figures, host: str, port: int, token: str | None) -> HttpS
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 
-    from sandbox.access import ReachConfig
-    from sandbox.http_service import HttpRefusal, HttpService
+    from astra_jax.base.access import ReachConfig
+    from astra_jax.base.http_service import HttpRefusal, HttpService
 
     class _Reach(ReachConfig):
         RISK = "read how far this run is"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
+from astra_jax.base.settings import Count, CountOrZero, Seconds
+from astra_jax.base.terminal import make_output_optional, say
 from launch.flags import auto, cli, endings, hub, meshes, shared
 from launch.flags.numbers import number_flag
 from launch.flags.sources import NamedWeights, source
-from sandbox.settings import Count, CountOrZero, Seconds
-from synthesis.core.terminal import make_output_optional, say
 
 if TYPE_CHECKING:
     from etils import epath

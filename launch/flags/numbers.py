@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import flags
 
-from sandbox.settings import SettingError, check, wording
+from astra_jax.base.settings import SettingError, check, wording
 
 flags.disclaim_key_flags()  # a flag belongs to the module that asks for it
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from astra_jax.base.terminal import say
 from launch.flags import cli, hub, meshes, shared, sources
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from etils import epath
@@ -125,8 +125,8 @@ def run_name(kind: str, *depends_on: object) -> str:
     import json
     from pathlib import Path
 
+    from astra_jax.base.files import in_bucket
     from astra_jax.run.checkpoints import SAVED
-    from synthesis.core.files import in_bucket
 
     weights: list[object]
     found = _source()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from astra_jax.base.settings import Count
+from astra_jax.base.terminal import printable, say
 from launch.flags import cli, executors, metrics, teachers
 from launch.flags.numbers import number_flag
-from sandbox.settings import Count
-from synthesis.core.terminal import printable, say
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.stages import Journal
@@ -48,8 +48,8 @@ async def preview(
     Raises:
         cli.UsageError: the page would be inside --workdir, or flags contradict each other.
     """
+    from astra_jax.base.errors import Refusal
     from launch.viewer.preview_page import rendered
-    from synthesis.core.refusals import Refusal
     from synthesis.core.stages import Journal
     from synthesis.pipeline.preview import Preview
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from astra_jax.base.terminal import say
 from launch.flags import cli
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:
     from synthesis.astra_format.records import Imported

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from absl import flags
 
+from astra_jax.base.settings import SettingError
 from launch.flags import cli
-from sandbox.settings import SettingError
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.endpoint_settings import Role, RoleSettings
@@ -64,8 +64,8 @@ def _read() -> dict[Any, list[dict[str, Any]]]:
     """Return the models of each role as the user wrote them."""
     import msgspec
 
+    from astra_jax.base.typed import decode_json
     from synthesis.core.endpoint_settings import Role
-    from synthesis.core.typed import decode_json
 
     if ROLES.value is None:
         return {}

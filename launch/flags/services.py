@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
+from astra_jax.base.access import Part, ReachConfig, is_loopback
+from astra_jax.base.settings import Count, CountOrZero, Seconds, SecondsOrZero, Total
+from astra_jax.base.terminal import make_output_optional, say
 from launch.flags import cli
 from launch.flags.numbers import number_flag
-from sandbox.access import Part, ReachConfig, is_loopback
-from sandbox.settings import Count, CountOrZero, Seconds, SecondsOrZero, Total
-from synthesis.core.terminal import make_output_optional, say
 
 if TYPE_CHECKING:  # --help does not wait for it
-    from sandbox.http_service import HttpService
+    from astra_jax.base.http_service import HttpService
 
 Config = TypeVar("Config", bound=ReachConfig)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.settings import declared, wording
+from astra_jax.base.settings import declared, wording
 
 _SECTION = re.compile(r"^Attributes\b.*:$")
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*): +(.*)$")

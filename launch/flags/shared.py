@@ -13,8 +13,8 @@ from typing import Any
 
 from absl import flags
 
+from astra_jax.base.settings import CountOrZero, Port, Seed
 from launch.flags.numbers import number_flag
-from sandbox.settings import CountOrZero, Port, Seed
 
 flags.disclaim_key_flags()  # a flag belongs to the module that asks for it
 

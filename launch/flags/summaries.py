@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from astra_jax.base.terminal import printable, say
 from launch.flags import endings
-from synthesis.core.terminal import printable, say
 
 if TYPE_CHECKING:
     from synthesis.core.rate_limits import Spent

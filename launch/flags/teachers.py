@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
-from launch.flags import cli, roles
-from launch.flags.numbers import number_flag, numbers_of
-from sandbox.settings import (
+from astra_jax.base.settings import (
     Amount,
     Count,
     Length,
@@ -21,6 +19,8 @@ from sandbox.settings import (
     Temperature,
     TotalOrZero,
 )
+from launch.flags import cli, roles
+from launch.flags.numbers import number_flag, numbers_of
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.endpoint_settings import AnswerForm, ApiName
@@ -179,7 +179,7 @@ def _json_of(flag: flags.FlagHolder[str | None], kind: Any) -> Any:
     """Return the decoded JSON of a flag; None without the flag. Raises `cli.UsageError`."""
     import msgspec
 
-    from synthesis.core.typed import decode_json
+    from astra_jax.base.typed import decode_json
 
     if flag.value is None:
         return None

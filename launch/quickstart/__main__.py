@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from astra_jax.base.terminal import say
 from launch.flags import cli, sandboxes, shared
-from synthesis.core.terminal import say
 
 if TYPE_CHECKING:  # --help does not wait for it
     from configs.quickstart import QuickstartConfig

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from astra_jax.base.files import write_text
 from astra_jax.run.identity import check_same_run
-from synthesis.core.files import write_text
 from synthesis.core.workdir import LOCK, WorkdirError, locked
 
 _PART = ".part"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from astra_jax import chat_files
+from astra_jax.base.errors import InputError
 from astra_jax.models import hf_checkpoint
 from astra_jax.models.families import differences, from_hf
 from astra_jax.models.gguf.convert import convert
@@ -23,7 +24,6 @@ from astra_jax.run.frozen import WeightsSource
 from astra_jax.sft.config import SFTConfig
 from astra_jax.tokenizer import ChatTokenizer
 from configs.quickstart import QuickstartConfig
-from synthesis.core.refusals import InputError
 
 
 def file_of(pretrained: str) -> Path:

@@ -9,16 +9,16 @@ from typing import Any
 import networkx as nx
 from markupsafe import Markup
 
+from astra_jax.base.files import write_text
+from astra_jax.base.terminal import printable
+from astra_jax.base.typed import convert_to
 from astra_jax.pages.html import template
 from astra_jax.run.metrics import read_metrics
 from launch.quickstart.ledger import read_json
 from launch.quickstart.summary import MODELS
 from launch.viewer import charts
 from synthesis.core.datasets import read_card, read_dataset
-from synthesis.core.files import write_text
 from synthesis.core.records import Message, ToolEnvironment, ToolServer, Trajectory
-from synthesis.core.terminal import printable
-from synthesis.core.typed import convert_to
 
 
 def write(workdir: Path, summary: Mapping[str, Any]) -> Path:

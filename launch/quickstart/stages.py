@@ -29,6 +29,7 @@ import msgspec
 
 import synthesis.environments.pipeline
 import synthesis.trajectories.pipeline
+from astra_jax.base.progress import say_beside_bars
 from astra_jax.evaluation.episodes import answers_rightly, evaluate
 from astra_jax.grpo import train as grpo
 from astra_jax.models.copying import copying_params
@@ -48,7 +49,6 @@ from launch.quickstart.ledger import Ledger
 from sandbox import Sandbox
 from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
-from synthesis.core.progress import say_beside_bars
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
 from synthesis.core.stages import Journal, Stopped
 from synthesis.pipeline.executors import Executor

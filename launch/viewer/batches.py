@@ -17,12 +17,12 @@ from typing import Any
 from aiohttp import web
 from markupsafe import Markup
 
+from astra_jax.base.http_service import HttpRefusal
 from astra_jax.grpo.dump import DumpedBatches, DumpedUpdate, GroupLine
 from astra_jax.rollout.episode import Episode
 from launch.viewer.conversation import turns_of
 from launch.viewer.lists import RecordList, Row, beside, part
 from launch.viewer.service import page
-from sandbox.http_service import HttpRefusal
 from synthesis.core.datasets import DatasetError
 
 LIKELY = (0.9, 0.5, 0.1)

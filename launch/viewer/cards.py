@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from astra_jax.base.typed import convert_to
 from astra_jax.evaluation.grids import decoding_text
 from astra_jax.evaluation.saved import SuiteRun
 from launch.viewer import charts
 from launch.viewer.lists import Pages
 from launch.viewer.service import PageService, ViewerConfig, page
-from synthesis.core.typed import convert_to
 from synthesis.environments import statistics as of_environments
 from synthesis.trajectories import statistics as of_trajectories
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from astra_jax.base.terminal import printable
 from astra_jax.pages.html import figure
-from synthesis.core.terminal import printable
 
 FONT = 12
 """Pixels of a chart's text, as in `charts.css`."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from synthesis.core.typed import decode_json
+from astra_jax.base.typed import decode_json
 
 _MAX_CHARACTERS, _MAX_LINES = 600, 14
 """Longer texts are folded."""

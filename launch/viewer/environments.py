@@ -19,16 +19,16 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from astra_jax.base.http_service import HttpRefusal
+from astra_jax.base.typed import decode_json
 from launch.viewer.lists import ListChoice, RecordList, Row, StoredRecords
 from launch.viewer.schemas import least_value, parameters_of
 from launch.viewer.service import CALL, page, short
 from sandbox import SandboxError
-from sandbox.http_service import HttpRefusal
 from sandbox.interface import Sandbox
 from synthesis.core.matching import match
 from synthesis.core.records import Answer, CodeTool, ToolEnvironment, World
 from synthesis.core.reward import solved_by, sub_tasks_by_tool
-from synthesis.core.typed import decode_json
 from synthesis.core.worlds import EpisodeCalls
 
 _CALL = 'send {"environment": ID, "tool": NAME, "arguments": {...}}'

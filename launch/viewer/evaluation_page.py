@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astra_jax.base.files import write_text
 from astra_jax.evaluation.comparison import Comparison
 from astra_jax.evaluation.grids import EvaluationReport, Grid, decoding_text, score_text
 from astra_jax.evaluation.table import SuiteTable, Table
 from launch.viewer import charts
 from launch.viewer.service import rendered
-from synthesis.core.files import write_text
 
 _MAX_CHARACTERS = 300
 

@@ -12,10 +12,10 @@ from urllib.parse import quote, urlencode
 import msgspec
 from aiohttp import web
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.http_service import HttpRefusal
 from launch.viewer.service import page, short
-from sandbox.http_service import HttpRefusal
 from synthesis.core.datasets import DatasetError, each_record, read_record
-from synthesis.core.refusals import InputError
 
 T = TypeVar("T")
 Record = TypeVar("Record", bound=msgspec.Struct)

@@ -17,10 +17,10 @@ from typing import Any
 
 from aiohttp import web
 
+from astra_jax.base.access import ReachConfig, shows_token
+from astra_jax.base.http_service import HttpRefusal, HttpService
+from astra_jax.base.settings import Port, SecondsOrZero
 from astra_jax.pages import html
-from sandbox.access import ReachConfig, shows_token
-from sandbox.http_service import HttpRefusal, HttpService
-from sandbox.settings import Port, SecondsOrZero
 
 CALL = "/call"
 """The only address for programs: answers and refusals are JSON."""

@@ -12,11 +12,11 @@ from urllib.parse import quote
 from aiohttp import web
 from markupsafe import Markup
 
+from astra_jax.base.http_service import HttpRefusal
 from astra_jax.pages import html
 from launch.viewer import charts
 from launch.viewer.service import PageService, ViewerConfig, page, short
 from launch.viewer.watched import Training, Watched, Watcher
-from sandbox.http_service import HttpRefusal
 
 _STORED = f"default-src 'none'; style-src 'unsafe-inline'; {html.SCRIPTS}; img-src data:; sandbox allow-scripts"
 """CSP of a stored page, perhaps an earlier version's: its own style takes effect, and only our script."""

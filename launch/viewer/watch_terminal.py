@@ -6,9 +6,9 @@ import sys
 import time
 from collections.abc import Sequence
 
+from astra_jax.base.terminal import Screen, say
 from astra_jax.pages.html import figure
 from launch.viewer.watched import Training, Watched, Watcher
-from synthesis.core.terminal import Screen, say
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLUMNS, _NAME, _SAMPLE_LINES = 40, 26, 8

@@ -19,6 +19,8 @@ from urllib.parse import quote
 
 from etils import epath
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import in_bucket
 from astra_jax.grpo.held_out import FOLDER as HELD_OUT
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.grpo.journal import BatchUnderWay, JournalReader
@@ -26,8 +28,6 @@ from astra_jax.run.metrics import EXHAUSTED, is_exhausted, read_metrics
 from astra_jax.run.metrics import FILE as METRICS
 from launch.viewer.workdirs import InBucket, OnDisk, RunFolder, newest_pages
 from synthesis.core.datasets import CARD_FILE
-from synthesis.core.files import in_bucket
-from synthesis.core.refusals import InputError
 from synthesis.core.workdir import LOCK
 
 T = TypeVar("T")

@@ -22,12 +22,12 @@ from typing import Any, Protocol
 
 from etils import epath
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import StorageError, first_line, names_itself
+from astra_jax.base.leases import LEASE_SECONDS, NOBODY
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.run.metrics import FILE as METRICS
 from synthesis.core.datasets import CARD_FILE
-from synthesis.core.files import StorageError, first_line, names_itself
-from synthesis.core.leases import LEASE_SECONDS, NOBODY
-from synthesis.core.refusals import InputError
 from synthesis.core.workdir import LOCK
 
 LOOK_SECONDS = 10.0
@@ -256,7 +256,7 @@ class InBucket:
 
 @dataclass
 class _Renewals:
-    """Renewals of a bucket's lock, timed by this machine's clock, as in `synthesis/core/leases.py`.
+    """Renewals of a bucket's lock, timed by this machine's clock, as in `astra_jax/base/leases.py`.
 
     Attributes:
         holder: what it says of the process that holds it, or held it last.

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.protocol import check_nesting
+from astra_jax.base.nesting import check_nesting
 from synthesis.core.dates import dates_in, whole_date
 from synthesis.core.matching import fold
 from synthesis.core.normal_text import normalized

@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.astra_format.records import SUFFIXES, Defect, each_row
 from synthesis.astra_format.sft import BEYOND_REPAIR, KEPT_AS_IT_IS, MENDED, import_record
 from synthesis.core.datasets import CARD_FILE, write_dataset
 from synthesis.core.records import SCHEMA_VERSION, Trajectory
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 
 READER = 4

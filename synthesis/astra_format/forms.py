@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.typed import decode_json, value_or_json
 from synthesis.astra_format import keys
 from synthesis.astra_format.text_calls import result_fields, thinking_of, written_calls
 from synthesis.astra_format.tools import TOOL_COLUMNS
 from synthesis.core.openai_messages import text_of
 from synthesis.core.stages import Rejected
-from synthesis.core.typed import decode_json, value_or_json
 
 FORMS = (
     "messages with tools (OpenAI, TRL, Qwen-Agent)",

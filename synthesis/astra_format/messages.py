@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from astra_jax.base.typed import convert_to, decode_json
 from synthesis.astra_format import keys
 from synthesis.astra_format.content_blocks import without_blocks
 from synthesis.astra_format.records import Defect
@@ -28,7 +29,6 @@ from synthesis.core.openai_messages import is_thought, thought_of, untagged
 from synthesis.core.records import Message, ToolCall, ToolSpec
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_documents import opened_text
-from synthesis.core.typed import convert_to, decode_json
 
 ERROR = "[ERROR:"
 """Start of the last message of a run that failed and that the original recorded all the same."""

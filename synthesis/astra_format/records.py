@@ -22,14 +22,14 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from synthesis.core.files import check_held, read_unpacked, unpacked_lines
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import check_held, read_unpacked, unpacked_lines
+from astra_jax.base.typed import decode_json, value_or_json
 from synthesis.core.matching import contains
 from synthesis.core.quantities import quantities
 from synthesis.core.records import Answer, ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema, check_size
-from synthesis.core.typed import decode_json, value_or_json
 from synthesis.environments.implement import check_source
 
 COLUMNS = ("prompt", "tool_schema", "tool_dict", "sub_qa_dict")

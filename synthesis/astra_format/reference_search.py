@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from astra_jax.base.settings import Count, Settings
 from sandbox import validate_call
-from sandbox.settings import Count, Settings
 from synthesis.astra_format.candidates import Sources, candidates, combinations, leaves, names_value
 from synthesis.core.matching import contains
 from synthesis.core.plays import play

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.astra_format.candidates import leaves, names_value
 from synthesis.astra_format.records import (
     AstraRecord,
@@ -37,7 +38,6 @@ from synthesis.astra_format.records import (
 from synthesis.astra_format.reference_search import Found, SearchConfig, find_calls
 from synthesis.core.matching import contains
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, World
-from synthesis.core.refusals import InputError
 from synthesis.core.reward import sub_tasks_by_tool
 from synthesis.core.stages import Journal, Rejected, rng_for, run_stage
 from synthesis.environments import dependency_graph

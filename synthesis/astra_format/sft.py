@@ -21,6 +21,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.typed import convert_to, decode_json, value_or_json
 from synthesis.astra_format import keys
 from synthesis.astra_format.forms import columns
 from synthesis.astra_format.messages import read_messages, to_qwen
@@ -40,10 +42,8 @@ from synthesis.core.records import (
     ToolServer,
     Trajectory,
 )
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_documents import WRAPPER_KEYS
-from synthesis.core.typed import convert_to, decode_json, value_or_json
 from synthesis.pipeline.languages import language_of
 
 __all__ = [

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-from sandbox.protocol import check_nesting
+from astra_jax.base.errors import InputError
+from astra_jax.base.nesting import check_nesting
 from synthesis.core.records import Message, ToolCall, ToolSpec
-from synthesis.core.refusals import InputError
 
 _FIRST_PIECE = 4_096
 _LONGEST_WORD = len("\\ud83d\\ude00")  # of those that mean something else when they are cut

@@ -19,11 +19,11 @@ from etils import epath
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from astra_jax.base.errors import Refusal
 from synthesis.core.chat_format import ChatFormat, NotInFormat, written
 from synthesis.core.chatml import QWEN3, QWEN3_INSTRUCT, TURN_END, TURN_START, ChatML
 from synthesis.core.llama3_chat import LLAMA3, LLAMA3_0, TODAY, Llama3
 from synthesis.core.records import Message, ToolCall, ToolSpec
-from synthesis.core.refusals import Refusal
 
 TEMPLATE = "chat_template.jinja"
 OTHER_TEMPLATES = "additional_chat_templates"

@@ -23,12 +23,12 @@ import msgspec
 from array_record.python import array_record_module
 from etils import epath
 
-from synthesis.core.files import Folder as Folder
-from synthesis.core.files import check_held
+from astra_jax.base.errors import Refusal
+from astra_jax.base.files import Folder as Folder
+from astra_jax.base.files import check_held
+from astra_jax.base.typed import decode_msgpack
 from synthesis.core.records import SCHEMA_VERSION, Record, ToolEnvironment, ToolServer, ToolSpec, decode, encode
-from synthesis.core.refusals import Refusal
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema
-from synthesis.core.typed import decode_msgpack
 
 RECORDS_FILE = "records.array_record"
 CARD_FILE = "dataset_card.json"

@@ -19,6 +19,10 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.progress import TRAFFIC, say_beside_bars
+from astra_jax.base.proxies import via
+from astra_jax.base.typed import decode_json, json_decoder
 from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.endpoint_apis import Api, OpenAIApi
 from synthesis.core.endpoint_limits import AnswerLengths, EndpointLimits, TokenEstimate
@@ -33,13 +37,9 @@ from synthesis.core.endpoint_replies import (
 )
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import own_fields, without_fields
-from synthesis.core.progress import TRAFFIC, say_beside_bars
-from synthesis.core.proxies import via
 from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff
 from synthesis.core.recording import Recording
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Stopped
-from synthesis.core.typed import decode_json, json_decoder
 
 _WORD = re.compile(r"\w+")
 

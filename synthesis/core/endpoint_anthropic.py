@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from astra_jax.base.typed import decode_json
 from synthesis.core.endpoint_apis import BYTES_PER_TOKEN, Api, http_client, json_of
 from synthesis.core.endpoint_replies import (
     BadStatus,
@@ -16,7 +17,6 @@ from synthesis.core.endpoint_replies import (
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import text_of
 from synthesis.core.rate_limits import Usage
-from synthesis.core.typed import decode_json
 
 
 class AnthropicApi(Api):

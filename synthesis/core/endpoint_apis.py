@@ -23,8 +23,9 @@ from typing import Any
 
 import msgspec
 
-from sandbox.answers import MOST_BYTES, without_keys
-from sandbox.protocol import MOST_NESTING, nests_too_deeply
+from astra_jax.base.http_responses import MOST_BYTES, without_keys
+from astra_jax.base.nesting import MOST_NESTING, nests_too_deeply
+from astra_jax.base.proxies import may_be_proxied
 from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.endpoint_limits import BYTES_PER_TOKEN
 from synthesis.core.endpoint_replies import (
@@ -39,7 +40,6 @@ from synthesis.core.endpoint_replies import (
 )
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import read_reply, sendable, text_of
-from synthesis.core.proxies import may_be_proxied
 from synthesis.core.rate_limits import Usage
 
 CONNECT_SECONDS = 8.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.typed import decode_any_json, decode_json
 from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.endpoint_apis import BYTES_PER_TOKEN, Api, http_client
 from synthesis.core.endpoint_replies import (
@@ -19,7 +20,6 @@ from synthesis.core.endpoint_replies import (
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import read_reply, text_of
 from synthesis.core.rate_limits import Usage
-from synthesis.core.typed import decode_any_json, decode_json
 
 _SETTINGS = {"temperature": "temperature", "max_tokens": "maxOutputTokens", "seed": "seed", "top_p": "topP"}
 """OpenAI's names of settings, and those in `generationConfig`."""

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from astra_jax.base.typed import decode_any_json
 from synthesis.core.rate_limits import Usage, retry_after
-from synthesis.core.typed import decode_any_json
 
 _COMPLETE = frozenset(
     {"stop", "tool_calls", "function_call"}  # OpenAI, Gemini

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, get_args
 
-from sandbox.access import keyless
-from sandbox.settings import (
+from astra_jax.base.access import keyless
+from astra_jax.base.proxies import via
+from astra_jax.base.settings import (
     Amount,
     Bound,
     Count,
@@ -20,7 +21,6 @@ from sandbox.settings import (
     Temperature,
     TotalOrZero,
 )
-from synthesis.core.proxies import via
 from synthesis.core.rate_limits import Budget
 
 Role = Literal["author", "agent", "emulator", "user", "judge"]

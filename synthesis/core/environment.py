@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.typed import convert_to
 from sandbox.json_values import NotJsonError, to_json
 from synthesis.core.agent_loop import Finish
 from synthesis.core.final_answers import states_answer
 from synthesis.core.records import Answer, Message, ToolEnvironment, ToolSpec, encode
-from synthesis.core.refusals import InputError
-from synthesis.core.typed import convert_to
 
 _STATED: Final = str | int | float | bool | list[str | int | float | bool]
 

@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
-from synthesis.core.files import check_held
-from synthesis.core.refusals import InputError, Refusal
-from synthesis.core.terminal import say
+from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.files import check_held
+from astra_jax.base.terminal import say
 
 Row = tuple[bytes | None, str, str]
 """Encoded outputs, or None when rejected; reason; detail."""

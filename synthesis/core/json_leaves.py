@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
-from sandbox.protocol import check_nesting
+from astra_jax.base.nesting import check_nesting
 from synthesis.core.locales import Locale
 from synthesis.core.normal_text import fold
 from synthesis.core.quantities import written_number

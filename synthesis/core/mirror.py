@@ -24,10 +24,10 @@ from pathlib import Path
 
 from etils import epath
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import StorageError, first_line, holding, in_bucket, location, names_itself
+from astra_jax.base.proxies import may_be_proxied, via
 from synthesis.core.datasets import CARD_FILE, Folder
-from synthesis.core.files import StorageError, first_line, holding, in_bucket, location, names_itself
-from synthesis.core.proxies import may_be_proxied, via
-from synthesis.core.refusals import InputError
 from synthesis.core.workdir import LOCK
 
 _log = logging.getLogger(__name__)

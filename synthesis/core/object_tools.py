@@ -18,9 +18,9 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.json_schema import GenerateJsonSchema
 
-from synthesis.core.files import first_line
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line
 from synthesis.core.records import ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema
 
 RESERVED: Final = ("score", "close")

@@ -27,6 +27,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from astra_jax.base.errors import InputError
 from synthesis.core.environment import (
     Environment,
     EnvironmentDied,
@@ -40,7 +41,6 @@ from synthesis.core.own_process import Known, listed, named
 from synthesis.core.own_workers import OwnCodeError, OwnWorker, OwnWorkers, WorkerDied, share_of
 from synthesis.core.records import Message, ToolSpec
 from synthesis.core.references import is_reference
-from synthesis.core.refusals import InputError
 
 CALL_SECONDS: Final = 60.0
 """For a call of an object's method. A model may write arguments that never come to an end."""

@@ -35,14 +35,14 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
+from astra_jax.base.files import first_line
+from astra_jax.base.terminal import say
 from sandbox import libc
 from sandbox.json_values import NotJsonError, to_json
 from sandbox.protocol import ERROR_CHARACTERS, frame
 from synthesis.core.environment import PlayedEpisode
-from synthesis.core.files import first_line
 from synthesis.core.object_tools import note_tools, object_tools
 from synthesis.core.references import load_file, referred
-from synthesis.core.terminal import say
 
 HELLO: Final = 0
 """Number of a worker's first message."""

@@ -34,14 +34,14 @@ from typing import Any, Final
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.terminal import say
 from sandbox.protocol import FrameReader, frame
 from synthesis.core.environment import PlayedEpisode, ToolsUnavailable
 from synthesis.core.object_tools import object_tools
 from synthesis.core.own_pickling import by_value, pickling_problem
 from synthesis.core.own_process import HELLO, Kind, Known, Order, named, questions_digest
 from synthesis.core.references import loaded_files
-from synthesis.core.refusals import InputError
-from synthesis.core.terminal import say
 
 LOAD_SECONDS: Final = 600.0
 """For a process to import the user's modules and to load the objects."""

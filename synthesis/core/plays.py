@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from astra_jax.base.typed import convert_to
 from sandbox import Outcome
 from synthesis.core.echoes import guesses, is_evidence
 from synthesis.core.records import CodeTool, ReferenceCall, SubQuestion, ToolEnvironment, World
 from synthesis.core.reward import MadeCall
 from synthesis.core.stages import Transient
-from synthesis.core.typed import convert_to
 from synthesis.core.worlds import PLAYS, FoundPlay, module_of
 
 if TYPE_CHECKING:

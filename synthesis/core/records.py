@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from sandbox.settings import Bound
+from astra_jax.base.settings import Bound
+from astra_jax.base.typed import json_decoder
 from synthesis.core.chat_messages import Message as Message
 from synthesis.core.chat_messages import ToolCall as ToolCall
 from synthesis.core.executions import CodeExecution as CodeExecution
@@ -25,7 +26,6 @@ from synthesis.core.executions import ServedPrompt as ServedPrompt
 from synthesis.core.executions import ServedResource as ServedResource
 from synthesis.core.executions import StdioExecution as StdioExecution
 from synthesis.core.executions import ToolOrigin as ToolOrigin
-from synthesis.core.typed import json_decoder
 
 SCHEMA_VERSION = 1
 """Increased by one when a record changes in a way that old readers would misread."""

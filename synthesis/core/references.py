@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from synthesis.core.files import first_line
-from synthesis.core.refusals import InputError
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line
 
 OWN_FOLDER: Final = "ASTRA_OWN_FOLDER"
 """The environment variable with the folder that the run was started in, for processes that start elsewhere."""

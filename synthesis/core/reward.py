@@ -19,11 +19,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.echoes import form_of, is_evidence, values_of
 from synthesis.core.matching import contains
 from synthesis.core.readings import Reading
 from synthesis.core.records import SubQuestion, ToolEnvironment, World
-from synthesis.core.refusals import InputError
 
 
 class Reward(msgspec.Struct, frozen=True):

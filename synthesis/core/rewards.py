@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from sandbox.settings import SettingError
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from synthesis.core.agent_loop import Finish
 from synthesis.core.environment import (
     AnyEnvironment,
@@ -33,7 +34,6 @@ from synthesis.core.own_process import named, number_of
 from synthesis.core.own_workers import OwnCodeError, OwnWorkers, workers_of
 from synthesis.core.records import Message, ToolEnvironment
 from synthesis.core.references import FORM, is_reference, referred
-from synthesis.core.refusals import InputError
 from synthesis.core.reward import Reward
 
 BUILT_IN: Final = {

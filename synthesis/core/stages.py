@@ -20,11 +20,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.progress import Progress
+from astra_jax.base.typed import json_decoder
 from synthesis.core.journal import Journal, Row
-from synthesis.core.progress import Progress
-from synthesis.core.refusals import Refusal
 from synthesis.core.stored import Keys, Stored, outputs_of
-from synthesis.core.typed import json_decoder
 
 __all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
 

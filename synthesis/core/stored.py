@@ -15,9 +15,9 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.typed import json_decoder
 from synthesis.core.journal import Journal
-from synthesis.core.refusals import InputError
-from synthesis.core.typed import json_decoder
 
 T = TypeVar("T")
 _AT_ONCE = 64

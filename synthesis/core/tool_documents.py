@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from sandbox.protocol import check_nesting
+from astra_jax.base.nesting import check_nesting
 from synthesis.core.schemas import Unmappable
 from synthesis.core.tool_schemas import brief
 

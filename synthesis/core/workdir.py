@@ -13,11 +13,11 @@ from pathlib import Path
 
 from etils import epath
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.files import RemovedError, guarding, in_bucket, location
+from astra_jax.base.leases import leased
+from astra_jax.base.terminal import make_output_optional
 from synthesis.core.datasets import Folder
-from synthesis.core.files import RemovedError, guarding, in_bucket, location
-from synthesis.core.leases import leased
-from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import make_output_optional
 
 LOCK = "lock"
 """The file that the program which works in a workdir holds."""

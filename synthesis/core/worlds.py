@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from astra_jax.base.typed import convert_to
 from sandbox import SandboxEpisode
 from synthesis.core.records import CodeTool, StateChange, SubQuestion, ToolEnvironment, World
 from synthesis.core.reward import Grade
-from synthesis.core.typed import convert_to
 
 if TYPE_CHECKING:
     from sandbox import CallResult, Sandbox

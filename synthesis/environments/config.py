@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, get_args
 
-from sandbox.settings import Amount, Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share
+from astra_jax.base.settings import Amount, Bound, Count, CountOrZero, OneOf, SettingError, Settings, Share
 from synthesis.core.records import Language, Structure
 from synthesis.pipeline.demo import relation_ids
 from synthesis.pipeline.partition import Partition, SplitBy

@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from astra_jax.base.typed import json_decoder
 from synthesis.core.matching import contains
 from synthesis.core.plays import play
 from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import rng_for
 from synthesis.core.stored import Records
-from synthesis.core.typed import json_decoder
 from synthesis.environments.config import BANDS, Band, EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Built, NeededTool

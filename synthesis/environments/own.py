@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.matching import match
 from synthesis.core.plays import call, paid_guesses
 from synthesis.core.records import Answer, CodeTool, Language, ReferenceCall, SubQuestion, ToolEnvironment, ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.core.reward import score
 from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph

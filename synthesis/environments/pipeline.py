@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Language, Provenance, ToolEnvironment
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
 from synthesis.core.stored import Joined, Made, Records
 from synthesis.environments.augment import augment, validated

@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from sandbox.protocol import check_nesting
-from synthesis.core.files import unpacked_lines
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import unpacked_lines
+from astra_jax.base.nesting import check_nesting
+from astra_jax.base.typed import convert_to, decode_json
 from synthesis.core.mirror import fetched
 from synthesis.core.records import Language
-from synthesis.core.refusals import InputError
-from synthesis.core.typed import convert_to, decode_json
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.pipeline.languages import language_of
 

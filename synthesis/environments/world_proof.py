@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from astra_jax.base.typed import convert_to
 from sandbox import Reason, validate_call
 from sandbox.validation import ANOTHER_TIME
 from synthesis.core.echoes import guesses, is_evidence
@@ -21,7 +22,6 @@ from synthesis.core.records import CodeTool, ReferenceCall, StateChange, SubQues
 from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_tool
 from synthesis.core.stages import Rejected, Transient, rng_for
 from synthesis.core.tool_schemas import argument_error
-from synthesis.core.typed import convert_to
 from synthesis.core.worlds import PLAYS, EpisodeCalls, FoundPlay, checks_of, forms_of, graded, module_of
 from synthesis.environments.proof import Case, guess_paid, perturbed, searches, short, shown, translated
 

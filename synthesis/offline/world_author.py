@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from astra_jax.base.typed import decode_json
 from synthesis.core.records import Language
-from synthesis.core.typed import decode_json
 from synthesis.environments.dependency_graph import signature_of
 from synthesis.environments.teacher_answers import ToolDocumentAnswer, WorldAnswer, WorldRow, WorldStep, WorldTable
 from synthesis.pipeline.partition import Partition, Split

@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import msgspec.inspect
 
+from astra_jax.base.typed import decode_any_json, decode_json
 from synthesis.core.loose_json import read_loosely, unfenced
 from synthesis.core.markup import THINK_END
 from synthesis.core.normal_text import fold, normalized
-from synthesis.core.typed import decode_any_json, decode_json
 
 Form = Literal["json_schema", "json_object", "text"]
 

@@ -8,8 +8,8 @@ from typing import get_args
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.endpoint_settings import OpenAITeacherConfig, Role
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
 
 Models = tuple[tuple[str, float], ...]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
+from astra_jax.base.versions import code_version
 from synthesis.core.endpoint_settings import Role
 from synthesis.core.markup import markup_in
 from synthesis.core.openai_messages import texts_of
 from synthesis.core.records import Language, Provenance
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.core.versions import code_version
 from synthesis.pipeline.casting import role_of
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
 from synthesis.pipeline.ray_cluster import RayCluster

@@ -18,16 +18,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sandbox.access import keyless
-from sandbox.answers import without_keys
-from sandbox.settings import Count, Seconds, Settings
+from astra_jax.base.access import keyless
+from astra_jax.base.errors import Refusal
+from astra_jax.base.http_responses import without_keys
+from astra_jax.base.proxies import via
+from astra_jax.base.settings import Count, Seconds, Settings
 from synthesis.core.endpoint import Endpoint
 from synthesis.core.endpoint_apis import http_client
 from synthesis.core.endpoint_replies import UnreadableReply, too_many
-from synthesis.core.proxies import via
 from synthesis.core.rate_limits import backoff, retry_after
 from synthesis.core.records import ToolSpec
-from synthesis.core.refusals import Refusal
 
 _LONGEST_PAUSE = 60.0
 """Seconds."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from astra_jax.base.errors import InputError
 from synthesis.core.rate_limits import Spent
 from synthesis.core.records import Language
-from synthesis.core.refusals import InputError
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.pipeline.preview import Preview

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from sandbox.settings import Settings, Share
+from astra_jax.base.settings import Settings, Share
 from synthesis.core.matching import fold
 
 Split = Literal["train", "held_out"]

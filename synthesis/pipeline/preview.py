@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from astra_jax.base.typed import decode_json
 from synthesis.core.endpoint_replies import EndpointReply
 from synthesis.core.rate_limits import Spent
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.core.typed import decode_json
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -16,8 +16,8 @@ import jinja2
 import jinja2.meta
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.records import Language
-from synthesis.core.refusals import InputError
 from synthesis.pipeline.answer_forms import prompt_name
 from synthesis.pipeline.languages import NAMES, named
 

@@ -26,7 +26,7 @@ from functools import cache
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from synthesis.core.refusals import Refusal
+from astra_jax.base.errors import Refusal
 from synthesis.core.stages import Rejected
 
 if TYPE_CHECKING:

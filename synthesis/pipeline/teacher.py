@@ -18,17 +18,17 @@ from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import msgspec
 
+from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.typed import decode_json
 from synthesis.core.chat_format import AssistantTurn, MalformedCall
 from synthesis.core.endpoint import Endpoint, RequestRefused
 from synthesis.core.endpoint_settings import OpenAITeacherConfig, Role
 from synthesis.core.loose_json import read_loosely
 from synthesis.core.openai_messages import replayed
-from synthesis.core.progress import say_beside_bars
 from synthesis.core.rate_limits import Spent, summed
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language, Message, ToolSpec
 from synthesis.core.stages import Acceptance
-from synthesis.core.typed import decode_json
 from synthesis.pipeline.answer_forms import (
     BadAnswer,
     Form,

@@ -12,14 +12,14 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.versions import code_version
 from synthesis.core.datasets import CARD_FILE, read_card, write_dataset
 from synthesis.core.mirror import fetched
 from synthesis.core.rate_limits import STAGE, Spent, summed
 from synthesis.core.records import Provenance
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, run_stage
 from synthesis.core.stored import Records
-from synthesis.core.versions import code_version
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.preview import Preview
 from synthesis.pipeline.teacher import description

@@ -34,14 +34,14 @@ import msgspec
 from mcp.shared.exceptions import MCPError
 from mcp.types import Tool, ToolAnnotations
 
-from sandbox.answers import HIDDEN
-from sandbox.settings import Bound, SettingError, check
-from synthesis.core.files import first_line, read_unpacked
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line, read_unpacked
+from astra_jax.base.http_responses import HIDDEN
+from astra_jax.base.proxies import may_be_proxied
+from astra_jax.base.settings import Bound, SettingError, check
+from astra_jax.base.typed import decode_json
 from synthesis.core.mirror import fetched
-from synthesis.core.proxies import may_be_proxied
-from synthesis.core.refusals import InputError
 from synthesis.core.schemas import Unmappable
-from synthesis.core.typed import decode_json
 from synthesis.servers.bounded_http import HTTP_FAILED
 from synthesis.servers.collect import RejectedTool
 from synthesis.servers.function_server import FunctionTool, OwnTools, ToolFailed, serve

@@ -16,7 +16,7 @@ import msgspec
 from mcp.types import JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from synthesis.core.typed import decode_json
+from astra_jax.base.typed import decode_json
 
 _log = logging.getLogger(__name__)
 

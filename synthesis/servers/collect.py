@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.records import (
     EmulatedExecution,
     Execution,
@@ -21,7 +22,6 @@ from synthesis.core.records import (
     ServedResource,
     StdioExecution,
 )
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_schemas import brief
 from synthesis.pipeline import demo

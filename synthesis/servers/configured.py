@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
-from synthesis.core.files import read_unpacked
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import read_unpacked
+from astra_jax.base.typed import decode_any_json
 from synthesis.core.mirror import fetched
 from synthesis.core.records import HttpExecution, McpExecution, StdioExecution
-from synthesis.core.refusals import InputError
 from synthesis.core.tool_schemas import brief
-from synthesis.core.typed import decode_any_json
 from synthesis.pipeline.languages import language_of
 from synthesis.servers.collect import ServerSource
 

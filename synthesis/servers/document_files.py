@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from sandbox.protocol import check_nesting
-from synthesis.core.files import read_unpacked, unpacked, unpacked_lines
+from astra_jax.base.files import read_unpacked, unpacked, unpacked_lines
+from astra_jax.base.nesting import check_nesting
 from synthesis.core.schemas import Unmappable
 
 LINES, WHOLE = (".jsonl", ".ndjson"), (".json", ".jsonc", ".yaml", ".yml")

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.records import Language, ToolServer, ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.servers.collect import RejectedTool, ServerDocument
 from synthesis.servers.normalize import NormalizedServer, normalize, raw_name
 

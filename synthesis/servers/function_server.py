@@ -31,10 +31,10 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 from pydantic import TypeAdapter
 
-from synthesis.core.files import first_line
+from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.files import first_line
+from astra_jax.base.terminal import protect_streams, say
 from synthesis.core.references import OWN_FOLDER, referred
-from synthesis.core.refusals import InputError, Refusal
-from synthesis.core.terminal import protect_streams, say
 from synthesis.servers.collect import RejectedTool
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)

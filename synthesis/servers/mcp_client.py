@@ -28,7 +28,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import METHOD_NOT_FOUND, PARSE_ERROR
 from pydantic import ValidationError
 
-from synthesis.core.files import check_held
+from astra_jax.base.files import check_held
 from synthesis.core.records import McpExecution, StdioExecution
 from synthesis.core.references import OWN_FOLDER
 from synthesis.servers import bounded_stdio

@@ -25,16 +25,16 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import read_unpacked
+from astra_jax.base.typed import decode_json
 from synthesis.core.environment import Environment, EnvironmentSession, PlayedEpisode, ToolAnswer, ToolsUnavailable
-from synthesis.core.files import read_unpacked
 from synthesis.core.own_objects import check_ids
 from synthesis.core.own_workers import OwnWorkers
 from synthesis.core.records import Answer, McpExecution, Message, ToolSpec
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError
 from synthesis.core.rewards import MOST_SECONDS, answers, check_language
 from synthesis.core.schemas import Unmappable, object_schema
-from synthesis.core.typed import decode_json
 from synthesis.servers.configured import read_sources
 from synthesis.servers.mcp_answers import ListedTool
 from synthesis.servers.mcp_client import McpConnection, ServerUnavailable

@@ -14,7 +14,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 
-from synthesis.core.refusals import InputError
+from astra_jax.base.errors import InputError
 from synthesis.servers.openapi import JSON_MEDIA, PATH_NAME, declared_parameters, followed
 
 JSON_BODY: Final = "application/json"

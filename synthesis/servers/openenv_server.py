@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import aiohttp
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line
 from synthesis.core.environment import Environment, EnvironmentSession, PlayedEpisode, ToolAnswer, ToolsUnavailable
-from synthesis.core.files import first_line
 from synthesis.core.records import Message, ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.core.schemas import Unmappable, object_schema
 from synthesis.servers.mcp_answers import is_error, result_text
 from synthesis.servers.normalize import fix_names

@@ -25,9 +25,9 @@ from typing import Any
 
 import msgspec
 
+from astra_jax.base.errors import InputError
 from synthesis.core.mirror import fetched
 from synthesis.core.records import EmulatedExecution, Language
-from synthesis.core.refusals import InputError
 from synthesis.core.schemas import Unmappable
 from synthesis.core.tool_documents import inner_tools, is_tool, listed_tools
 from synthesis.core.tool_schemas import brief

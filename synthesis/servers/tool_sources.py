@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from synthesis.core.files import read_unpacked
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import read_unpacked
+from astra_jax.base.typed import decode_any_json, decode_json
 from synthesis.core.mirror import fetched
 from synthesis.core.records import StdioExecution
 from synthesis.core.references import is_reference
-from synthesis.core.refusals import InputError
-from synthesis.core.typed import decode_any_json, decode_json
 from synthesis.servers.collect import RejectedTool, ServerSource
 from synthesis.servers.configured import is_configuration, read_sources, source_of
 from synthesis.servers.mcp_client import API_SERVER, FUNCTION_SERVER, find_command, own_environment

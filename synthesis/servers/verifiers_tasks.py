@@ -23,11 +23,11 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line
 from synthesis.core.environment import Environment, EnvironmentSession, PlayedEpisode, ToolAnswer, ToolsUnavailable
-from synthesis.core.files import first_line
 from synthesis.core.own_objects import check_ids
 from synthesis.core.records import HttpExecution, Message, ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.servers.mcp_client import McpConnection, ServerUnavailable
 from synthesis.servers.mcp_environment import ServedTools, served_tools, tool_answer
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from sandbox.settings import Amount, Bound, Count, OneOf, Seconds, SettingError, Settings, Share
+from astra_jax.base.settings import Amount, Bound, Count, OneOf, Seconds, SettingError, Settings, Share
 from synthesis.core.records import Conduct, Language, TaskScores
 from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.partition import Partition

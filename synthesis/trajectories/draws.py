@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
-from synthesis.core.progress import say_beside_bars
+from astra_jax.base.errors import InputError
+from astra_jax.base.progress import say_beside_bars
 from synthesis.core.records import Conduct, Language, McpExecution, ToolChain, ToolServer
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.trajectories.config import TrajectoriesConfig

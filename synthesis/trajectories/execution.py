@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from sandbox.settings import OneOf, Settings, Share
+from astra_jax.base.settings import OneOf, Settings, Share
 from synthesis.core import tool_results
 from synthesis.core.chat_format import parse_json
 from synthesis.core.records import CodeExecution, McpExecution, Task, ToolCall, ToolServer, ToolSpec

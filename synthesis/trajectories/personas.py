@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.typed import decode_json
 from synthesis.core.mirror import fetched
 from synthesis.core.records import Language
-from synthesis.core.refusals import InputError
-from synthesis.core.typed import decode_json
 from synthesis.pipeline.languages import language_of
 
 PERSONAS: Mapping[Language, tuple[str, ...]] = {

@@ -18,8 +18,8 @@ import msgspec
 import networkx as nx
 import numpy as np
 
+from astra_jax.base.errors import InputError
 from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajectory
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, rng_for
 from synthesis.core.stored import Joined, Records
 from synthesis.pipeline.demo import fact_server_ids

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import networkx as nx
 
-from sandbox.settings import SettingError
+from astra_jax.base.settings import SettingError
 from synthesis.core.records import ToolChain, ToolServer, Verdict
 from synthesis.core.stages import Rejected
 from synthesis.pipeline.context import accept

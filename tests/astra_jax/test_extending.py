@@ -12,6 +12,8 @@ import pytest
 from rollout_world import ScriptedSampler, call, make_environment
 from sft_world import make_dataset, starting, trajectories
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -21,9 +23,7 @@ from astra_jax.run.metrics import read_metrics
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
-from sandbox.settings import SettingError
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 SFT = SFTConfig(

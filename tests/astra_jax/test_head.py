@@ -115,7 +115,7 @@ def test_a_gradient_of_logprobs_is_refused() -> None:
 
 
 def test_the_chip_that_sums_first_has_all_its_names() -> None:
-    """The head, on a lower floor than the table of chips, has them written down again."""
+    """The head, on a lower layer than the table of chips, has them written down again."""
     assert CHIPS["v6e"].kinds == _SUMS_FIRST
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmark_world import program
 
-from synthesis.core.refusals import InputError
+from astra_jax.base.errors import InputError
 
 processes = program("benchmarks.processes")
 

@@ -21,6 +21,8 @@ from absl import flags
 from bucket_world import Buckets, Storage, s3_storage, storage, used
 from rollout_world import tiny_model
 
+from astra_jax.base import buckets
+from astra_jax.base.files import StorageError, location, on_disk, write_bytes, write_text
 from astra_jax.grpo import journal
 from astra_jax.models.hf_checkpoint import WeightsError, hf_tensors, save_hf
 from astra_jax.rollout.episode import FinishedTurn
@@ -29,9 +31,8 @@ from astra_jax.run.checkpoints import Checkpointer, CheckpointError
 from astra_jax.run.metrics import MetricWriter, read_metrics
 from astra_jax.run.weights import load
 from launch.flags import cli
-from synthesis.core import buckets, mirror
+from synthesis.core import mirror
 from synthesis.core.datasets import read_dataset, write_dataset
-from synthesis.core.files import StorageError, location, on_disk, write_bytes, write_text
 from synthesis.core.journal import Journal
 from synthesis.core.recording import Recording
 from synthesis.core.records import Answer

@@ -14,10 +14,10 @@ import pytest
 from programs_world import ended
 from selection import by_day
 
+from astra_jax.base.settings import declared, wording
 from configs.quickstart import PROFILES
 from launch.flags.cli import UsageError, load_config, overridden, setting_names
 from launch.flags.summaries import print_table
-from sandbox.settings import declared, wording
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted(

@@ -13,11 +13,11 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from astra_jax.attention.splash import BLOCK, good_length
+from astra_jax.base.errors import InputError
 from astra_jax.mesh import AXES
 from astra_jax.planner.hardware import Slice, mesh_sizes
 from astra_jax.planner.jobs import for_tokens, job_on, longest
 from launch.flags.cli import UsageError, load_config, overridden
-from synthesis.core.refusals import InputError
 
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"python -m launch\.(sft|grpo|plan) (.*)")

@@ -16,6 +16,10 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 from selection import by_day
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import StorageError
+from astra_jax.base.progress import progress_bar, say_beside_bars
+from astra_jax.base.terminal import printable
 from astra_jax.rollout.vllm.server import PolicyError, Unreachable
 from astra_jax.run.meeting import HostsMissing, MeetingError
 from launch.flags import endings
@@ -24,10 +28,6 @@ from launch.flags.summaries import print_rejected
 from sandbox import SandboxError
 from sandbox.remote import SandboxUnreachable
 from synthesis.core.datasets import DatasetError
-from synthesis.core.files import StorageError
-from synthesis.core.progress import progress_bar, say_beside_bars
-from synthesis.core.refusals import InputError
-from synthesis.core.terminal import printable
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -35,8 +35,8 @@ PROGRAM = """
 import os, signal
 from absl import flags
 from launch.flags import cli
-from synthesis.core.refusals import InputError
-from synthesis.core.terminal import say
+from astra_jax.base.errors import InputError
+from astra_jax.base.terminal import say
 
 WORKDIR = flags.DEFINE_string("workdir", None, "")
 
@@ -195,7 +195,7 @@ def test_any_locale_will_do(tmp_path, locale) -> None:
 
 REMOVES = """
 import shutil
-from synthesis.core.files import write_text
+from astra_jax.base.files import write_text
 from synthesis.core.workdir import locked
 with locked(WORKDIR.value):
     shutil.rmtree(WORKDIR.value)
@@ -214,7 +214,7 @@ def test_a_workdir_that_was_removed_is_named_by_its_flag(tmp_path, absolute: boo
 
 WORKS = """
 from pathlib import Path
-from synthesis.core.progress import progress_bar, say_beside_bars
+from astra_jax.base.progress import progress_bar, say_beside_bars
 from synthesis.core.workdir import locked
 with locked(WORKDIR.value):
     bar = progress_bar(total=2)

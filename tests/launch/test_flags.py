@@ -17,10 +17,10 @@ from absl import flags
 from programs_world import ended
 from sft_world import make_dataset, trajectories
 
+from astra_jax.base.settings import Amount, Count, Port, Seconds, SettingError, Share
 from launch.flags.meshes import axis_sizes
 from launch.flags.numbers import NumberParser, number_flag, numbers_of
 from launch.flags.shared import RENAMED
-from sandbox.settings import Amount, Count, Port, Seconds, SettingError, Share
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted(

@@ -10,10 +10,10 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from msgspec.structs import replace
 
+from astra_jax.base.http_service import HttpRefusal
 from launch.viewer.environments import stored_environments
 from launch.viewer.lists import ListChoice, RecordList, Row
 from launch.viewer.schemas import least_value
-from sandbox.http_service import HttpRefusal
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import Answer, ToolEnvironment
 

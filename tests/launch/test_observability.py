@@ -14,7 +14,7 @@ from observability_world import DASHBOARD, OBSERVABILITY, PANELS, metrics_of, na
 from recipes_world import RECIPES, as_flags, commands_of, documents
 from vllm_world import VLLM
 
-from synthesis.core.figures import Figures
+from astra_jax.base.figures import Figures
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -22,8 +22,8 @@ _SERVES = """
 import asyncio, sys, urllib.error, urllib.request
 from absl import flags
 from launch.flags import metrics
-from synthesis.core.figures import FIGURES
-from synthesis.core.progress import Progress
+from astra_jax.base.figures import FIGURES
+from astra_jax.base.progress import Progress
 
 flags.FLAGS(["program", *sys.argv[1:]])
 servers = {"servers/h:1/waiting": 2.0, "servers/h:2/waiting": 3.0}

@@ -20,6 +20,7 @@ from programs_world import Programs, programs
 from template_world import PLAIN_CHATML
 from tokenizers import Tokenizer, pre_tokenizers
 
+from astra_jax.base.errors import Refusal
 from astra_jax.cpu.environment import cpu_environment
 from astra_jax.models import hf_checkpoint
 from astra_jax.run import frozen, weights
@@ -30,7 +31,6 @@ from launch.quickstart import pretrained
 from launch.quickstart.ledger import read_json
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import ToolEnvironment, Trajectory
-from synthesis.core.refusals import Refusal
 from synthesis.offline.facts.catalog import RELATIONS
 from synthesis.offline.facts.servers import fact_servers
 

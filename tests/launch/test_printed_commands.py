@@ -19,7 +19,7 @@ import pytest
 from printed_commands import PAGES, ROOT, described, inline, printed, started
 from programs_world import Programs, programs
 
-import astra_floors
+import astra_packages
 
 TESTS = ROOT / "tests"
 STARTED_BY = {
@@ -149,7 +149,7 @@ def test_what_there_is_not_is_refused(taken: Programs) -> None:
 
 
 def test_the_tests_that_start_programs_name_them() -> None:
-    assert STARTED_BY.keys() == {f"launch.{name}" for name in astra_floors.programs()}
+    assert STARTED_BY.keys() == {f"launch.{name}" for name in astra_packages.programs()}
     for program, tests in STARTED_BY.items():
         for test in tests:
             assert f'"{program}"' in source(test), f"{test} does not start {program}"

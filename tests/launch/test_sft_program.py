@@ -324,7 +324,7 @@ def test_a_run_in_a_bucket_that_is_killed_goes_on_and_is_the_same_run(
         assert killed.poll() is None and time.monotonic() < until
         time.sleep(0.1)
     killed.kill()
-    bucket.remove("run/lock")  # for whose end it would be waited a minute: tests/synthesis/core/test_leases.py
+    bucket.remove("run/lock")  # for whose end it would be waited a minute: tests/astra_jax/base/test_leases.py
     before = [row["step"] for row in map(json.loads, bucket.get("run/metrics/metrics.jsonl").splitlines())]
     assert before[:3] == [1, 2, 3] and before[-1] < STEPS, "what a checkpoint was saved after is there"
     bucket.put("run/checkpoints/states/99/state/d/half", b"as a save that was killed leaves it")

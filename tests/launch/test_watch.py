@@ -20,11 +20,11 @@ import pytest
 from pages_world import grpo_workdir
 from viewing import ROOT, stored_runs, until
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.terminal import fitting
 from astra_jax.run.metrics import MetricWriter
 from launch.viewer.watch_terminal import sparks
 from launch.viewer.watched import Watcher, lasted
-from synthesis.core.refusals import InputError
-from synthesis.core.terminal import fitting
 
 RUN = """
 import asyncio, json, sys

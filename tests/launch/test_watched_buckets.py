@@ -18,9 +18,9 @@ from bucket_world import Buckets, Storage, s3_storage, storage, used
 from pages_world import grpo_workdir
 from viewing import ROOT, stored_runs, until
 
+from astra_jax.base.files import location
 from launch.viewer import workdirs
 from launch.viewer.watched import Watched, Watcher
-from synthesis.core.files import location
 from synthesis.core.workdir import locked
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ def test_a_run_goes_on_ends_and_is_killed(bucket: Storage, often: None, tmp_path
     assert watcher.look().state == "stopped" and watcher.look().holder == ""
     # Whoever works there renews the lock, and is known to once that was seen.
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as run:
-        patch.setattr("synthesis.core.leases.LEASE_SECONDS", 1.0)
+        patch.setattr("astra_jax.base.leases.LEASE_SECONDS", 1.0)
         run.enter_context(locked(address))
         until(lambda: watcher.look().state == "elsewhere")
         until(lambda: watcher.look().state == "running")

@@ -43,8 +43,8 @@ def imported(path: Path) -> set[str]:
 
 def test_only_the_facts_and_the_quickstart_s_report_import_them() -> None:
     needed = set()
-    for floor in ("sandbox", "synthesis", "astra_jax", "configs", "launch"):
-        for path in (ROOT / floor).rglob("*.py"):
+    for layer in ("sandbox", "synthesis", "astra_jax", "configs", "launch"):
+        for path in (ROOT / layer).rglob("*.py"):
             names = imported(path)
             of_demo = {name.partition(".")[0] for name in names} & DEMO
             place = path.relative_to(ROOT).as_posix()

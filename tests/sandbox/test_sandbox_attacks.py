@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from astra_jax.base.nesting import MOST_NESTING
 from sandbox import CallResult, Limits, Outcome, SandboxConfig, SandboxPool
 from sandbox.outcomes import SlotReply, decode
-from sandbox.protocol import MOST_NESTING, CallVerdict, Report
+from sandbox.protocol import CallVerdict, Report
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -19,8 +19,8 @@ import pytest_asyncio
 from certificates import make_certificate
 from serving import serving
 
+from astra_jax.base.access import network_of, shows_token
 from sandbox import Limits, Outcome, Sandbox, SandboxConfig, SandboxError, SandboxPool
-from sandbox.access import network_of, shows_token
 from sandbox.remote import RemotePool
 from sandbox.service import SandboxServiceConfig
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-import astra_floors
+import astra_packages
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
@@ -52,7 +52,7 @@ def inline(page: str) -> Iterator[str]:
 
 def described() -> Iterator[tuple[str, str]]:
     """(file, command) of what programs print of themselves with `--help`."""
-    for file in astra_floors.programs().values():
+    for file in astra_packages.programs().values():
         about = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         for line in re.findall(r"^    (python -m (?:.*\\\n)*.*)", about, re.M):
             command = re.sub(r"\\\n\s*", "", line)

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import numpy as np
 
+from astra_jax.base.errors import InputError
 from astra_jax.evaluation.endpoint_agent import EndpointAgent
 from astra_jax.evaluation.episodes import OTHER_KINDS, check_is_share, kinds_of
 from astra_jax.evaluation.results import ItemResult
@@ -29,7 +30,6 @@ from synthesis.core.datasets import DatasetError, read_card, read_dataset
 from synthesis.core.environment import AnyEnvironment, fingerprint, kind_of, prompt_of
 from synthesis.core.openai_messages import read_reply
 from synthesis.core.records import Message, ToolCall, ToolEnvironment
-from synthesis.core.refusals import InputError
 from synthesis.core.reward import sub_tasks_by_tool
 from synthesis.core.rewards import Unscorable, answers, played, rewards_of
 from synthesis.core.stages import Transient

@@ -8,12 +8,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from astra_jax.base.files import location, write_text
 from astra_jax.chat_files import token_ids
 from astra_jax.models.gguf.file import GGUFFile
 from astra_jax.models.gguf.tokenizer import HFTokenizer
 from astra_jax.models.gguf.weights import HFModel
 from astra_jax.models.hf_checkpoint import save_tensors
-from synthesis.core.files import location, write_text
 
 FILE_BYTES = 10**9
 """Bytes of a safetensors file; this much is in memory, plus one tensor."""

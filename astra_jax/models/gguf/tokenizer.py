@@ -14,8 +14,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from astra_jax.base.files import write_text
 from astra_jax.models.gguf.file import GGUFError, GGUFFile
-from synthesis.core.files import write_text
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 """Kinds of tokens, as llama.cpp numbers them; 1 is an ordinary one."""

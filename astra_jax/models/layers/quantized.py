@@ -20,9 +20,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from astra_jax import axes
+from astra_jax.base.errors import Refusal
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import WIDTH, AnyMesh, constrain
-from synthesis.core.refusals import Refusal
 
 Array = jax.Array
 

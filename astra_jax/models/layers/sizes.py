@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from sandbox.settings import Bound, Count, CountOrZero, Length, OneOf, SettingError, Settings
+from astra_jax.base.settings import Bound, Count, CountOrZero, Length, OneOf, SettingError, Settings
 
 DTYPES = ("float32", "bfloat16")
 

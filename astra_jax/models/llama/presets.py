@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from astra_jax.base.settings import SettingError
 from astra_jax.models import hf_config
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.layers.sizes import Llama3Scaling
 from astra_jax.models.llama.names import names_table
 from astra_jax.models.names import NamedParam
-from sandbox.settings import SettingError
 
 _ARCHITECTURE = "LlamaForCausalLM"
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from astra_jax.base.settings import SettingError
 from astra_jax.models import hf_config
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.names import NamedParam
 from astra_jax.models.qwen2.names import names_table
-from sandbox.settings import SettingError
 
 _ARCHITECTURE = "Qwen2ForCausalLM"
 

@@ -13,11 +13,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from astra_jax.attention.cache import Caches
 from astra_jax.axes import stacked_matrices
+from astra_jax.base.settings import SettingError
 from astra_jax.cpu.programs import kept_dtype, kept_part
 from astra_jax.mesh import platform_of
 from astra_jax.models.model import Model
 from astra_jax.run.chips import GIB, chip_of
-from sandbox.settings import SettingError
 
 
 def mesh_of(params: Any) -> Mesh | None:

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from astra_jax.base.settings import Length, OneOf, Settings, Slots
 from astra_jax.models.matmuls import STORED
 from astra_jax.rollout.sampler import Alternatives, Sampling
-from sandbox.settings import Length, OneOf, Settings, Slots
 
 _LARGE = 1 << 25
 """Model size in weights above which a CPU step is so slow that compiling programs for more row counts pays off."""

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from astra_jax.base.access import is_loopback, keyless
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line
+from astra_jax.base.settings import SettingError
 from astra_jax.rollout.vllm.server import Unreachable
-from sandbox.access import is_loopback, keyless
-from sandbox.settings import SettingError
-from synthesis.core.files import first_line
-from synthesis.core.refusals import InputError
 
 _LOOKED_UP = {"dns+http": "http", "dns+https": "https"}
 _MOST_BYTES = 1 << 20

@@ -6,10 +6,10 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from astra_jax.base.access import trusting
+from astra_jax.base.settings import Bound, Count, CountOrZero, Seconds, SettingError, Settings, Share, Total
 from astra_jax.rollout.vllm.addresses import check_source
 from astra_jax.rollout.vllm.sync import Way
-from sandbox.access import trusting
-from sandbox.settings import Bound, Count, CountOrZero, Seconds, SettingError, Settings, Share, Total
 
 
 @dataclass(frozen=True)

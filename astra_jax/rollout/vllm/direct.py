@@ -31,14 +31,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from astra_jax.base.access import is_loopback
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line
+from astra_jax.base.settings import SettingError
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.vllm.publishing import stacked_hf_tensors
 from astra_jax.rollout.vllm.wire import Answer, WeightServer
 from astra_jax.run.hosts import allgather_bytes
-from sandbox.access import is_loopback
-from sandbox.settings import SettingError
-from synthesis.core.files import first_line
-from synthesis.core.refusals import InputError
 
 BOX_BYTES = 64 << 20
 _BLOCK_BITS = 16

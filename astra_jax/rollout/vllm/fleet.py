@@ -26,13 +26,13 @@ from typing import TypeVar
 import aiohttp
 from absl import logging
 
+from astra_jax.base.errors import Refusal
+from astra_jax.base.terminal import printable
 from astra_jax.rollout.vllm.addresses import Addresses
 from astra_jax.rollout.vllm.config import VLLMConfig
 from astra_jax.rollout.vllm.routing import Placement, Router
 from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, ServerCounts, Unreachable, why
 from astra_jax.rollout.vllm.sync import WeightSync
-from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import printable
 
 LOOKS = 3
 """Number of unanswered checks in a row after which a server is taken out of service."""

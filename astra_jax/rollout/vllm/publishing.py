@@ -26,13 +26,13 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
+from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.files import check_held, first_line, in_bucket, location, may_be_storage
 from astra_jax.models.adapters import without_adapters
 from astra_jax.models.hf_checkpoint import WeightsError, save_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.run.checkpoints import CheckpointManager
 from synthesis.core.datasets import Folder
-from synthesis.core.files import check_held, first_line, in_bucket, location, may_be_storage
-from synthesis.core.refusals import InputError, Refusal
 
 ITEM = "params"
 _UNFINISHED = ".unfinished"

@@ -25,6 +25,8 @@ import aiohttp
 import jax
 from absl import logging
 
+from astra_jax.base.access import trusting
+from astra_jax.base.terminal import printable
 from astra_jax.models.model import Params
 from astra_jax.rollout.sampler import Completion, Sampling
 from astra_jax.rollout.vllm.config import VLLMConfig
@@ -33,8 +35,6 @@ from astra_jax.rollout.vllm.publishing import PublishError
 from astra_jax.rollout.vllm.server import FAILURES, PolicyError, RolloutServer, ServerCounts, why
 from astra_jax.rollout.vllm.sync import AnyPublisher, sync_way
 from astra_jax.run.hosts import is_first
-from sandbox.access import trusting
-from synthesis.core.terminal import printable
 
 __all__ = ["PolicyError", "VLLMConfig", "VLLMSampler"]
 

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Protocol
 
 import aiohttp
 
+from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.http_responses import AnswerTooLarge, read_answer
 from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.figures import ServerFigures, figures_of
-from sandbox.answers import AnswerTooLarge, read_answer
-from synthesis.core.refusals import InputError, Refusal
 from synthesis.core.stages import rng_for
 
 

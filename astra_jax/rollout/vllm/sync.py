@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from astra_jax.head import token_logprobs
 from astra_jax.models.families import differences, from_hf
 from astra_jax.models.model import Model, Params
 from astra_jax.rollout.vllm.direct import DirectPublisher
 from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher
 from astra_jax.rollout.vllm.server import FAILURES, NotServing, PolicyError, RolloutServer
-from sandbox.settings import SettingError
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
 
 Way = Literal["plugin", "direct", "reload"]

@@ -18,9 +18,9 @@ from typing import Any
 
 from absl import logging
 
-from synthesis.core.files import first_line
-from synthesis.core.refusals import InputError
-from synthesis.core.terminal import printable
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import first_line
+from astra_jax.base.terminal import printable
 
 MAGIC = b"astra weights 1\n"
 MOST_REQUEST = 64 << 10

@@ -9,9 +9,7 @@ COPY launch/recipes/containers/requirements/sandbox.txt requirements.txt
 RUN pip install --no-deps -r requirements.txt && pip check
 COPY LICENSE ./
 COPY sandbox sandbox
-# Of the floors between, what the program's flags are made of.
-COPY synthesis/core synthesis/core
-COPY synthesis/__init__.py synthesis/
+# The program's flags need these two.
 COPY astra_jax astra_jax
 COPY launch launch
 ENV PYTHONPATH=/opt/astra

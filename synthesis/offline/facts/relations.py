@@ -15,8 +15,8 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from astra_jax.base.errors import Refusal
 from synthesis.core.records import Language
-from synthesis.core.refusals import Refusal
 from synthesis.offline.facts.catalog import KINDS
 
 _TABLES = ("geography", "travel", "money_and_language", "matter", "time", "computing")

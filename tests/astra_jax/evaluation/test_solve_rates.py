@@ -10,6 +10,7 @@ import pytest
 from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 from sft_world import starting
 
+from astra_jax.base.errors import InputError
 from astra_jax.evaluation.episodes import EvalConfig
 from astra_jax.evaluation.solve_rates import Measured, SolveRate, as_rate, measure, rated, recorded, statistics
 from astra_jax.grpo.config import GRPOConfig
@@ -22,7 +23,6 @@ from synthesis.core.datasets import write_dataset
 from synthesis.core.environment import fingerprint, kind_of, solve_rate_of
 from synthesis.core.own_objects import OwnEnvironment
 from synthesis.core.records import Difficulty, ToolEnvironment
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
 
 EPISODE = EpisodeConfig(max_turns=3, max_prompt_tokens=600, max_response_tokens=200, distractors_per_band=1)

@@ -15,6 +15,7 @@ from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables
 from rollout_world import tiny_model
 from sft_world import starting
 
+from astra_jax.base.settings import SettingError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.groups import GroupSampler
 from astra_jax.grpo.step import grpo_optimizer, update_step
@@ -23,7 +24,6 @@ from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
 from astra_jax.run.metrics import read_metrics
 from astra_jax.run.optimizers import initial_state
-from sandbox.settings import SettingError
 from synthesis.core.reward import Reward
 
 SHORT = dataclasses.replace(CONFIG, row_buckets=(64, 900), micro_batch_size=4)

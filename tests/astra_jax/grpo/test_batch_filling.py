@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from killed_rollouts import CONFIG, ENVIRONMENTS, Sampler, Tables
 
+from astra_jax.base.settings import SettingError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.rollouts import Rollouts
 from astra_jax.rollout.episode import Episode, EpisodeConfig
 from astra_jax.rollout.filling import Group, GroupBuffer, fill
 from astra_jax.rollout.sessions import Masked
-from sandbox.settings import SettingError
 from synthesis.core.reward import Reward
 
 

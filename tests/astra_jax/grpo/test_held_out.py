@@ -14,6 +14,7 @@ from own_objects_world import Calculatrice
 from rollout_world import ScriptedSampler, make_environment, tiny_model
 from sft_world import starting
 
+from astra_jax.base.errors import InputError
 from astra_jax.evaluation.episodes import kinds_of
 from astra_jax.grpo import held_out
 from astra_jax.grpo.config import GRPOConfig
@@ -25,7 +26,6 @@ from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.run.metrics import read_metrics
 from launch.viewer.watched import Watcher
 from synthesis.core.own_objects import OwnEnvironment
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import rng_for
 
 EPISODE = EpisodeConfig(max_turns=3, max_prompt_tokens=1_500, max_response_tokens=300, reward="score:1,format:0.5")

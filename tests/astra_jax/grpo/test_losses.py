@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from astra_jax.base.settings import SettingError
 from astra_jax.grpo.losses import (
     ObjectiveConfig,
     PolicyTerms,
@@ -19,7 +20,6 @@ from astra_jax.grpo.losses import (
     grpo_objective,
     token_weights,
 )
-from sandbox.settings import SettingError
 
 
 @dataclass

@@ -16,6 +16,7 @@ from own_objects_world import Guessed
 from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 from sft_world import starting
 
+from astra_jax.base.errors import InputError
 from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments, select_environments
@@ -30,7 +31,6 @@ from astra_jax.run.metrics import read_metrics
 from synthesis.core.environment import ToolAnswer, ToolsUnavailable
 from synthesis.core.own_objects import OwnEnvironment, own_environments
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError
 from synthesis.core.rewards import rewards_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "own_environments.md").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables
 from rollout_world import tiny_model
 from sft_world import starting
 
+from astra_jax.base.errors import Refusal
 from astra_jax.grpo import dump
 from astra_jax.grpo.dump import FOLDER, BatchDump, DumpedBatches, DumpedGroup, shard_folder
 from astra_jax.grpo.replay import NoSampler, Replay
@@ -25,7 +26,6 @@ from astra_jax.rollout.episode import Episode
 from astra_jax.rollout.packed import compact, expanded
 from astra_jax.run.metrics import read_metrics
 from synthesis.core.datasets import CARD_FILE, RECORDS_FILE, DatasetError, read_card, read_dataset
-from synthesis.core.refusals import Refusal
 from synthesis.core.reward import Reward
 from synthesis.core.workdir import WorkdirError
 

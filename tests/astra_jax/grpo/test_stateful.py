@@ -9,13 +9,13 @@ from rollout_world import ScriptedSampler, call, make_environment, tiny_model
 from sft_world import starting
 from state_world import CALLS, CODE, PAID, bank
 
+from astra_jax.base.errors import InputError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import check_environments
 from astra_jax.grpo.train import train
 from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
 from astra_jax.rollout.tool_calls import ResumeMismatch
 from astra_jax.run.metrics import read_metrics
-from synthesis.core.refusals import InputError
 
 EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=1_500, max_response_tokens=500, distractors_per_band=0)
 RIGHT = [call(name, **given) for name, given in CALLS]

@@ -18,6 +18,8 @@ from plain_world import make_folder
 from selection import by_day
 
 from astra_jax import chat_files
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from astra_jax.mesh import batch_sharding, make_mesh
 from astra_jax.models import adapters, hf_checkpoint
 from astra_jax.models.layers.adapted import is_adapted
@@ -33,8 +35,6 @@ from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.sft.step import loss_sums
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox.settings import SettingError
-from synthesis.core.refusals import InputError
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

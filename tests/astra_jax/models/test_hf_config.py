@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from astra_jax.base.settings import SettingError
 from astra_jax.models import hf_checkpoint
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.hf_checkpoint import WeightsError
@@ -20,7 +21,6 @@ from astra_jax.models.layers.sizes import Llama3Scaling, Yarn
 from astra_jax.models.llama.presets import LlamaConfig
 from astra_jax.models.qwen2.presets import Qwen2Config
 from astra_jax.models.qwen3.presets import Qwen3Config
-from sandbox.settings import SettingError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

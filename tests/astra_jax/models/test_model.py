@@ -14,6 +14,8 @@ from parity_world import hf_model, logits_of, tokens_of
 from sft_world import make_dataset, starting, trajectories
 
 from astra_jax.axes import is_small, sides, stacked_matrices
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from astra_jax.models import families, hf_checkpoint, hf_config
 from astra_jax.models.decoder import Decoder
 from astra_jax.models.model import Model, parameters
@@ -23,8 +25,6 @@ from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from configs.training import SFTRun
-from sandbox.settings import SettingError
-from synthesis.core.refusals import InputError
 
 torch = pytest.importorskip("torch")
 

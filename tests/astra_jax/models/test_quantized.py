@@ -15,6 +15,7 @@ import pytest
 from mesh_world import DENSE, EXPERTS, LENGTH, ROWS, packed_batch
 from tpu_world import needs_libtpu
 
+from astra_jax.base.errors import InputError, Refusal
 from astra_jax.mesh import batch_sharding, make_mesh
 from astra_jax.models.layers import quantized
 from astra_jax.models.layers.linear import linear
@@ -25,7 +26,6 @@ from astra_jax.run.optimizers import initial_state
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.sft.step import loss_sums, sft_optimizer, train_step
-from synthesis.core.refusals import InputError, Refusal
 
 needs_qwix = pytest.mark.skipif(importlib.util.find_spec("qwix") is None, reason=f"8 bits want {quantized.INSTALL}")
 COSINE = {"int8": 0.995, "fp8": 0.96}

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rollout_world import decisive
 
+from astra_jax.base.settings import SettingError
 from astra_jax.mesh import make_mesh
 from astra_jax.models import decoder
 from astra_jax.models.qwen3.presets import PRESETS, Qwen3Config
@@ -24,7 +25,6 @@ from astra_jax.rollout.engine import worker
 from astra_jax.rollout.engine.cache_memory import check_cache_fits, unroll_decode_layers
 from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.sampler import Completion, Sampling
-from sandbox.settings import SettingError
 
 MODEL = Qwen3Config(
     vocab_size=64,

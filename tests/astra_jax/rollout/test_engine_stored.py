@@ -12,6 +12,8 @@ import pytest
 from rollout_world import decisive, engine_model
 
 from astra_jax.axes import stacked_matrices
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from astra_jax.mesh import make_mesh
 from astra_jax.models.flops import decoding_bytes
 from astra_jax.models.layers import quantized
@@ -22,8 +24,6 @@ from astra_jax.rollout.engine.cache_memory import check_cache_fits
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
 from astra_jax.rollout.sampler import Completion, Sampling
-from sandbox.settings import SettingError
-from synthesis.core.refusals import InputError
 
 pytest.importorskip("qwix", reason=f"8 bits want {quantized.INSTALL}")
 MODEL = engine_model(62)

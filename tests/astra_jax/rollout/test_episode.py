@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rollout_world import ScriptedSampler, call, make_environment, table_tool
 
+from astra_jax.base.errors import InputError
 from astra_jax.evaluation.episodes import EvalConfig, evaluate
 from astra_jax.grpo.environments import check_environments
 from astra_jax.rollout.episode import Episode, EpisodeConfig, FinishedTurn, episode_stats, make_task, run_episode
@@ -20,7 +21,6 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import CallResult, Outcome
 from synthesis.core.chatml import QWEN3
 from synthesis.core.records import Answer, CodeTool, ToolEnvironment
-from synthesis.core.refusals import InputError
 
 CONFIG = EpisodeConfig(max_turns=4, max_prompt_tokens=4_000, max_response_tokens=2_000)
 

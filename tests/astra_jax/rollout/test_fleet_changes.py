@@ -12,12 +12,12 @@ import pytest
 from emulated_rollouts import EmulatedServer, emulated, policy_on, until
 from rollout_world import tiny_model
 
+from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.settings import SettingError
 from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.addresses import Addresses
 from astra_jax.rollout.vllm.figures import figures_of
 from astra_jax.rollout.vllm.sampler import PolicyError, VLLMConfig, VLLMSampler
-from sandbox.settings import SettingError
-from synthesis.core.refusals import InputError, Refusal
 
 SAMPLING = Sampling(max_tokens=2, stop_ids=(), seed=0)
 PATIENT = {"answer_seconds": 20.0}  # nothing is silent here, and a busy machine may be slow

@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tpu_world import needs_libtpu
 
+from astra_jax.base.errors import InputError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import make_mesh
 from astra_jax.planner.hardware import Slice
@@ -23,7 +24,6 @@ from astra_jax.run.config import host_only_fields
 from astra_jax.sft.config import SFTConfig
 from configs.training import PRESETS
 from launch.flags.cli import overridden
-from synthesis.core.refusals import InputError
 
 WINDOWED = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
 TPUS = [chip for chip in CHIPS.values() if chip.name.startswith("v")]

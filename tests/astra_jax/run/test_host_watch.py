@@ -15,6 +15,7 @@ from episodes_world import MODEL, make_episode
 from jax.errors import JaxRuntimeError
 from two_hosts_world import free_port, of_two_hosts
 
+from astra_jax.base.errors import InputError, Refusal
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.rollout.filling import Group
@@ -26,7 +27,6 @@ from astra_jax.run.meeting import MeetingError, meet
 from astra_jax.run.optimizers import initial_state
 from astra_jax.sft import bench
 from astra_jax.sft.config import SFTConfig
-from synthesis.core.refusals import InputError, Refusal
 
 # ---------------------------------------------------------------------------------------------------------------- watch
 

@@ -11,12 +11,12 @@ import jax
 import pytest
 from rollout_world import tiny_model
 
+from astra_jax.base.errors import Refusal
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import grpo_optimizer
 from astra_jax.rollout.vllm.server import Unreachable
 from astra_jax.run.crash_loop import FILE, CrashLoopGuard, FaultsError
 from astra_jax.run.trainer import RunContext
-from synthesis.core.refusals import Refusal
 
 MODEL = tiny_model(16, 64)
 CONFIG = GRPOConfig(steps=3, max_failed_restarts=3)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from absl import logging
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.files import location
 from astra_jax.run import trackers
 from astra_jax.run.metrics import MetricWriter, read_metrics
-from synthesis.core.files import location
-from synthesis.core.refusals import InputError
 
 ROOT = Path(__file__).parents[3]
 
@@ -88,7 +88,7 @@ def test_what_is_not_installed_is_refused_by_the_command_that_installs_it(monkey
 WRITES = """
 import sys
 from absl import logging
-from synthesis.core.files import location
+from astra_jax.base.files import location
 from astra_jax.run import trackers
 from astra_jax.run.metrics import MetricWriter
 name, folder = sys.argv[1], location(sys.argv[2])

@@ -20,6 +20,7 @@ from rollout_world import ScriptedSampler, call, make_environment
 from selection import by_day
 from sft_world import AfterUpdate, make_dataset, starting, trajectories
 
+from astra_jax.base.files import RemovedError
 from astra_jax.grpo import train as grpo
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import take_step
@@ -40,7 +41,6 @@ from astra_jax.sft import step as sft_step
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
-from synthesis.core.files import RemovedError
 from synthesis.core.workdir import WorkdirError, locked
 
 SFT = SFTConfig(

@@ -13,12 +13,12 @@ import pytest
 from serving_world import Drip
 from sft_world import make_tokenizer
 
+from astra_jax.base.nesting import MOST_NESTING
 from astra_jax.rollout.sampler import PolicyLimits, RequestFailed
 from astra_jax.serving import bodies, service
 from astra_jax.serving.protocol import InvalidRequest
 from astra_jax.serving.service import OpenAIService, ServingConfig
 from astra_jax.tokenizer import ChatTokenizer
-from sandbox.protocol import MOST_NESTING
 from synthesis.core.chat_format import Segment
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"

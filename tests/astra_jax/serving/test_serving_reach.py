@@ -1,4 +1,4 @@
-"""Whom the OpenAI service answers; tests/sandbox/test_http_service.py has what holds for every service."""
+"""Whom the OpenAI service answers; tests/astra_jax/base/test_http_service.py has what holds for every service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from certificates import make_certificate
 from serving_world import Drip, serving
 from sft_world import make_tokenizer
 
-from sandbox.access import trusting
+from astra_jax.base.access import trusting
 
 BODY = {"model": "tiny", "prompt": [1, 2], "max_tokens": 2}
 

@@ -18,6 +18,7 @@ from absl import flags
 from rollout_world import tiny_model
 from sft_world import make_dataset, make_tokenizer, starting, trajectories
 
+from astra_jax.base.errors import InputError
 from astra_jax.head import token_logprobs
 from astra_jax.rollout.engine.engine import Engine
 from astra_jax.rollout.engine.slots import EngineConfig
@@ -30,7 +31,6 @@ from astra_jax.sft.train import train
 from astra_jax.tokenizer import ChatTokenizer
 from synthesis.core.datasets import DatasetError, read_dataset, write_dataset
 from synthesis.core.records import Message, Trajectory
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal
 from synthesis.core.workdir import WorkdirError
 

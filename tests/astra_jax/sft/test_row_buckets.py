@@ -12,6 +12,8 @@ import pytest
 from rollout_world import tiny_model
 from sft_world import CAPITALS, AfterUpdate, make_dataset, starting, trajectory
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from astra_jax.mesh import AXES, make_mesh
 from astra_jax.planner.jobs import for_tokens, job_on
 from astra_jax.run.batch import PackedBatch, bucket_index
@@ -19,8 +21,6 @@ from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.sft.step import sft_optimizer, train_step
 from astra_jax.sft.train import SFTResult, train
-from sandbox.settings import SettingError
-from synthesis.core.refusals import InputError
 
 CONFIG = SFTConfig(
     # Its conversations fill a third of a row to all of it, and no two of most of them go together.

@@ -13,6 +13,7 @@ import pytest
 from programs_world import programs
 from sft_world import AfterUpdate, make_dataset, make_tokenizer, starting, trajectories
 
+from astra_jax.base.errors import InputError
 from astra_jax.models import adapters, hf_checkpoint, peft
 from astra_jax.models.lora import LoRA
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -24,7 +25,6 @@ from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.sft.step import train_step
 from astra_jax.sft.train import train
-from synthesis.core.refusals import InputError
 from synthesis.core.workdir import WorkdirError
 
 LORA = LoRA(rank=4, alpha=16.0)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from astra_jax.base.errors import InputError
 from synthesis.astra_format.conversations import kept_dataset
 from synthesis.astra_format.sft import write_records
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Message, ToolCall, ToolSpec, Trajectory
-from synthesis.core.refusals import InputError
 
 PARAMETERS = {"type": "object", "properties": {"country": {"type": "string"}}, "required": ["country"]}
 TOOL = {"name": "capital_of", "description": "Capital of a country.", "parameters": PARAMETERS}

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from test_conversations import ANSWER, ARGUMENTS, ASKED, CALL, FUNCTION, OPENAI, OPENAI_CALL, ROWS, TOOL, written
 
+from astra_jax.base.errors import InputError
 from synthesis.astra_format import keys
 from synthesis.astra_format.conversations import kept_dataset
 from synthesis.astra_format.forms import FORMS
 from synthesis.astra_format.sft import import_record, write_records
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Trajectory, encode
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 
 ROOT = Path(__file__).parent.parent.parent.parent

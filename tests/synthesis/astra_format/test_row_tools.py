@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from astra_jax.base.errors import InputError
 from synthesis.astra_format.conversations import kept_dataset
 from synthesis.astra_format.tools import TOOL_COLUMNS
 from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Message, ToolSpec, Trajectory
-from synthesis.core.refusals import InputError
 
 SCHEMA = {"type": "object", "properties": {"harbour": {"type": "string"}}, "required": ["harbour"]}
 BARE = {"name": "tide", "description": "Tide at a harbour."}

@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 from strict_apis import ANSWER, APIS, KEY, THOUGHT, StrictAnthropic, StrictApi, StrictGemini
 
+from astra_jax.base.errors import InputError
 from synthesis.core.endpoint import EndpointUnusable, RequestRefused
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.recording import Recording
 from synthesis.core.records import Message, ToolCall, ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.pipeline.teacher import OpenAITeacher, TeacherError
 from synthesis.trajectories.teacher_answers import ChainVote
 

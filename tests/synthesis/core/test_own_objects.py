@@ -22,12 +22,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from astra_jax.base.errors import InputError
 from synthesis.core.environment import EnvironmentDied, ToolAnswer, fingerprint
 from synthesis.core.own_objects import OwnEnvironment, own_environments
 from synthesis.core.own_workers import OwnCodeError
 from synthesis.core.records import Answer
 from synthesis.core.references import referred
-from synthesis.core.refusals import InputError
 from synthesis.core.rewards import played
 from synthesis.core.tool_schemas import argument_error, check_schema
 

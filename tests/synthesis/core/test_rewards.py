@@ -17,12 +17,12 @@ import msgspec
 import pytest
 from rollout_world import make_environment
 
-from sandbox.settings import SettingError
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from synthesis.core import rewards
 from synthesis.core.environment import CallRecord, EnvironmentDied, ToolsUnavailable
 from synthesis.core.own_objects import OwnEnvironment
 from synthesis.core.records import Answer, Message
-from synthesis.core.refusals import InputError
 from synthesis.core.reward import f1_reward
 from synthesis.core.rewards import Rewards, Unscorable, parsed, played, rewards_of
 

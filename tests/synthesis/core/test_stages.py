@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from peak_memory import peak_memory
 
-from synthesis.core.progress import TRAFFIC, Progress, progress_bar
+from astra_jax.base.errors import InputError
+from astra_jax.base.progress import TRAFFIC, Progress, progress_bar
 from synthesis.core.records import Answer
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, NothingAccepted, Rejected, Stopped, Transient, rng_for, run_stage
 
 
@@ -257,7 +257,7 @@ async def test_progress_shows_rejections_and_traffic(tmp_path, capsys, monkeypat
 def test_a_bar_is_drawn_over_itself_on_a_terminal_and_lines_in_a_log(terminal, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     clock = iter(range(0, 10_000, 10))  # seconds
-    monkeypatch.setattr("synthesis.core.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("astra_jax.base.progress.time.monotonic", lambda: next(clock))
     bar = progress_bar(total=10, desc="stage", mininterval=0)
     for number in range(10):
         bar.set_postfix_str(f"now={number}")
@@ -313,11 +313,11 @@ def peaks(folder: Path, given: str) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("given", ["sequence", "generator", "stored"])
 def test_memory_stays_flat_over_many_records(tmp_path, given):
-    """20,000 records of 5 kB are 100 MB; memory holds their keys (at most 300 bytes each). In a process of its own: the
-    heap of one that has run many tests grows by its holes."""
+    """20,000 records of 5 kB are 100 MB; each stage holds their keys (at most 300 bytes each). In a process of its own:
+    the heap of one that has run many tests grows by its holes."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         small, large = fresh.submit(peaks, tmp_path, given).result()
-    assert large - small < 300 * 19_500
+    assert large - small < 300 * 19_500 * (2 if given == "stored" else 1)  # stages
 
 
 # ---------------------------------------------------------------------------------------------------------------------

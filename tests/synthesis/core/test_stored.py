@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from astra_jax.base.errors import InputError
 from synthesis.core.records import Answer
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, Rejected, run_stage
 from synthesis.core.stored import Chosen, Joined, Keys, Made, Records
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from astra_jax.base.files import RemovedError, write_text
 from astra_jax.run.metrics import MetricWriter
 from synthesis.astra_format.records import write_rows
 from synthesis.core.datasets import write_dataset
-from synthesis.core.files import RemovedError, write_text
 from synthesis.core.journal import Journal
 from synthesis.core.records import Trajectory
 from synthesis.core.stages import run_stage

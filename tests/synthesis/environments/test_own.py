@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from astra_jax.base.errors import InputError
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import ToolEnvironment
-from synthesis.core.refusals import InputError
 from synthesis.core.reward import MadeCall, score
 from synthesis.environments.own import OwnStep, own_environment
 

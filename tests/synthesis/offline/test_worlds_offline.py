@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from astra_jax.base.errors import InputError
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.astra_format.rl import to_record
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import ToolEnvironment, World
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, Rejected, rng_for
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from answering_endpoint import Answering, Guided
 
-from sandbox.settings import SettingError
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from synthesis.core.endpoint_settings import OpenAITeacherConfig, Role, RoleSettings
 from synthesis.core.rate_limits import BudgetSpent
 from synthesis.core.recording import Recording
 from synthesis.core.records import Message, Provenance, Task, TaskScores
-from synthesis.core.refusals import InputError
 from synthesis.environments import teacher_answers as of_environments
 from synthesis.pipeline.casting import Casting, judged_by, role_of
 from synthesis.pipeline.prompts import Prompts

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from astra_jax.base.errors import InputError
 from synthesis.core.endpoint_settings import OpenAITeacherConfig
-from synthesis.core.refusals import InputError
 from synthesis.pipeline.prompts import packaged, read_prompts
 from synthesis.pipeline.teacher import OpenAITeacher
 from synthesis.trajectories.teacher_answers import ChainTask, ServerTask

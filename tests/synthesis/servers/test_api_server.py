@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from astra_jax.base.errors import InputError
 from synthesis.core.records import ToolCall
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Transient
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.servers.api_server import api_tools

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sandbox.settings import SettingError
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from synthesis.core.records import CodeExecution, StdioExecution, ToolCall
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected, Transient
 from synthesis.offline.facts.repository import make_repository
 from synthesis.offline.teacher import OfflineTeacher

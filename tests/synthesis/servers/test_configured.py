@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from astra_jax.base.errors import InputError
 from synthesis.core.records import HttpExecution, StdioExecution
-from synthesis.core.refusals import InputError
 from synthesis.servers.configured import read_sources
 from synthesis.servers.mcp_client import McpConnection, ServerUnavailable
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from astra_jax.base.errors import InputError
 from synthesis.core.environment import CallRecord, PlayedEpisode, ToolAnswer, ToolsUnavailable
 from synthesis.core.records import Message, ToolCall, ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.core.rewards import played
 from synthesis.servers import openenv_server
 from synthesis.servers.mcp_environment import mcp_environments, read_tasks

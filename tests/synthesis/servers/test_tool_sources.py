@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.settings import SettingError
 from launch.flags import cli
-from sandbox.settings import SettingError
 from synthesis.core.records import HttpExecution, StdioExecution, ToolCall
-from synthesis.core.refusals import InputError
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.servers.collect import collect, fact_documents
 from synthesis.servers.function_server import function_tools

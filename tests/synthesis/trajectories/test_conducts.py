@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from trajectories_world import context
 
+from astra_jax.base.settings import SettingError
 from sandbox import SandboxConfig, SandboxPool
-from sandbox.settings import SettingError
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Conduct, Dialogue, Goal, Message, Task, TaskScores, ToolCall, ToolServer, Trajectory
 from synthesis.core.stages import Journal, Rejected, rng_for

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from trajectories_world import context
 
+from astra_jax.base.errors import InputError
 from synthesis.core.records import EmulatedExecution, ToolServer, ToolSpec
-from synthesis.core.refusals import InputError
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.draws import Draws, draw_tasks, wanted_tasks
 from synthesis.trajectories.teacher_answers import BackTranslatedChain, BackTranslatedQuery, ChainVote

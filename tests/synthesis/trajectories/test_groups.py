@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from trajectories_world import context
 
+from astra_jax.base.errors import InputError
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.astra_format.sft import import_record, to_record
 from synthesis.core.datasets import read_card, read_dataset
@@ -25,7 +26,6 @@ from synthesis.core.records import (
     ToolSpec,
     Trajectory,
 )
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, Rejected
 from synthesis.offline.intents import FactIntent, JointIntent, understand
 from synthesis.offline.teacher import OfflineTeacher

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from emulated_model import EmulatedModel, words_of, write_registry
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.versions import code_version
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.recording import Recording
 from synthesis.core.records import Provenance, Task, ToolChain, Trajectory
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Journal, NothingAccepted
-from synthesis.core.versions import code_version
 from synthesis.offline.facts.catalog import LICENCE
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.prompts import prompts_digest

@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from synthesis.core.figures import FIGURES
-from synthesis.core.terminal import printable
+from astra_jax.base.figures import FIGURES
+from astra_jax.base.terminal import printable
 
 
 def progress_bar(**options: Any) -> tqdm:

@@ -3,10 +3,10 @@
     astra sft --config=sft:14b …        the same as python -m launch.sft …
     astra --help                        the programs
 
-In the repository the floors are at the top, and this folder has this file alone. An installation has them in this
-folder, on the path by astra_floors.pth: nothing called `configs`, `launch` or `sandbox` lies among other packages, and
-theirs do not replace ours. Programs put our folder first on the path and the current one last, where a user's own
-`configs/` or `sandbox/` hides nothing of ours; modules of other names there are found as ever.
+In the repository the layers are at the top, and this folder has only this file. An installation has them in this
+folder, which astra_packages.pth puts on the path. So nothing called `configs`, `launch` or `sandbox` lies among other
+packages. Programs put our folder first on the path and the current one last, so a user's own `configs/` or `sandbox/`
+hides nothing of ours.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
         pause_seconds: Seconds | None = None
 
 `Settings` raises `SettingError` with the field's name for a value that is not allowed. Check rules between fields in
-`__post_init__`, after `super().__post_init__()`. This module is in the lowest package because every package has
-settings.
+`__post_init__`, after `super().__post_init__()`.
 """
 
 from __future__ import annotations

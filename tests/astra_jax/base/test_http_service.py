@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 from certificates import make_certificate
 
+from astra_jax.base.access import ReachConfig, trusting
+from astra_jax.base.http_service import HttpRefusal, HttpService
 from sandbox import SandboxError
-from sandbox.access import ReachConfig, trusting
-from sandbox.http_service import HttpRefusal, HttpService
 from sandbox.remote import RemotePool
 
 pytestmark = pytest.mark.asyncio

@@ -14,13 +14,13 @@ import openai
 import pytest
 from aiohttp import web
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.proxies import exempt_this_machine, via
 from astra_jax.evaluation import preflight
 from astra_jax.evaluation.harness import EvaluationError
 from astra_jax.evaluation.suite import ModelEndpoint
 from synthesis.core.endpoint_apis import http_client
 from synthesis.core.mirror import _downloaded
-from synthesis.core.proxies import exempt_this_machine, via
-from synthesis.core.refusals import InputError
 from synthesis.pipeline.embedding import EmbeddingError, EndpointConfig, EndpointEmbedder
 
 USER = ":".join(("user", "p@ss"))

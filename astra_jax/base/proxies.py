@@ -7,7 +7,7 @@ import socket
 import urllib.parse
 import urllib.request
 
-from sandbox.access import is_loopback
+from astra_jax.base.access import is_loopback
 
 _OWN = ("localhost", "127.0.0.1", "127.0.1.1", "::1")
 """Names of this machine. `no_proxy` has no notation for 127.0.0.0/8 that all clients read; see `may_be_proxied`."""

@@ -23,8 +23,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import hdrs, web
 
-from sandbox.access import CHALLENGE, ReachConfig, is_own_origin, names_this_machine, shows_token
-from sandbox.connections import Connection, Connections
+from astra_jax.base.access import CHALLENGE, ReachConfig, is_own_origin, names_this_machine, shows_token
+from astra_jax.base.connections import Connection, Connections
 
 OPEN_PATH = "/health"
 """Path that needs no token and that is answered until the service exits."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
-from sandbox.settings import Bound, Count, Port, Seconds, SecondsOrZero, SettingError, Settings, Total
+from astra_jax.base.settings import Bound, Count, Port, Seconds, SecondsOrZero, SettingError, Settings, Total
 
 Part = Annotated[float, Bound(above=0, most=1)]
 CHALLENGE = {"WWW-Authenticate": "Bearer"}

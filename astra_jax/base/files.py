@@ -17,7 +17,7 @@ from typing import IO
 
 from etils import epath
 
-from synthesis.core.refusals import InputError, Refusal
+from astra_jax.base.errors import InputError, Refusal
 
 Folder = str | os.PathLike[str]
 """Location of a file or folder: a path on disk, or gs://bucket/folder."""

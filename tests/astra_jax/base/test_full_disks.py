@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from astra_jax.base.errors import InputError
 from synthesis.core.journal import Journal, StoreError
-from synthesis.core.refusals import InputError
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -19,7 +19,7 @@ import resource, sys
 from pathlib import Path
 folder = Path(sys.argv[1])
 from synthesis.core.datasets import DatasetError, read_dataset, write_dataset
-from synthesis.core.files import write_text
+from astra_jax.base.files import write_text
 from synthesis.core.records import Verdict
 from astra_jax.run.metrics import MetricWriter
 card, some, many = {"from": "tests"}, [Verdict(True, "kept")], [Verdict(True, str(i) * 50) for i in range(2000)]

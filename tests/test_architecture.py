@@ -1,6 +1,6 @@
-"""The floors of the house: launch > configs > astra_jax > synthesis > sandbox. A floor imports only those below it.
+"""Layers: launch > configs > astra_jax > synthesis > sandbox > astra_jax/base. A layer imports only those below it.
 
-A floor is made of rooms: its folders, and the files at its top. The common ones are for all rooms of their floor.
+A layer is made of packages: its folders, and the files at its top. The common ones are for all packages of their layer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FLOORS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
-FILES = sorted(path.relative_to(ROOT) for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+LAYERS = ("launch", "configs", "astra_jax", "synthesis", "sandbox")
+BASE = "astra_jax/base"
+"""The layer below all others."""
+FILES = sorted(path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 LONGEST = 80
 """Lines of a function, its docstring included."""
 LONGER = {
@@ -30,6 +32,7 @@ LONGER = {
 """Functions that are still longer; none may be added."""
 COMMON = {
     "astra_jax": (
+        "base",
         "axes",
         "mesh",
         "cpu",
@@ -44,7 +47,7 @@ COMMON = {
     ),
     "synthesis": ("core", "pipeline"),
 }
-"""Rooms that every room of their floor may use; of each other, those that stand before them."""
+"""Packages that every package of their layer may use; of each other, those that stand before them."""
 ALSO = {
     "astra_jax/grpo": ("evaluation",),  # held-out environments are evaluated as everywhere
     "astra_jax/planner": ("sft", "grpo"),  # the plan is the program: it compiles their steps
@@ -57,7 +60,7 @@ FROM_SYNTHESIS = {
     # A solve rate stands beside the difficulty that the environment was made with.
     "astra_jax.evaluation.solve_rates": {"synthesis.environments.dependency_graph"},
 }
-"""What `astra_jax` imports of `synthesis` beside its common room `core`."""
+"""What `astra_jax` imports of `synthesis` beside its common package `core`."""
 PRIVATE = {
     # JAX shows nobody its coordination service, through which hosts learn of each other's end.
     "astra_jax/run/hosts.py": "jax._src.distributed",
@@ -73,12 +76,16 @@ MODULES = {module_of(path): path for path in FILES}
 
 
 def package_of(module: str) -> str:
-    """Its folder; of a file at the top of a floor, itself."""
+    """Its folder; of a file at the top of a layer, itself."""
     folder = MODULES[module].parent
     return ".".join(folder.parts) if len(folder.parts) > 1 else module
 
 
-def room_of(module: str) -> str:
+def layer_of(module: str) -> str:
+    return BASE if top_package_of(module) == BASE else module.split(".")[0]
+
+
+def top_package_of(module: str) -> str:
     """For example `synthesis/core`."""
     return "/".join(module.split(".")[:2])
 
@@ -131,10 +138,14 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def test_a_floor_imports_only_floors_below() -> None:
-    above = {path: FLOORS[: FLOORS.index(path.parts[0])] for path in FILES}
-    wrong = {str(path): found for path in FILES if (found := imported(ROOT / path).intersection(above[path]))}
-    assert not wrong, "these import a floor above their own"
+def test_a_layer_imports_only_layers_below(imports_of) -> None:
+    layers = (*LAYERS, BASE)
+    wrong = {
+        module: above
+        for module, others in imports_of.items()
+        if (above := {one for one in others if layers.index(layer_of(one)) < layers.index(layer_of(module))})
+    }
+    assert not wrong, "these import a layer above their own"
 
 
 def check_no_circle(graph: Mapping[str, set[str]]) -> None:
@@ -156,25 +167,25 @@ def test_packages_do_not_import_each_other_in_circles(imports_of) -> None:
     check_no_circle(graph)
 
 
-@pytest.mark.parametrize("floor", COMMON)
-def test_a_room_imports_only_its_own_and_common_rooms(imports_of, floor: str) -> None:
+@pytest.mark.parametrize("layer", COMMON)
+def test_a_package_imports_only_itself_and_common_packages(imports_of, layer: str) -> None:
     """So `trajectories` and `environments` do not import each other, nor do `sft` and `grpo`."""
-    common = COMMON[floor]
+    common = COMMON[layer]
     for module, others in imports_of.items():
-        here = room_of(module)
+        here = top_package_of(module)
         name = here.partition("/")[2]
-        if module == floor or not here.startswith(f"{floor}/"):
+        if module == layer or not here.startswith(f"{layer}/"):
             continue
         allowed = {name, "", *(common[: common.index(name)] if name in common else common), *ALSO.get(here, ())}
         for other in others:
-            beside, _, room = room_of(other).partition("/")
-            assert beside != floor or room in allowed, f"{module} imports {other}: {here} may use {sorted(allowed)}"
+            beside, _, package = top_package_of(other).partition("/")
+            assert beside != layer or package in allowed, f"{module} imports {other}: {here} may use {sorted(allowed)}"
 
 
-def test_training_knows_the_common_room_of_synthesis_alone(imports_of) -> None:
+def test_training_imports_only_the_core_of_synthesis(imports_of) -> None:
     for module, others in imports_of.items():
         if module.startswith("astra_jax"):
-            beside = {one for one in others if one.startswith("synthesis") and room_of(one) != "synthesis/core"}
+            beside = {one for one in others if one.startswith("synthesis") and top_package_of(one) != "synthesis/core"}
             assert beside == FROM_SYNTHESIS.get(module, set()), module
 
 
@@ -203,28 +214,37 @@ def test_the_top_of_launch_is_programs() -> None:
             assert '__name__ == "__main__"' in path.read_text(encoding="utf-8"), f"{path.name} is no program"
 
 
-@pytest.mark.parametrize("floor", ["synthesis", "sandbox"])
-def test_data_workers_need_no_jax(floor: str) -> None:
+def test_sft_loads_no_sandbox() -> None:
+    code = "import sys, astra_jax.sft.train\nprint(*(name for name in sys.modules if name.startswith('sandbox')))"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert ended.stdout.split() == []
+
+
+@pytest.mark.parametrize("layer", ["synthesis", "sandbox", BASE])
+def test_data_workers_need_no_jax(layer: str) -> None:
     forbidden = {"jax", "flax", "optax", "orbax", "torch", "transformers"}
-    for path in (ROOT / floor).rglob("*.py"):
+    for path in (ROOT / layer).rglob("*.py"):
         assert not imported(path) & forbidden, f"{path} imports a training library; synthesis runs without one"
 
 
 def test_the_sandbox_needs_nothing_but_the_standard_library() -> None:
-    """Its HTTP service and client apart, which nothing else of it imports."""
+    """Its HTTP service and client apart, which nothing else of it imports. That holds for what it uses of the base."""
     over_http = {
-        "http_service.py": {"aiohttp"},
         "service.py": {"aiohttp", "prometheus_client"},
         "remote.py": {"aiohttp"},
         "fleet.py": set(),
     }
     for path in (ROOT / "sandbox").rglob("*.py"):
-        outside = imported(path) - set(sys.stdlib_module_names) - {"sandbox"}
+        outside = imported(path) - set(sys.stdlib_module_names) - {"sandbox", "astra_jax"}
         assert not outside - over_http.get(path.name, set()), f"{path} imports {outside}"
         if path.name not in over_http:
             text = path.read_text(encoding="utf-8")
             for module in (f"sandbox.{name.removesuffix('.py')}" for name in over_http):
                 assert f"import {module}" not in text and f"from {module}" not in text
+            for module in imports(path.relative_to(ROOT)):
+                if module.startswith("astra_jax"):
+                    used = imported(ROOT / MODULES[module]) - {"astra_jax"}
+                    assert used <= set(sys.stdlib_module_names), f"{path} imports {module}, which imports {used}"
 
 
 def test_no_library_is_used_behind_its_back() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from astra_jax.base import files
+from astra_jax.base.errors import InputError
 from synthesis.astra_format.records import read_rows
-from synthesis.core import files
-from synthesis.core.refusals import InputError
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.sources import SourceError, sources_of
 from synthesis.servers.registry import read_registries

@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from astra_jax.base.errors import InputError
+from astra_jax.base.nesting import MOST_NESTING
+from astra_jax.base.typed import decode_any_json, decode_json
 from astra_jax.sft.rename_entities import rename_entities
-from sandbox.protocol import MOST_NESTING
 from synthesis.astra_format.candidates import leaves, literals
 from synthesis.astra_format.sft import import_record
 from synthesis.core.chat_format import MalformedCall, parse_arguments, parse_json
@@ -22,10 +24,8 @@ from synthesis.core.chatml import ChatML
 from synthesis.core.llama3_chat import LLAMA3
 from synthesis.core.matching import contains
 from synthesis.core.records import Answer, Message, ToolCall, Trajectory
-from synthesis.core.refusals import InputError
 from synthesis.core.stages import Rejected
 from synthesis.core.tool_results import server_text
-from synthesis.core.typed import decode_any_json, decode_json
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.sources import sources_of
 from synthesis.pipeline.answer_forms import BadAnswer, read_answer

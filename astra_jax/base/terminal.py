@@ -19,8 +19,8 @@ import sys
 import unicodedata
 from typing import Any, TextIO
 
-from synthesis.core.figures import FIGURES
-from synthesis.core.refusals import Refusal
+from astra_jax.base.errors import Refusal
+from astra_jax.base.figures import FIGURES
 
 _UNSAFE = re.compile(
     "["

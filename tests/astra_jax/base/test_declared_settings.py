@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from sandbox.settings import (
+from astra_jax.base.settings import (
     Amount,
     Bound,
     Count,

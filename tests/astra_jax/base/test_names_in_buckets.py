@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from synthesis.core.files import names_itself
+from astra_jax.base.files import names_itself
 
 READS = """
 import asyncio, os, sys, tempfile
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlparse
 
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 import fsspec, gcsfs
-from synthesis.core.files import StorageError, location
+from astra_jax.base.files import StorageError, location
 from synthesis.core.mirror import fetched, mirrored
 
 OBJECTS = {

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from etils import epath
 
-from synthesis.core.files import GCS, S3, StorageError, first_line, in_bucket
+from astra_jax.base.files import GCS, S3, StorageError, first_line, in_bucket
 
 _PATIENCE = 60.0
 """Seconds; by itself tensorstore tries for much longer."""

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from synthesis.core.typed import convert_to, decode_json, decode_msgpack, value_or_json
+from astra_jax.base.typed import convert_to, decode_json, decode_msgpack, value_or_json
 
 ROOT = Path(__file__).parents[3]
 FIRST_READS = '''
 import sys, threading
 import msgspec
-from synthesis.core import typed
+from astra_jax.base import typed
 
 sys.setswitchinterval(1e-6)
 VALUE = {"a": 1, "b": [{"a": {"a": [{"x": 1, "y": "s"}], "b": 1}, "b": "s"}], "c": {"k": {"a": [], "b": 2}}}
@@ -101,10 +101,10 @@ def gives_a_type(node: ast.Call) -> bool:
 def test_nothing_else_gives_msgspec_a_type_to_read_by():
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for floor in ("sandbox", "synthesis", "astra_jax", "configs", "launch", "benchmarks")
-        for path in sorted((ROOT / floor).rglob("*.py"))
-        if "build" not in path.parts and path != ROOT / "synthesis/core/typed.py"
+        for layer in ("sandbox", "synthesis", "astra_jax", "configs", "launch", "benchmarks")
+        for path in sorted((ROOT / layer).rglob("*.py"))
+        if "build" not in path.parts and path != ROOT / "astra_jax/base/typed.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and gives_a_type(node)
     ]
-    assert not found, f"{found}: by synthesis.core.typed, as two threads at once end the process otherwise"
+    assert not found, f"{found}: by astra_jax.base.typed, as two threads at once end the process otherwise"

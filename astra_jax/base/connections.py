@@ -15,7 +15,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from sandbox.access import ReachConfig, network_of
+from astra_jax.base.access import ReachConfig, network_of
 
 _BACKLOG = 1024  # the kernel silently drops connections above this, and the caller thinks it is connected
 _PAUSE_SECONDS = 0.1  # after a failed accept: there may be no descriptor left

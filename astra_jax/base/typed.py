@@ -16,7 +16,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from sandbox.protocol import MOST_NESTING, check_nesting
+from astra_jax.base.nesting import MOST_NESTING, check_nesting
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def decode_json(data: bytes | msgspec.Raw | str, kind: type[T]) -> T:
 
     Raises:
         msgspec.ValidationError: it is JSON but not a `kind`; the message names the field.
-        msgspec.DecodeError: it is not JSON, or nests deeper than `sandbox.protocol.MOST_NESTING`.
+        msgspec.DecodeError: it is not JSON, or nests deeper than `astra_jax.base.nesting.MOST_NESTING`.
     """
     if isinstance(data, str):
         brackets = data.count("[") + data.count("{")

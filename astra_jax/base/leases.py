@@ -24,10 +24,10 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from synthesis.core.buckets import Guarded, guarded
-from synthesis.core.files import StorageError, first_line, guarding
-from synthesis.core.refusals import Refusal
-from synthesis.core.terminal import say
+from astra_jax.base.buckets import Guarded, guarded
+from astra_jax.base.errors import Refusal
+from astra_jax.base.files import StorageError, first_line, guarding
+from astra_jax.base.terminal import say
 
 LEASE_SECONDS = 60.0
 """For so long nobody takes over from a holder that is silent."""

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from bucket_world import Buckets, s3_storage, storage, used
 
-from synthesis.core import leases
-from synthesis.core.buckets import Guarded, guarded
+from astra_jax.base import leases
+from astra_jax.base.buckets import Guarded, guarded
+from astra_jax.base.files import check_held, holding, location, write_text
+from astra_jax.base.leases import LeaseError
 from synthesis.core.datasets import read_dataset
-from synthesis.core.files import check_held, holding, location, write_text
 from synthesis.core.journal import Journal
-from synthesis.core.leases import LeaseError
 from synthesis.core.records import Answer
 from synthesis.core.workdir import locked, locked_target
 
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.slow
 
 HOLDER = f"""
 import sys, time
-from synthesis.core import leases
-from synthesis.core.buckets import Guarded, guarded
-from synthesis.core.files import location
+from astra_jax.base import leases
+from astra_jax.base.buckets import Guarded, guarded
+from astra_jax.base.files import location
 leases.LEASE_SECONDS = {SECONDS}
 from synthesis.core.workdir import locked
 try:
@@ -45,9 +45,10 @@ except leases.LeaseError as error:
 
 RUN = f"""
 import asyncio, sys, time
-from synthesis.core import leases, mirror
+from astra_jax.base import leases
+from synthesis.core import mirror
 from synthesis.core.datasets import write_dataset
-from synthesis.core.files import location
+from astra_jax.base.files import location
 from synthesis.core.journal import Journal
 from synthesis.core.records import Answer
 leases.LEASE_SECONDS = {SECONDS}
