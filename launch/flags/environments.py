@@ -77,7 +77,7 @@ class GivenEnvironments:
             self._made = self.records = read_dataset(name, ToolEnvironment)
         else:
             raise cli.UsageError(
-                f"--{flag}={name}: there is no dataset {name}; write environments of your own as {FORM}"
+                f"--{flag}={name}: there is no dataset at {name}; write environments of your own as {FORM}"
             )
 
     def known(self) -> Sequence[AnyEnvironment] | None:
