@@ -183,7 +183,7 @@ def test_a_configuration_that_is_not_there_is_refused_with_the_nearest(name: str
     [
         ("", "defines no CONFIG"),
         ("{}['CONFIG']", "KeyError"),
-        ("from astra_jax.sft_config import SFTConfig", "astra_jax.sft_config'; docs/architecture.md says what is"),
+        ("from astra_jax.sft_config import SFTConfig", "astra_jax.sft_config'; docs/architecture.md lists the modules"),
         ("from configs.training import sft_run\nCONFIG = sft_run('14b', rate=1)", "unexpected keyword argument 'rate'"),
     ],
 )

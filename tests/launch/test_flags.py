@@ -254,7 +254,7 @@ def test_settings_are_listed_without_what_a_run_needs(asked: str) -> None:
     assert result.code == 0 and result.errors == ""
     assert (
         "--config.count=7\n    [a whole number from 0 to 2,147,483,647]\n"
-        "    questions asked for; rejected ones are not replaced.\n"
+        "    number of questions to generate. Rejected ones are not replaced, so fewer environments are stored.\n"
     ) in result.out
 
 

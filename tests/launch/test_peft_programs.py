@@ -96,7 +96,7 @@ def test_convert_merges_and_copies_what_lies_beside_adapter_and_base(world, tmp_
         vocabulary["added_tokens"].append(last | {"id": 400, "content": "<new>"})
         (adapter / "tokenizer.json").write_text(json.dumps(vocabulary))
         grown = convert(f"--from_peft={adapter}", f"--to_hf={tmp_path / 'grown'}")
-        assert grown.code == 2 and "has 401 tokens, with the adapter the embedding has 400 rows" in grown.line
+        assert grown.code == 2 and "has 401 tokens, but the embedding with the adapter has 400 rows" in grown.line
 
         content = json.loads((adapter / "adapter_config.json").read_text())
         for name, said in (

@@ -174,7 +174,7 @@ def test_the_command_converts_there_and_back(hf, tmp_path) -> None:
         assert model.dtype == torch.bfloat16
         again = convert(f"--from_hf={directory}", f"--to_orbax={tmp_path / 'orbax'}")
         assert "is not empty; give a new folder" in again.line
-        assert "give --from_hf and --to_orbax" in convert(f"--from_hf={directory}").line
+        assert "--from_hf and --to_orbax" in convert(f"--from_hf={directory}").line
         run, new, file = tmp_path / "orbax", tmp_path / "new", tmp_path / "a.gguf"
         for flags, said in (
             ((f"--from_hf={directory}", f"--to_orbax={new}", "--step=0"), "--step is for --from_orbax with --to_hf"),
