@@ -268,6 +268,7 @@ NIGHTLY: frozenset[str] = frozenset(
         "astra_jax/sft/test_rehearsal.py",
         "astra_jax/sft/test_sft_lora.py",
         "launch/test_difficulty.py",
+        "launch/test_exports_vllm.py",
         "launch/test_lora_program.py",
         "launch/test_own_data.py",
         "launch/test_peft_programs.py",

@@ -9,6 +9,7 @@ and `text` nothing; for both the prompt contains the schema. In all forms the an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -173,6 +174,15 @@ def read_answer(text: str, answer: type[T]) -> tuple[T, str]:
         raise problem
     ((part, one),) = found.items()
     return one, part
+
+
+def is_exact(text: str, answer: type[msgspec.Struct]) -> bool:
+    """Return whether a model's text, apart from thinking before it, is an answer without any repair."""
+    for part in (text, text.rpartition(THINK_END)[2]):
+        with contextlib.suppress(ValueError, RecursionError):
+            decode_json(part.strip(), answer)
+            return True
+    return False
 
 
 def _blocks(text: str) -> list[str]:

@@ -33,6 +33,7 @@ from synthesis.pipeline.answer_forms import (
     BadAnswer,
     Form,
     Probe,
+    is_exact,
     open_format,
     prompt_name,
     read_answer,
@@ -359,9 +360,10 @@ class OpenAITeacher:
         return unreadable
 
     async def close(self) -> None:
-        """Hang up. The recording stays open."""
-        for endpoint in self.endpoints:
-            await endpoint.close()
+        """Close the connections, and print how many answers were repaired. The recording stays open."""
+        for served in self._served.values():
+            served.report_repairs()
+            await served.endpoint.close()
 
     async def _ask(
         self, config: OpenAITeacherConfig, served: _Served, answer: type[T], prompt: str, language: Language, seed: int
@@ -385,6 +387,8 @@ class OpenAITeacher:
                     problem = str(error)
                 else:
                     served.acceptance(answer.__name__).accept()
+                    if not is_exact(reply.text, answer):
+                        served.count_repair(reply.text)
                     return given
             served.acceptance(answer.__name__).reject(problem, reply.text)
         raise TeacherError(f"{answer.__name__}: no valid answer in {config.tries} tries; {problem}")
@@ -451,6 +455,8 @@ class _Served:
     form: Form | None = None
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)
     answers: dict[str, Acceptance] = field(default_factory=dict)
+    repaired: int = 0
+    repaired_example: str = ""
 
     def acceptance(self, kind: str) -> Acceptance:
         """Return the counts of a kind of answers."""
@@ -459,6 +465,21 @@ class _Served:
             what = f"answers of {config.model} at {config.base_url} to requests for {kind}"
             self.answers[kind] = Acceptance(what, config.unusable_answers, config.written("unusable_answers"))
         return self.answers[kind]
+
+    def count_repair(self, text: str) -> None:
+        """Count an answer that was accepted only after its text or its values were repaired."""
+        self.repaired += 1
+        self.repaired_example = self.repaired_example or text
+
+    def report_repairs(self) -> None:
+        """Print how many answers were repaired, if any were, and start counting again."""
+        if self.repaired:
+            config, accepted = self.endpoint.config, sum(one.accepted for one in self.answers.values())
+            say_beside_bars(
+                f"{config.base_url}, model {config.model}: {self.repaired} of {accepted} accepted answers were not "
+                f"exact JSON of their schema, and were repaired, such as: {self.repaired_example:.200}"
+            )
+            self.repaired = 0
 
 
 def _door(config: OpenAITeacherConfig) -> str:

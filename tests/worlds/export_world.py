@@ -19,7 +19,7 @@ from synthesis.core.chatml import QWEN3
 from synthesis.core.llama3_chat import LLAMA3
 
 SIZES: dict[str, Any] = dict(
-    vocab_size=512, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48, tie_embeddings=False
+    vocab_size=512, d_model=128, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, d_ff=48, tie_embeddings=False
 )
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA = (*LLAMA3.frame, "<|eom_id|>", "<|python_tag|>")

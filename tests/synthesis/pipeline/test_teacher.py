@@ -75,6 +75,22 @@ async def test_an_answer_is_asked_for_by_schema_and_decoded(prompts):
     assert request["response_format"]["json_schema"]["schema"]["required"] == ["city", "certain"]
 
 
+async def test_repaired_answers_are_counted_and_printed(prompts, capsys):
+    exact, fenced, spelled = (
+        '{"city": "Oslo", "certain": true}',
+        '```json\n{"city": "Oslo", "certain": true}\n```',
+        '{"city": "Oslo", "certain": "yes"}',
+    )
+    endpoint = Endpoint([(200, exact), (200, f"<think>hm</think>{exact}"), (200, fenced), (200, spelled)])
+    teacher = endpoint.teacher()
+    for _ in range(4):
+        assert await ask(teacher) == CapitalAnswer("Oslo", True)
+    await teacher.close()
+    printed = capsys.readouterr().err
+    assert "2 of 4 accepted answers were not exact JSON of their schema, and were repaired" in printed
+    assert "```json" in printed
+
+
 async def test_a_bad_answer_is_asked_for_again_with_another_seed_and_a_failure_with_the_same(prompts):
     endpoint = Endpoint([(200, '{"city": 3}'), (503, "busy"), (200, '{"city": "Oslo", "certain": false}')])
     assert await ask(endpoint.teacher()) == CapitalAnswer("Oslo", False)
