@@ -110,7 +110,10 @@ def roles_flag() -> Iterator[Callable[[str], None]]:
         ('{"judge": {"prices": 5}}', "--roles: judge.prices is 5: write two numbers, as [0.5, 2]"),
         ('{"judge": {"key_file": "none"}}', "--roles: judge.key_file=none is not a file with a key on its first line"),
         ('{"embedder": {"model": "e"}}', "--roles: embedder has no url"),
-        ('{"embedder": [{}, {}]}', "--roles: embedder has 2 models, but vectors of different models cannot be compared; give one"),
+        (
+            '{"embedder": [{}, {}]}',
+            "--roles: embedder has 2 models, but vectors of different models cannot be compared; give one",
+        ),
         ('{"embedder": {"url": "http://h/v1", "model": "e", "weight": 1}}', "embedder has no setting 'weight'"),
     ],
 )
