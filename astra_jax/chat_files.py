@@ -15,7 +15,7 @@ from typing import Any
 
 from etils import epath
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.files import location, write_bytes, write_text
 from synthesis.core.chat_template import OTHER_TEMPLATES, TEMPLATE, named_templates
 from synthesis.core.datasets import Folder
@@ -24,7 +24,7 @@ GENERATION, TOKENIZER, TOKENS = "generation_config.json", "tokenizer_config.json
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-class TokenizerError(Refusal):
+class TokenizerError(UserError):
     """Error: a folder has no usable tokenizer. The message says what is missing."""
 
 

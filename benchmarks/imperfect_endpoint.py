@@ -164,8 +164,9 @@ async def _run(model: ImperfectModel, folder: Path, checkout: Path) -> int:
     async with model as url:
         command = [sys.executable, "-m", "launch.trajectories", f"--workdir={folder / 'run'}", f"--teacher_url={url}"]
         command += ["--teacher_model=m", *(f"--config.{name}={json.dumps(value)}" for name, value in settings.items())]
-        if (checkout / "synthesis/trajectories/conducts.py").exists():  # of before: neither is known
-            command += ["--judge_own_text", "--config.conducts={}"]
+        for setting in ("behaviours", "conducts"):  # by checkout; earlier ones know neither flag
+            if (checkout / f"synthesis/trajectories/{setting}.py").exists():
+                command += ["--judge_own_text", f"--config.{setting}={{}}"]
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         process = await asyncio.create_subprocess_exec(*command, cwd=checkout, env=environment)
         return await process.wait()

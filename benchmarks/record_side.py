@@ -27,7 +27,7 @@ from synthesis.core.records import EmulatedExecution, Message, ToolCall, ToolSer
 from synthesis.core.stages import Journal, rng_for
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
-from synthesis.pipeline.track import Track
+from synthesis.pipeline.pipeline_run import PipelineRun
 from synthesis.trajectories.statistics import trajectory_statistics
 
 WORDS = tuple(
@@ -81,10 +81,12 @@ async def measure(records: int) -> dict[str, float]:
         folder = Path(name)
         executor = Executor(OfflineTeacher(), None)  # type: ignore[arg-type]
         with Journal(folder / "journal.sqlite") as journal:
-            track = Track(executor, None, journal, folder, config=RecordsConfig(records), concurrency=16, seed=0)
-            await run(track, min(records, 100), servers, by_id, "warm")
+            pipeline = PipelineRun(
+                executor, None, journal, folder, config=RecordsConfig(records), concurrency=16, seed=0
+            )
+            await run(pipeline, min(records, 100), servers, by_id, "warm")
             before, processor = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-            await run(track, records, servers, by_id, "data")
+            await run(pipeline, records, servers, by_id, "data")
             processor = time.process_time() - processor
             held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         kept = os.path.getsize(folder / "journal.sqlite")
@@ -98,16 +100,16 @@ async def measure(records: int) -> dict[str, float]:
 
 
 async def run(
-    track: Track[None], records: int, servers: Sequence[ToolServer], by_id: dict[str, ToolServer], name: str
+    pipeline: PipelineRun[None], records: int, servers: Sequence[ToolServer], by_id: dict[str, ToolServer], name: str
 ) -> None:
     talk = partial(converse, servers=servers)
-    runs = await track.stage(
-        f"{name}-runs", talk, range(records), key=str, out=Trajectory, label=f"{name}: runs", depends=()
+    runs = await pipeline.stage(
+        f"{name}-runs", talk, range(records), key=str, out=Trajectory, label=f"{name}: runs", fingerprint_of=()
     )
-    rated = await track.stage(
-        f"{name}-judge", rate, runs, key=lambda one: one.id, out=Trajectory, label=f"{name}: judge", depends=()
+    rated = await pipeline.stage(
+        f"{name}-judge", rate, runs, key=lambda one: one.id, out=Trajectory, label=f"{name}: judge", fingerprint_of=()
     )
-    track.write(name, Trajectory, rated, trajectory_statistics(rated, by_id))
+    pipeline.write(name, Trajectory, rated, trajectory_statistics(rated, by_id))
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ class QuickstartConfig(Settings):
         # Nine look-ups are too few to leave joins out, and the published numbers include joins.
         informative_joins=False,
         # A model of this size has no capacity to learn what not to call; its metrics are about calling.
-        conducts={},
+        behaviours={},
     )
     environments: EnvironmentsConfig = EnvironmentsConfig(
         count=480,

@@ -28,7 +28,7 @@ def paper_trajectories() -> TrajectoriesConfig:
         group_sizes=(2, 3),
         augmentations=("diverse", "complicate", "persona"),  # 2.1.3
         augmented=1.0,  # released code: every task
-        conducts={},  # one message of the user; the paper names conversations of several as future work
+        behaviours={},  # one message of the user; the paper names conversations of several as future work
         failures=Failures(rate=0.2),  # 2.1.4
         max_turns=20,  # released code
         max_tokens=58_000,  # released code

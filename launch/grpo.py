@@ -1,7 +1,7 @@
 """Train a model with GRPO, with rollouts on vLLM servers or on the embedded engine.
 
-    python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \\
-        --mesh=fsdp=8,context=2 --rollout_url=http://a:8000,http://b:8000 --rollout_key_file=FILE \\
+    python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \
+        --mesh=fsdp=8,context=2 --rollout_url=http://a:8000,http://b:8000 --rollout_key_file=FILE \
         --rollout_sync_key_file=FILE
 
 Without --rollout_url the trainer samples by itself. docs/vllm.md says how to start the servers. Change settings with

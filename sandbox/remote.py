@@ -44,7 +44,7 @@ class SandboxUnreachable(SandboxError):
     """Error: no service answers at the address, or it is not ready. It may be later."""
 
     away = True
-    """See `astra_jax.base.errors.Refusal`."""
+    """See `astra_jax.base.errors.UserError`."""
 
 
 class RemotePool:

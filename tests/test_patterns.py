@@ -46,7 +46,7 @@ MADE_AT_RUN_TIME = {
     "synthesis/offline/intents.py": "our own wordings",
     "synthesis/offline/templates.py": "our own wordings",
     "synthesis/pipeline/languages.py": "our own ranges of letters",
-    "synthesis/trajectories/conducts.py": "what a user is to say, escaped",
+    "synthesis/trajectories/behaviours.py": "what a user is to say, escaped",
     "synthesis/trajectories/tasks.py": "a tool's name, escaped",
     "astra_jax/planner/hlo.py": "an attribute's name, our own, or a number",
     "astra_jax/planner/kernels.py": "our own names of a kernel's blocks",

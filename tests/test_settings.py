@@ -37,7 +37,7 @@ FREE_TEXT = {
     "EnvironmentsConfig.tools_of", "EnvironmentsConfig.partition_salt", "EnvironmentsConfig.domains",
     "TrajectoriesConfig.tools", "TrajectoriesConfig.personas",
     "TrajectoriesConfig.system_prompt", "TrajectoriesConfig.allowed_tools",
-    "TrajectoriesConfig.licence", "EnvironmentsConfig.licence",
+    "TrajectoriesConfig.license", "EnvironmentsConfig.license",
     "TrajectoriesConfig.server_weights", "TrajectoriesConfig.sources",
     "Partition.salt", "QuickstartConfig.pretrained",
     "OpenAITeacherConfig.base_url", "OpenAITeacherConfig.model", "OpenAITeacherConfig.api_key",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class Refusal(Exception):
+class UserError(Exception):
     """A request cannot be carried out; the message names it, and the fix. Programs exit with 2."""
 
     away: ClassVar[bool] = False
@@ -17,5 +17,5 @@ class Refusal(Exception):
     later. Programs exit with 69, so that a supervisor that restarts them can tell."""
 
 
-class InputError(Refusal, ValueError):
+class InputError(UserError, ValueError):
     """Invalid input: a setting, a record, a file, or two that do not fit each other."""

@@ -17,7 +17,7 @@ from typing import IO
 
 from etils import epath
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 
 Folder = str | os.PathLike[str]
 """Location of a file or folder: a path on disk, or gs://bucket/folder."""
@@ -36,13 +36,13 @@ MOST_BYTES = 2 << 30
 MOST_LINE_BYTES = 64 << 20
 
 
-class StorageError(Refusal):
+class StorageError(UserError):
     """A bucket cannot be used, or a write to it failed; the message says why, and how to fix it."""
 
     away = True
 
 
-class RemovedError(Refusal):
+class RemovedError(UserError):
     """A folder was removed, moved or replaced while this process held it, so nothing more is written there.
 
     Attributes:

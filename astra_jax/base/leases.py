@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from astra_jax.base.buckets import Guarded, guarded
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.files import StorageError, first_line, guarding
 from astra_jax.base.terminal import say
 
@@ -37,7 +37,7 @@ NOBODY = "nobody"
 """In the place of a holder's name."""
 
 
-class LeaseError(Refusal):
+class LeaseError(UserError):
     """Somebody else holds it, or has taken it over; the message says who."""
 
 
@@ -102,7 +102,7 @@ class _Lease:
                 if self._refused(over=stamp) is None:
                     self._took_over = True
                     return
-        except Refusal:
+        except UserError:
             raise
         except Exception as error:  # of the libraries below, without a common base
             raise StorageError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from astra_jax.base.figures import FIGURES
+from astra_jax.base.metrics import METRICS
 from astra_jax.base.terminal import printable
 
 
@@ -26,7 +26,7 @@ def progress_bar(**options: Any) -> tqdm:
     return tqdm(**options, desc=label or None, file=sys.stderr if is_terminal else _Log())
 
 
-def say_beside_bars(line: str) -> None:
+def log_above_progress(line: str) -> None:
     """Print a line on standard error, where the bars are; standard output is for the result."""
     tqdm.write(printable(line, lines=False), file=sys.stderr)
 
@@ -99,12 +99,12 @@ class Progress:
             self._renew()
 
     def _renew(self) -> None:
-        FIGURES.put("stage_finished", self._bar.n, stage=self._label)
-        FIGURES.put("stage_rejected", self._rejected, stage=self._label)
+        METRICS.put("stage_finished", self._bar.n, stage=self._label)
+        METRICS.put("stage_rejected", self._rejected, stage=self._label)
         if self._bar.total is not None:
-            FIGURES.put("stage_inputs", self._bar.total, stage=self._label)
-        FIGURES.put("teacher_requests", TRAFFIC.requests)
-        FIGURES.put("teacher_tokens", TRAFFIC.tokens)
+            METRICS.put("stage_inputs", self._bar.total, stage=self._label)
+        METRICS.put("teacher_requests", TRAFFIC.requests)
+        METRICS.put("teacher_tokens", TRAFFIC.tokens)
         shown = {"rejected": str(self._rejected)} if self._rejected else {}
         if requests := TRAFFIC.requests - self._first:
             then, _, tokens = self._seen

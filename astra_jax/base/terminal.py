@@ -19,8 +19,8 @@ import sys
 import unicodedata
 from typing import Any, TextIO
 
-from astra_jax.base.errors import Refusal
-from astra_jax.base.figures import FIGURES
+from astra_jax.base.errors import UserError
+from astra_jax.base.metrics import METRICS
 
 _UNSAFE = re.compile(
     "["
@@ -47,7 +47,7 @@ def say(text: object = "", *, file: TextIO | None = None) -> None:
     print(printable(text), file=file or sys.stdout, flush=True)
 
 
-class OutputError(Refusal):
+class OutputError(UserError):
     """Standard output cannot be written, and printing is all that the program was asked for."""
 
 
@@ -75,7 +75,7 @@ class _Stream(io.FileIO):
             return written
         except OSError as error:
             self._failures += 1
-            FIGURES.put("output_failures", self._failures, stream=self._title)
+            METRICS.put("output_failures", self._failures, stream=self._title)
             if self._failures == 1:
                 self._report(error)
             return size

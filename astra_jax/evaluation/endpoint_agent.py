@@ -123,7 +123,7 @@ class EndpointAgent:
         Raises:
             Transient: the endpoint does not answer this request for another reason than its length; or neither the
                 model nor the token limit ended the turn.
-            Stopped: the endpoint answers no request.
+            AbortRun: the endpoint answers no request.
             EvaluationError: see `room_left`.
         """
         rng = rng_for(self._seed, self.steps)

@@ -89,7 +89,7 @@ async def run_suites(
 
     Raises:
         InfrastructureFailed: an item could not be scored; all others are in the journal.
-        Stopped: the endpoint answers no more requests.
+        AbortRun: the endpoint answers no more requests.
     """
     results: list[ItemResult] = []
     failed: dict[str, int] = {}

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from astra_jax.base.typed import convert_to
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Decoding, EvaluationError, Role, Suite, SuiteInfo
+from synthesis.core.compat import convert_stored
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
 
 FOLDER = "results"
@@ -96,7 +96,7 @@ def load_evaluation(workdir: Path) -> Evaluation:
     folder = workdir / FOLDER
     results = read_dataset(folder, ItemResult)
     try:
-        card = convert_to(read_card(folder), _Card)
+        card = convert_stored(read_card(folder), _Card)
     except msgspec.ValidationError as error:
         raise EvaluationError(
             f"the card of {folder} is not an evaluation's ({error}); evaluate again with this version"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.settings import Bound, Count, Length, SettingError, Settings, Temperature, TopP
 from astra_jax.evaluation.results import ItemResult
 from sandbox import Sandbox
@@ -21,7 +21,7 @@ Limit = Literal["max_tokens", "max_completion_tokens"]
 _RESERVED = {"max_tokens", "messages", "model", "n", "seed", "stream", "temperature", "tools", "top_k", "top_p"}
 
 
-class EvaluationError(Refusal):
+class EvaluationError(UserError):
     """A requirement of an evaluation is missing or not as declared; the message names it, and the fix."""
 
 
@@ -103,7 +103,7 @@ class SuiteInfo:
         name: name in `--suites`.
         title: title in the table.
         harness: the code that scores, with its pinned version, such as `bfcl-eval 2026.3.23`.
-        licence: SPDX identifier of the harness and its data.
+        license: SPDX identifier of the harness and its data.
         data_sha256: digests of the data, by file or part; checked before anything runs.
         categories: categories in the table's order.
         headline: the paper's mean over categories that weigh the same: title -> names of categories.
@@ -116,7 +116,7 @@ class SuiteInfo:
     name: str
     title: str
     harness: str
-    licence: str
+    license: str
     data_sha256: Mapping[str, str]
     categories: tuple[Category, ...]
     headline: Mapping[str, tuple[str, ...]]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.base.typed import convert_to
 from astra_jax.grpo.journal import BatchJournal
 from astra_jax.grpo.rollouts import FillReport, GroupBatch, Rollouts
@@ -80,7 +80,7 @@ class AsyncRollouts(Rollouts):
             return
         self._check_masked(self._buffer.counts, is_whole=True)
         if self._buffer.counts.masked:
-            say_beside_bars(self._masked_line(self._buffer.counts))
+            log_above_progress(self._masked_line(self._buffer.counts))
         now = time.perf_counter()
         filling = self._report(True, now - self._since, self._journal)
         groups = self._buffer.take()

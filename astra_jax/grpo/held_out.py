@@ -21,7 +21,7 @@ from etils import epath
 
 from astra_jax.base.errors import InputError
 from astra_jax.base.files import write_text
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.evaluation.episodes import INFRASTRUCTURE, EvalConfig, run_episodes, summarise_by_kind
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.environments import digest_of_environments
@@ -113,9 +113,9 @@ class HeldOutEvaluation:
         earlier = [one for one in reports.values() if one["step"] < step]
         self.summary = summary_line(report, earlier[0] if earlier else None)
         if self._progress and not known:
-            say_beside_bars(self.summary)
+            log_above_progress(self.summary)
             for reason, count in report["masked"].items():
-                say_beside_bars(f"held-out evaluation: {count} episodes are masked and in no mean: {reason}")
+                log_above_progress(f"held-out evaluation: {count} episodes are masked and in no mean: {reason}")
         return dict(report["metrics"])
 
     async def _report(self, step: int, weights: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def summary_line(report: Mapping[str, Any], before: Mapping[str, Any] | None) ->
 def check_apart(
     held_out: Sequence[AnyEnvironment],
     environments: Sequence[AnyEnvironment],
-    warn: Callable[[str], None] = say_beside_bars,
+    warn: Callable[[str], None] = log_above_progress,
 ) -> None:
     """Check that no held-out environment has the id and the prompt of one that is trained on.
 

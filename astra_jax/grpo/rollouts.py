@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import msgspec
 
-from astra_jax.base.errors import Refusal
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.errors import UserError
+from astra_jax.base.progress import log_above_progress
 from astra_jax.base.typed import convert_to, decode_msgpack
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.exhaustion import Exhaustion
@@ -32,7 +32,7 @@ _FEWEST_MASKED = 4
 """Fewest masked episodes that stop a run; in a batch of four episodes a single one would be a quarter."""
 
 
-class MaskedShareError(Refusal):
+class MaskedShareError(UserError):
     """More than `max_masked_share` of a batch's sampled episodes have no score. The message counts the reasons."""
 
 
@@ -223,7 +223,7 @@ class Rollouts:
         doubled, left = divmod(counts.sampled, self.config.batch_size)
         if not counts.valid and not left and doubled.bit_count() == 1:
             what = f"update {self._update}: {self._buffer.summary}"
-            say_beside_bars(f"{what}; at most {self.config.most_groups} are sampled")
+            log_above_progress(f"{what}; at most {self.config.most_groups} are sampled")
 
     def _report(self, filled: bool, seconds: float, journal: BatchJournal | None) -> FillReport:
         sampler = self._sampler
@@ -245,7 +245,7 @@ class Rollouts:
         if not filling.filled:
             return None
         if self._buffer.counts.masked:
-            say_beside_bars(self._masked_line(self._buffer.counts))
+            log_above_progress(self._masked_line(self._buffer.counts))
         groups = self._buffer.take()
         filling.counts |= self._buffer.metrics(groups, self._update)
         return GroupBatch(groups, filling)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from astra_jax.base.files import location
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.grpo.ahead import AsyncRollouts
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.dump import FOLDER as BATCHES
@@ -148,7 +148,7 @@ class RolloutSource:
             page = self._run.folder / "episodes" / f"exhausted_{state.step:05}.html"
             write_exhausted(page, exhausted, row)
             for line in (*exhausted.lines(), f"  episodes: {page}"):
-                say_beside_bars(line)
+                log_above_progress(line)
 
 
 @asynccontextmanager

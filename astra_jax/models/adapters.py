@@ -63,7 +63,7 @@ def check(model: Model, lora: LoRA) -> None:
 
     Raises:
         InputError: a target is not a matrix of the model, or its matrices cannot be stored this way.
-        Refusal: the library for storing them is not installed.
+        UserError: the library for storing them is not installed.
     """
     targeted(model, lora)
     model.check_matmul(lora.stored, "lora.stored")

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from astra_jax import chat_files
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.files import location, write_text
 from astra_jax.base.settings import SettingError
 from astra_jax.models.families import from_hf
@@ -41,7 +41,7 @@ _READ = ("F64", "F32", "F16", "BF16")
 """Types of tensors, by safetensors' names, that are cast to a parameter."""
 
 
-class WeightsError(Refusal):
+class WeightsError(UserError):
     """Error: a checkpoint does not fit this model. The message has the tensor, the expected and the found value."""
 
 

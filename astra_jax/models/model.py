@@ -82,7 +82,7 @@ class Model(Protocol):
 
         Raises:
             InputError: the name is unknown, or not supported by this model.
-            Refusal: its library is not installed.
+            UserError: its library is not installed.
         """
         ...
 

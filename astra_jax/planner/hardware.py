@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.run.chips import CHIPS, Chip
 
 _HOPPER = """
@@ -35,7 +35,7 @@ _MOST_CHIPS = 131_072
 INSTALL_GPU = "pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version"
 
 
-class PlanError(Refusal):
+class PlanError(UserError):
     """Error: the plan cannot be made. The message says what to change."""
 
 

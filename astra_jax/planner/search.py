@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from astra_jax.attention.splash import BLOCK, LARGEST_BLOCK, block_of, good_length, padded_length
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.settings import SettingError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.mesh import AXES, BATCH, WIDTH, pieces_of
@@ -184,7 +184,7 @@ def candidates(model: Sized, config: SFTConfig | GRPOConfig, slice_: Slice, toke
                 try:
                     changed = dataclasses.replace(sized[1], micro_batch_size=rows * places, remat=remat)
                     job = job_on(sized[0], changed, abstract, blocks=blocks)
-                except (Refusal, SettingError):  # the mesh does not divide the job
+                except (UserError, SettingError):  # the mesh does not divide the job
                     continue
                 step = job.rows * job.row_tokens
                 arithmetic, sent = least_seconds(

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import jax
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.terminal import say
 
 
-class BackendError(Refusal):
+class BackendError(UserError):
     """JAX cannot start its configured backend. The message says why, and what to install or set."""
 
 

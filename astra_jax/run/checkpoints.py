@@ -30,7 +30,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.files import check_held, first_line, in_bucket, location, may_be_storage
 from astra_jax.base.settings import SettingError
 from astra_jax.run.digests import digest_of_json, digests_of
@@ -47,7 +47,7 @@ _DIGESTS, _EXTRA = "digests", "(extra)"
 """The item with a step's digests, and the entry for `extra` in it, a name that no array has."""
 
 
-class CheckpointError(Refusal):
+class CheckpointError(UserError):
     """The checkpoint does not exist or does not fit the requested structure. The message says why."""
 
 

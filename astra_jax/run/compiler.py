@@ -14,7 +14,7 @@ from absl import logging
 from jax.sharding import Mesh
 
 from astra_jax.base.errors import InputError
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.run.chips import chip_of
 from astra_jax.run.hosts import is_first
 
@@ -118,7 +118,7 @@ class Program:
         jitted, options = self._for(args, kwargs)
         if options and len(self._jitted) > before and is_first():
             told = ", ".join("=".join(one) for one in options)
-            say_beside_bars(f"{getattr(self._function, '__name__', 'a program')} is compiled with {told}")
+            log_above_progress(f"{getattr(self._function, '__name__', 'a program')} is compiled with {told}")
         return jitted
 
     def _for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Options]:

@@ -11,6 +11,7 @@ from astra_jax.base.settings import Bound, Count, CountOrZero, OneOf, SettingErr
 from astra_jax.models.lora import LoRA
 from astra_jax.models.matmuls import MATMULS
 from astra_jax.models.remat import REMATS
+from synthesis.core.compat import FORMER_SETTINGS
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 """See `astra_jax.run.trackers`."""
@@ -37,6 +38,7 @@ _FORMER_NAMES = {
     "max_faults": "max_failed_restarts",
     "servers": "tools",
     "registries": "tools",
+    **FORMER_SETTINGS,
 }
 
 

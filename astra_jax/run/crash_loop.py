@@ -10,7 +10,7 @@ import contextlib
 
 import msgspec
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.files import StorageError, location, write_text
 from astra_jax.base.typed import decode_json
 from synthesis.core.datasets import Folder
@@ -19,7 +19,7 @@ FILE = "starts.json"
 """File name in a run's workdir."""
 
 
-class FaultsError(Refusal):
+class FaultsError(UserError):
     """A run ended with a fault repeatedly without progress. The message says at which step."""
 
 
@@ -83,6 +83,6 @@ class CrashLoopGuard:
 
 def is_fault(error: BaseException | None) -> bool:
     """Return whether a run that ends with this error may succeed when it is restarted."""
-    if isinstance(error, Refusal):
+    if isinstance(error, UserError):
         return error.away
     return isinstance(error, Exception)

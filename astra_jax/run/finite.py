@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.models.model import Params
 from astra_jax.run.config import TrainingConfig
 from astra_jax.run.optimizers import all_finite
@@ -19,7 +19,7 @@ MAX_SKIPPED_IN_A_ROW = 10
 can help, and ten did not. `max_faults` has the same default."""
 
 
-class NonFiniteError(Refusal):
+class NonFiniteError(UserError):
     """A loss, a gradient or a weight was not finite, so that the run cannot continue, or is not trained."""
 
 

@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.files import first_line
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.run.hosts import is_first
 from synthesis.core.references import referred
 
@@ -98,7 +98,7 @@ class Hook:
         """Called once when the loop is over without an error; `run.stopped` is the reason."""
 
 
-class HookError(Refusal):
+class HookError(UserError):
     """A hook raised an exception that would have ended the program."""
 
 
@@ -127,7 +127,7 @@ class Hooks:
     def report_failures(self) -> None:
         """Print how often each hook failed whose failures do not end a run."""
         for name, count in self.failures.items():
-            say_beside_bars(f"warning: hook {name} failed {count} times in this process")
+            log_above_progress(f"warning: hook {name} failed {count} times in this process")
 
     def call_due(self, point: str, last: int, run: Run, state: TrainState, batch: Any, row: dict[str, float]) -> None:
         """Call `measure` or `after_update` of the hooks that are due; what they return is added to `row`."""
@@ -148,7 +148,7 @@ class Hooks:
                 raise HookError(f"hook {name} raised {type(error).__name__}: {first_line(error)}") from error
             self.failures[name] += 1
             if self.failures[name] == 1:
-                say_beside_bars(
+                log_above_progress(
                     f"warning: hook {name}: {type(error).__name__}: {first_line(error)}; training continues"
                 )
             return None
@@ -166,7 +166,7 @@ def load_hooks(names: Iterable[str]) -> list[Hook]:
         if isinstance(found, type) and issubclass(found, Hook):
             try:
                 found = found()
-            except Refusal:
+            except UserError:
                 raise
             except Exception as error:
                 raise InputError(f"--hooks={name}: {type(error).__name__}: {first_line(error)}") from error

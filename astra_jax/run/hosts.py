@@ -22,7 +22,7 @@ from jax._src import distributed  # no public module of JAX has the coordination
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.files import first_line
 from astra_jax.base.terminal import say
 from astra_jax.run.crash_loop import is_fault
@@ -97,7 +97,7 @@ def _put_where_all_meet(key: str) -> str | None:
         raise
 
 
-class HostError(Refusal):
+class HostError(UserError):
     """Another host failed. The message says which one and why. Restarting would not help."""
 
 

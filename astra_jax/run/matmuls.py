@@ -17,7 +17,7 @@ def check_matmul(matmul: str, model: Model, mesh: Mesh | None, field: str = "mat
 
     Raises:
         InputError: the model does not support the format, or the chip only emulates it.
-        Refusal: the library is not installed.
+        UserError: the library is not installed.
     """
     model.check_matmul(matmul, field)
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.terminal import say
 
 _HELLO, _READY, _GO, _NO = "astra-host", "ready", "go", "no "
@@ -28,7 +28,7 @@ _TELL_SECONDS = 10.0
 """Seconds between two messages about missing hosts."""
 
 
-class MeetingError(Refusal):
+class MeetingError(UserError):
     """The hosts did not meet. The message names the missing host, or two that do not match."""
 
 

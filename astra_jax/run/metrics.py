@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from astra_jax.base.errors import InputError
-from astra_jax.base.figures import FIGURES
 from astra_jax.base.files import check_held, copy_files, in_bucket, location, naming, write_text
+from astra_jax.base.metrics import METRICS
 from astra_jax.run.trackers import Tracker
 from synthesis.core.datasets import Folder
 
@@ -96,7 +96,7 @@ class MetricWriter:
         row = {name: float(value) for name, value in values.items()}
         with naming(self._path):
             self._opened_board().scalars(step, row)
-        FIGURES.row(step, row)
+        METRICS.row(step, row)
         for tracker in self._trackers:
             tracker.log(step, row)
         if time.monotonic() - self._flushed > FLUSH_SECONDS:

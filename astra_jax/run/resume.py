@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.run.config import TrainingConfig
 from astra_jax.run.hosts import is_first
 from astra_jax.run.identity import check_same_run, resume_changes
@@ -67,7 +67,7 @@ class ResumedSettings:
             write_changes(self._folder, self.changes)
             for one in new:
                 line = f"from step {step + 1} on: {one['setting']} is {one['now']}, it was {one['before']}"
-                say_beside_bars(self._extension(step, changed) if one["setting"] == name else line)
+                log_above_progress(self._extension(step, changed) if one["setting"] == name else line)
 
     def _extension(self, step: int, changed: Mapping[str, tuple[Any, Any]]) -> str:
         """Describe a changed number of steps, and the learning rate, whose schedule spans the new number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.run.hosts import is_first
 
 FEWEST_STEPS = 50
@@ -88,7 +88,7 @@ class TimeLeft:
         if self.is_due or not left or not is_first():
             return
         each = sum(self._seconds[1:]) / _TIMED_STEPS
-        say_beside_bars(
+        log_above_progress(
             f"step {step} of {self._steps}: {each:.2g} s a step, about {duration(each * left)} left, and the time of "
             "evaluations, samples and checkpoints"
         )

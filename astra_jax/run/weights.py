@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from astra_jax import axes
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.files import in_bucket, location
 from astra_jax.models import adapters
 from astra_jax.models.hf_checkpoint import (
@@ -273,7 +273,7 @@ def _under(
     try:
         how: dict[str, Any] = {"step": origin.step, "rows": origin.rows, "spelled": origin.spelled}
         found = load(origin.folder, model, shardings=shardings, **how)
-    except Refusal as error:
+    except UserError as error:
         raise WeightsError(
             f"{directory} has adapters to the weights of {origin.folder}, which cannot be read: {error}. If they were "
             "moved, give their folder with --base"

@@ -189,7 +189,7 @@ def tokenise(trajectory: Trajectory, tokenizer: ChatTokenizer, config: DataConfi
     """Render and encode an example (`by_round`); drop or cut it if it has more than `config.seq_len` tokens."""
     messages, tools = shown(trajectory, config)
     users = [i for i, message in enumerate(messages) if message.role == "user"]
-    if config.rounds == "together" and trajectory.dialogue and trajectory.dialogue.returned:
+    if config.rounds == "together" and trajectory.dialogue and trajectory.dialogue.restored_at_turn:
         # Chat formats list tools once, before all rounds.
         return _dropped("tools_change", "a tool is there from a later round on; use data.rounds=apart")
     # With rounds `apart`, turns before the last user turn have their own examples.

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from astra_jax.base.files import write_text
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.models.model import Model, Params
 from astra_jax.run.batch import PackedBatch, bucket_index, to_device
 from astra_jax.run.compiler import Program
@@ -71,7 +71,7 @@ class Samples(Hook):
         limits = {"count": config.samples, "max_tokens": config.sample_tokens}
         self._sampler = TurnSampler(each_record(path, Trajectory), tokenizer, model, config.data, mesh=mesh, **limits)
         if self._sampler.is_empty and is_first():
-            say_beside_bars(
+            log_above_progress(
                 f"no samples: no opening has room for sample_tokens ({config.sample_tokens}) more in data.seq_len "
                 f"({config.data.seq_len}); lower --config.sft.sample_tokens"
             )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from absl import app, flags, logging
 
 import astra_jax
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.settings import SettingError, declared, wording
 from astra_jax.base.terminal import say
 from astra_jax.cpu.environment import cpu_environment
@@ -50,7 +50,7 @@ _OLD_PRESET = re.compile(r"(sft|grpo)_qwen3_(\w+)\.py")
 _overrides: list[tuple[str, str]] = []
 
 
-class UsageError(Refusal):
+class UsageError(UserError):
     """The command line, the configuration or an input is wrong; the message names the fault and the fix."""
 
 

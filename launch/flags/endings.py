@@ -30,7 +30,7 @@ from typing import TextIO
 
 from absl import logging
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.proxies import exempt_this_machine
 from astra_jax.base.terminal import printable, protect_streams, say
 
@@ -247,7 +247,7 @@ def refusal(error: BaseException) -> str | None:
         return None if None in lines else lines[0]
     if isinstance(error, RemovedError):
         return _with_flag(str(error), error.folder)
-    if isinstance(error, (Refusal, SandboxError, SettingError)):
+    if isinstance(error, (UserError, SandboxError, SettingError)):
         return str(error)
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # of `tempfile`, without a path
         return f"{error.strerror}; set TMPDIR to a folder that can be written"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.terminal import say
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def copy_tokenizer(source: Folder, target: Path, step: int | None) -> int:
     if step and (location(source) / "tokenizer.json").exists():
         try:
             changed = ChatTokenizer.load(source).changed_files
-        except Refusal as error:
+        except UserError as error:
             say(f"{target}: the tokenizer's files are copied unchanged, since their format is not supported: {error}")
     if changed:
         say(f"{target}: {', '.join(sorted(changed))}: changed to the chat format that the run trained")

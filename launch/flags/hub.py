@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from absl import flags
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.proxies import via
 from launch.flags import cli
 
@@ -35,7 +35,7 @@ _FILE = re.compile(
 )
 
 
-class HubError(Refusal):
+class HubError(UserError):
     """The Hub does not have or provide the repository, or cannot be reached; the message has the fix."""
 
 

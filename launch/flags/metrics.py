@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from astra_jax.base.figures import FIGURES, Figures
+from astra_jax.base.metrics import METRICS, MetricRegistry
 from astra_jax.base.settings import Port
 from astra_jax.base.terminal import say
 from launch.flags import cli
@@ -50,7 +50,7 @@ def shown(*, first: Callable[[], bool] = lambda: True) -> Iterator[None]:
     if PORT.value is None or not first():
         yield
         return
-    service = _service(FIGURES, _HOST.value or "", PORT.value, cli.token_of(_TOKEN_FILE))
+    service = _service(METRICS, _HOST.value or "", PORT.value, cli.token_of(_TOKEN_FILE))
     ready: Future[str] = Future()
     stop = threading.Event()
     thread = threading.Thread(target=asyncio.run, args=(_serve(service, ready, stop),), name="metrics", daemon=True)
@@ -63,7 +63,7 @@ def shown(*, first: Callable[[], bool] = lambda: True) -> Iterator[None]:
         thread.join(timeout=10)
 
 
-def _service(figures: Figures, host: str, port: int, token: str | None) -> HttpService:
+def _service(figures: MetricRegistry, host: str, port: int, token: str | None) -> HttpService:
     """Return the service, not yet started. Raises `SettingError`."""
     # Here, so that --help does not wait for them.
     from aiohttp import web

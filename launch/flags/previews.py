@@ -48,7 +48,7 @@ async def preview(
     Raises:
         cli.UsageError: the page would be inside --workdir, or flags contradict each other.
     """
-    from astra_jax.base.errors import Refusal
+    from astra_jax.base.errors import UserError
     from launch.viewer.preview_page import rendered
     from synthesis.core.stages import Journal
     from synthesis.pipeline.preview import Preview
@@ -68,7 +68,7 @@ async def preview(
             with Journal(folder / "journal.sqlite") as journal:
                 try:
                     await run(executor, journal, folder, seen)
-                except Refusal as problem:
+                except UserError as problem:
                     if not seen.stages:
                         raise
                     seen.ended = str(problem)
@@ -82,7 +82,7 @@ async def preview(
 def _print(seen: Preview, forecast: Forecast) -> None:
     from launch.viewer.preview_page import rows
 
-    for line in seen.told:
+    for line in seen.source_notes:
         say(f"server {printable(line, lines=False)}")
     for name, stage in seen.stages.items():
         tokens = sum(one.spent.tokens for one in stage.seen)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from absl import flags
 
 from astra_jax.base.settings import SettingError
+from astra_jax.run.config import todays_name
 from launch.flags import cli
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -31,7 +32,7 @@ _NAMES: Mapping[str, str] = {"url": "base_url", "key_file": "api_key"}
 """Field of `--roles` → name of the setting."""
 _OF_A_ROLE = (
     "url", "model", "key_file", "weight", "temperature", "max_tokens", "timeout_seconds", "tries", "extra_body",
-    "answer_form", "concurrency", "requests_per_minute", "tokens_per_minute", "prices", "api",
+    "structured_output", "concurrency", "requests_per_minute", "tokens_per_minute", "prices", "api",
 )  # fmt: skip
 _OF_THE_EMBEDDER = ("url", "model", "key_file", "batch", "timeout_seconds", "tries")
 
@@ -85,6 +86,8 @@ def _read() -> dict[Any, list[dict[str, Any]]]:
 def _made(kind: type[Any], role: str, given: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """Return the settings of a model, of class `kind`."""
     if unknown := [name for name in given if name not in names]:
+        if (today := todays_name(unknown[0])) in names:
+            raise _wrong(f"{role}.{unknown[0]}: this setting is called {today} now")
         raise _wrong(f"{role} has no setting {unknown[0]!r}; there are {', '.join(names)}")
     settings = {_NAMES.get(name, name): value for name, value in given.items() if name != "prices"}
     url, file, prices = given.get("url"), given.get("key_file"), given.get("prices")

@@ -25,8 +25,8 @@ UNISOLATED = "D"
 """Sandbox tier whose only protection is rlimits."""
 
 RENAMED: Mapping[str, str] = {
-    "api_key_file": "key_file",
     "allow_unisolated": "sandbox_tier",
+    "api_key_file": "key_file",
     "data.accept": "accept",
     "data.preview": "preview",
     "data.skip_bad": "skip_bad",
@@ -42,6 +42,8 @@ RENAMED: Mapping[str, str] = {
     "rollout_request_seconds": "rollout_timeout_seconds",
     "rollout_urls": "rollout_url",
     "sandbox_token_file": "sandbox_key_file",
+    "teacher_answer_form": "teacher_structured_output",
+    "teacher_outage_minutes": "teacher_max_unavailable_minutes",
     "timeout_minutes": "timeout_seconds",
     "to": "repository",
     "token_file": "key_file",

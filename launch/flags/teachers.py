@@ -23,7 +23,7 @@ from launch.flags import cli, roles
 from launch.flags.numbers import number_flag, numbers_of
 
 if TYPE_CHECKING:  # --help does not wait for them
-    from synthesis.core.endpoint_settings import AnswerForm, ApiName
+    from synthesis.core.endpoint_settings import ApiName, StructuredOutputSetting
     from synthesis.pipeline.embedding import Embedder
     from synthesis.pipeline.teacher import Mode, OpenAITeacher
 
@@ -59,8 +59,8 @@ _PROMPTS = flags.DEFINE_string(
     None,
     "Folder of your own prompts, LANGUAGE/NAME.jinja, which replace those of the same names in synthesis/prompts.",
 )
-_FORM = flags.DEFINE_enum(
-    "teacher_answer_form",
+_STRUCTURED_OUTPUT = flags.DEFINE_enum(
+    "teacher_structured_output",
     "auto",
     ["auto", "json_schema", "json_object", "text"],
     "Form of answers that the endpoint enforces: a JSON schema, any JSON, or nothing; auto finds out with one request. "
@@ -77,8 +77,11 @@ _UNUSABLE = number_flag(
     Count,
     "Number of answers of one kind after which the run stops if less than one in a hundred is usable.",
 )
-_OUTAGE = number_flag(
-    "teacher_outage_minutes", 60.0, Minutes, "Minutes without any answer of the endpoint after which the run stops."
+_UNAVAILABLE = number_flag(
+    "teacher_max_unavailable_minutes",
+    60.0,
+    Minutes,
+    "Minutes without any answer of the endpoint after which the run stops.",
 )
 _TOKEN_BUDGET = number_flag(
     "teacher_token_budget",
@@ -111,8 +114,8 @@ _MODE = flags.DEFINE_enum(
     "and fail for an answer that is not stored. off: store nothing.",
 )
 _OF_THE_TEACHER: tuple[flags.FlagHolder[Any], ...] = (
-    _API, _TEMPERATURE, _MAX_TOKENS, _TIMEOUT, _TRIES, _EXTRA_BODY, _PROMPTS, _FORM, roles.JUDGE_OWN,
-    _CONCURRENCY, _REQUESTS, _TOKENS, _OUTAGE, _UNUSABLE, _TOKEN_BUDGET, _MONEY_BUDGET, _PRICES, RECORDING, _MODE,
+    _API, _TEMPERATURE, _MAX_TOKENS, _TIMEOUT, _TRIES, _EXTRA_BODY, _PROMPTS, _STRUCTURED_OUTPUT, roles.JUDGE_OWN,
+    _CONCURRENCY, _REQUESTS, _TOKENS, _UNAVAILABLE, _UNUSABLE, _TOKEN_BUDGET, _MONEY_BUDGET, _PRICES, RECORDING, _MODE,
 )  # fmt: skip
 _WRITTEN: Mapping[str, flags.FlagHolder[Any]] = {
     "base_url": _URL, "model": _MODEL, "api_key": _KEY_FILE, "api": _API, "max_tokens": _MAX_TOKENS,
@@ -132,7 +135,7 @@ def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:
         InputError: a model would judge its own text, or one of the user's prompts is invalid.
     """
     from synthesis.core.recording import Recording
-    from synthesis.pipeline.casting import Casting
+    from synthesis.pipeline.model_router import ModelRouter
     from synthesis.pipeline.prompts import read_prompts
     from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
 
@@ -156,11 +159,11 @@ def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:
             extra_body=_json_of(_EXTRA_BODY, dict[str, Any]) or {},
             roles=roles.roles_from_flags(),
             judge_own_text=roles.JUDGE_OWN.value,
-            answer_form=cast("AnswerForm", _FORM.value),
+            structured_output=cast("StructuredOutputSetting", _STRUCTURED_OUTPUT.value),
             concurrency=_CONCURRENCY.value,
             requests_per_minute=_REQUESTS.value,
             tokens_per_minute=_TOKENS.value,
-            outage_seconds=_OUTAGE.value * 60,
+            max_unavailable_seconds=_UNAVAILABLE.value * 60,
             unusable_answers=_UNUSABLE.value,
             token_budget=_TOKEN_BUDGET.value,
             money_budget=_MONEY_BUDGET.value,
@@ -170,7 +173,7 @@ def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:
         )
     except SettingError as error:
         raise cli.UsageError(str(error).replace("OpenAITeacherConfig.", "--teacher_")) from None
-    Casting.of(config).check()
+    ModelRouter.of(config).check()
     prompts = read_prompts(Path(_PROMPTS.value)) if _PROMPTS.value is not None else None
     return OpenAITeacher(config, Recording(path), cast("Mode", _MODE.value), prompts)
 

@@ -29,7 +29,7 @@ import msgspec
 
 import synthesis.environments.pipeline
 import synthesis.trajectories.pipeline
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.evaluation.episodes import answers_rightly, evaluate
 from astra_jax.grpo import train as grpo
 from astra_jax.models.copying import copying_params
@@ -50,10 +50,10 @@ from sandbox import Sandbox
 from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
 from synthesis.core.records import Message, ToolEnvironment, Trajectory
-from synthesis.core.stages import Journal, Stopped
+from synthesis.core.stages import AbortRun, Journal
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.partition import Split
-from synthesis.pipeline.track import Summary
+from synthesis.pipeline.pipeline_run import Summary
 
 Result = dict[str, Any]
 SAMPLES = 3
@@ -97,9 +97,9 @@ class Quickstart:
             for number, (name, stage) in enumerate(self.stages.items(), start=1):
                 title = f"[{number}/{len(self.stages)}] {name}"
                 if (done := self.ledger.result(name)) is not None:
-                    say_beside_bars(f"{title}: finished earlier, in {done['seconds']:.0f} s")
+                    log_above_progress(f"{title}: finished earlier, in {done['seconds']:.0f} s")
                     continue
-                say_beside_bars(title)
+                log_above_progress(title)
                 result = await self._timed(name, stage)
                 isolation = {"tier": opened.tier, "layers": opened.layers}
                 self.ledger.finish(name, result | {"sandbox": isolation})
@@ -134,7 +134,7 @@ class Quickstart:
                 seed=self.config.seed,
             )
         for reason, count in sorted(summary.rejected["normalize"].items()):
-            say_beside_bars(f"left out {count} tools ({reason}), such as {summary.details['normalize'][reason]}")
+            log_above_progress(f"left out {count} tools ({reason}), such as {summary.details['normalize'][reason]}")
         return _result(summary, summary.statistics["trajectories"])
 
     async def environments(self) -> Result:
@@ -310,7 +310,7 @@ class Quickstart:
 def _unless_preempted(stopped: str) -> None:
     """Raise if SIGTERM ended a training stage: it has saved a checkpoint, and is not finished."""
     if stopped == "preempted":
-        raise Stopped("asked to stop", "the stage is saved; run the same command again to resume")
+        raise AbortRun("asked to stop", "the stage is saved; run the same command again to resume")
 
 
 def _result(summary: Summary, statistics: Result) -> Result:

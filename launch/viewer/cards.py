@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from astra_jax.base.typed import convert_to
 from astra_jax.evaluation.grids import decoding_text
 from astra_jax.evaluation.saved import SuiteRun
 from launch.viewer import charts
 from launch.viewer.lists import Pages
 from launch.viewer.service import PageService, ViewerConfig, page
+from synthesis.core.compat import convert_stored
 from synthesis.environments import statistics as of_environments
 from synthesis.trajectories import statistics as of_trajectories
 
@@ -93,7 +93,7 @@ def shown_card(card: Mapping[str, Any]) -> ShownCard:
     """Prepare a card for its page."""
     statistics, environments = _at(card, "statistics"), card.get("kind") == "ToolEnvironment"
     try:
-        suites = convert_to(card.get("suites", []), list[SuiteRun])
+        suites = convert_stored(card.get("suites", []), list[SuiteRun])
     except msgspec.ValidationError:
         suites = []  # another version's; they are shown as they are
     facts = {name: value for name, value in card.items() if not isinstance(value, (Mapping, list))}

@@ -80,7 +80,7 @@ class TrajectoryPages:
 def _row(one: Trajectory) -> Row:
     question = question_of(one.messages)
     names = [call.name for message in one.messages for call in message.tool_calls]
-    behaviour = one.dialogue.conduct.replace("_", " ") if one.dialogue else ""
+    behaviour = one.dialogue.behaviour.replace("_", " ") if one.dialogue else ""
     values = {
         **{name: getattr(one, name) for name in ("domain", "language", "reward")},
         "question": question or "(no question)",
@@ -97,8 +97,8 @@ def _facts(one: Trajectory) -> dict[str, object]:
     facts: dict[str, object] = {"id": one.id, "reward": one.reward}
     facts |= {name: getattr(one, name) for name in ("server_id", "domain", "language", "task_id", "injected_failures")}
     if one.dialogue:
-        facts["behaviour"] = one.dialogue.conduct.replace("_", " ")
-        more = {"user": one.dialogue.persona, "withheld": one.dialogue.withheld}
+        facts["behaviour"] = one.dialogue.behaviour.replace("_", " ")
+        more = {"user": one.dialogue.persona, "withheld": one.dialogue.hidden_tools}
         facts |= {name: value for name, value in more.items() if value}
     if one.unfinished is True:
         facts["end"] = "broken off at a limit"

@@ -362,25 +362,25 @@ def _objects(schema: Mapping[str, Any], sources: Sources) -> list[Any]:
 
 
 def combinations(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of one value each, those of likely values first: by the sum of the values' places."""
+    """Yield every combination of one value each, those of likely values first: by the sum of the values' positions."""
     names = list(choices)
     sizes = [len(choices[name]) for name in names]
     if not all(sizes):
         return
 
-    def places(total: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def positions(total: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
         if not left:
             if total == 0:
                 yield ()
             return
         rest = sum(left[1:]) - len(left[1:])
-        for place in range(max(0, total - rest), min(left[0] - 1, total) + 1):
-            for others in places(total - place, left[1:]):
-                yield (place, *others)
+        for position in range(max(0, total - rest), min(left[0] - 1, total) + 1):
+            for others in positions(total - position, left[1:]):
+                yield (position, *others)
 
     for total in range(sum(sizes) - len(sizes) + 1):
-        for chosen in places(total, sizes):
-            yield {name: choices[name][place] for name, place in zip(names, chosen, strict=True)}
+        for chosen in positions(total, sizes):
+            yield {name: choices[name][position] for name, position in zip(names, chosen, strict=True)}
 
 
 def _folded(value: Any) -> Any:

@@ -16,7 +16,7 @@ from synthesis.core.matching import contains
 from synthesis.core.plays import play
 from synthesis.core.records import Answer, CodeTool, Language
 from synthesis.core.stages import Rejected
-from synthesis.environments.proof import Case, nonsense, prove_case, shown, without_default
+from synthesis.environments.proof import Case, invalid_value, prove_case, shown, without_default
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -52,7 +52,7 @@ class Found:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call that was tried, whether it succeeded, and the places of the answers in its output."""
+    """A call that was tried, whether it succeeded, and the positions of the answers in its output."""
 
     arguments: dict[str, Any]
     ok: bool
@@ -116,13 +116,13 @@ async def find_calls(
                         i for i, answer in enumerate(one.answers) if call.ok and contains(call.output, answer, language)
                     )
                     one.calls.append(_Call(arguments, call.ok, frozenset(holds)))
-                for place, proven in await _settle(one, question, found, sandbox, config):
-                    found[name, place] = proven
+                for position, proven in await _settle(one, question, found, sandbox, config):
+                    found[name, position] = proven
                     progress = True
     for one in state.values():
         if one.missing:
             raise await _unreached(one, question, sandbox)
-    return [found[name, place] for name, wanted in answers.items() for place in range(len(wanted))]
+    return [found[name, position] for name, wanted in answers.items() for position in range(len(wanted))]
 
 
 def _values(answer: Answer) -> list[Any]:
@@ -153,37 +153,37 @@ async def _settle(
     name = one.tool.spec.name
     used = {_key(call.arguments) for (tool, _), call in found.items() if tool == name}
     settled: list[tuple[int, Found]] = []
-    hits = {place: _hits(one, place, question) for place in one.missing}
-    for place in sorted(one.missing, key=lambda place: len(hits[place])):
-        answer = one.answers[place]
-        for arguments in hits[place]:
+    hits = {position: _hits(one, position, question) for position in one.missing}
+    for position in sorted(one.missing, key=lambda position: len(hits[position])):
+        answer = one.answers[position]
+        for arguments in hits[position]:
             key = _key(arguments)
-            refused = one.refused.setdefault(place, [])
+            refused = one.refused.setdefault(position, [])
             if len(refused) >= config.proofs_per_answer:
                 break
-            if key in used or (place, key) in one.proofs:
+            if key in used or (position, key) in one.proofs:
                 continue
-            one.proofs.add((place, key))
+            one.proofs.add((position, key))
             try:
-                case = Case(place, arguments, _other(one, arguments, place), answer, one.language)
+                case = Case(position, arguments, _other(one, arguments, position), answer, one.language)
                 proven = await prove_case(one.tool, case, sandbox)
             except Rejected as rejection:
                 refused.append(rejection)
                 continue
             used.add(key)
-            settled.append((place, Found(name, answer, arguments, proven.output, proven.rule)))
-            one.missing.remove(place)
+            settled.append((position, Found(name, answer, arguments, proven.output, proven.rule)))
+            one.missing.remove(position)
             break
     return settled
 
 
-def _hits(one: _Tried, place: int, question: str) -> list[dict[str, Any]]:
+def _hits(one: _Tried, position: int, question: str) -> list[dict[str, Any]]:
     """Return the calls whose outputs contain an answer; first those without another answer of the tool."""
     # A call that states the answer finds nothing; but the largest of five numbers is one of the five.
     hits = [
         call
         for call in one.calls
-        if place in call.holds and not _gives_away(call.arguments, one.answers[place], question)
+        if position in call.holds and not _gives_away(call.arguments, one.answers[position], question)
     ]
     return [call.arguments for call in sorted(hits, key=lambda call: len(call.holds))]
 
@@ -192,32 +192,32 @@ def _gives_away(arguments: Mapping[str, Any], answer: Answer, question: str) -> 
     return any(contains(one, answer) and not names_value(question, one) for one in leaves(dict(arguments)))
 
 
-def _other(one: _Tried, arguments: Mapping[str, Any], place: int) -> dict[str, Any]:
+def _other(one: _Tried, arguments: Mapping[str, Any], position: int) -> dict[str, Any]:
     """Return other arguments that must not give the answer: such that succeeded before such that failed, else nonsense.
 
     Raises:
         Rejected: `ignores_arguments`: all others that were tried give it.
     """
     others = [call for call in one.calls if call.arguments != arguments]
-    without = [call for call in others if place not in call.holds]
+    without = [call for call in others if position not in call.holds]
     if without:
         return next((call for call in without if call.ok), without[0]).arguments
     if not others:
-        return {name: nonsense(value) for name, value in arguments.items()}
+        return {name: invalid_value(value) for name, value in arguments.items()}
     raise Rejected(
         "ignores_arguments",
         f"all {len(others)} other calls of {one.tool.spec.name} that were tried give "
-        f"{one.answers[place].value!r} too, as {shown(one.tool, arguments)} does",
+        f"{one.answers[position].value!r} too, as {shown(one.tool, arguments)} does",
     )
 
 
 async def _unreached(one: _Tried, question: str, sandbox: Sandbox) -> Rejected:
     """Why the first missing answer has no call."""
-    place = one.missing[0]
-    answer, name = one.answers[place], one.tool.spec.name
-    if refused := one.refused.get(place):
+    position = one.missing[0]
+    answer, name = one.answers[position], one.tool.spec.name
+    if refused := one.refused.get(position):
         return refused[0]
-    if _hits(one, place, question):
+    if _hits(one, position, question):
         return Rejected("shared_call", f"{name} gives {answer.value!r} only in a call that stands for another answer")
     ok = next((call.arguments for call in one.calls if call.ok), None)
     why = f"; {sum(call.ok for call in one.calls)} of them succeeded"

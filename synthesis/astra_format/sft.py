@@ -164,10 +164,10 @@ def to_trl_record(trajectory: Trajectory) -> dict[str, Any]:
 
 def _of_first_tools(trajectory: Trajectory) -> Trajectory:
     """Return the conversation up to the first change of its tools."""
-    if not trajectory.dialogue or not trajectory.dialogue.returned:
+    if not trajectory.dialogue or not trajectory.dialogue.restored_at_turn:
         return trajectory
     users = [index for index, message in enumerate(trajectory.messages) if message.role == "user"]
-    end = users[trajectory.dialogue.returned - 1]
+    end = users[trajectory.dialogue.restored_at_turn - 1]
     return msgspec.structs.replace(trajectory, messages=trajectory.messages[:end], tools=trajectory.tools_once(1))
 
 

@@ -18,7 +18,7 @@ from synthesis.core.locales import Locale, chinese_places_around, locale_of
 from synthesis.core.matching import match
 from synthesis.core.normal_text import fold
 from synthesis.core.quantities import CJK, plain, whole_quantity
-from synthesis.core.readings import Reading, ReadText
+from synthesis.core.readings import NormalizedOutput, ReadText
 from synthesis.core.records import Answer
 from synthesis.core.units import UNITS, Quantity, same_quantity, unit_named
 
@@ -235,7 +235,7 @@ class AnswerText:
     def holds(self, text: str, element: Answer) -> bool:
         text = _OPENING.sub("(", text)  # a part of a text is not read as JSON
         for said in dict.fromkeys((text, self.trimmed(text) if len(text) < SHORT else text)):
-            reading = Reading(said + "。" * self._is_sentence, self.language)
+            reading = NormalizedOutput(said + "。" * self._is_sentence, self.language)
             if match(reading.in_pieces if len(self.wanted) > 1 else reading, element) is not None:
                 return True
         return False
@@ -431,7 +431,7 @@ class AnswerText:
 
     def _unit_of(self, wanted: Answer, text: str) -> str:
         goal = _quantity(wanted, self._locale)
-        found = Reading(untangled(text), self.language).numbers if goal else []
+        found = NormalizedOutput(untangled(text), self.language).numbers if goal else []
         return next((one.unit for one in found if goal and same_quantity(one, goal, wanted.tolerance)), "")
 
     def is_name(self, text: str) -> bool:

@@ -19,7 +19,7 @@ from etils import epath
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from synthesis.core.chat_format import ChatFormat, NotInFormat, written
 from synthesis.core.chatml import QWEN3, QWEN3_INSTRUCT, TURN_END, TURN_START, ChatML
 from synthesis.core.llama3_chat import LLAMA3, LLAMA3_0, TODAY, Llama3
@@ -32,7 +32,7 @@ _MOST_CHARACTERS = 1 << 18
 """Maximum length of a template; Qwen3's has 4,000."""
 
 
-class TemplateError(Refusal):
+class TemplateError(UserError):
     """A folder's chat template cannot be read, or writes no known format; the message says which."""
 
 

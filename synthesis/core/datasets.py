@@ -23,10 +23,11 @@ import msgspec
 from array_record.python import array_record_module
 from etils import epath
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.files import Folder as Folder
 from astra_jax.base.files import check_held
 from astra_jax.base.typed import decode_msgpack
+from synthesis.core.compat import todays_card
 from synthesis.core.records import SCHEMA_VERSION, Record, ToolEnvironment, ToolServer, ToolSpec, decode, encode
 from synthesis.core.tool_schemas import UncheckableSchema, check_schema
 
@@ -40,7 +41,7 @@ _AT_ONCE = 1024
 """Records in memory as bytes while a dataset is read."""
 
 
-class DatasetError(Refusal):
+class DatasetError(UserError):
     """A dataset is missing, corrupt or of another kind or schema; the message says which and how to fix it."""
 
 
@@ -199,7 +200,7 @@ def read_card(path: Folder) -> dict[str, Any]:
             raise DatasetError(f"{folder / CARD_FILE} has no {name}; {_AGAIN.format(path)}")
     if not isinstance(shards := card.get("shards", 1), int) or not 0 < shards <= _MOST_SHARDS:
         raise DatasetError(f"{folder / CARD_FILE}: shards is {shards!r:.40}, no number of files; {_AGAIN.format(path)}")
-    return card
+    return todays_card(card)
 
 
 def check_dataset(path: Folder, kind: type[msgspec.Struct]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from synthesis.core.json_leaves import MOST_CHARACTERS, opened
 from synthesis.core.matching import contains
 from synthesis.core.normal_text import bare, fold
 from synthesis.core.quantities import CJK, plain, written_number
-from synthesis.core.readings import FALSE, MOST_VALUES, TRUE, Reading
+from synthesis.core.readings import FALSE, MOST_VALUES, TRUE, NormalizedOutput
 from synthesis.core.records import Answer
 
 _TOKEN: Final = re.compile(rf"\d+(?:[.,]\d+)*|[{CJK}]|[^\W\d_{CJK}]+")
@@ -62,14 +62,14 @@ def is_evidence(
     """Return whether a tool's output holds an answer that its caller did not write; see above.
 
     Args:
-        output: the JSON value that the call returned, or its `Reading`.
+        output: the JSON value that the call returned, or its `NormalizedOutput`.
         answer: of the sub-question.
         arguments: of the call.
         given: the arguments of the sub-question's reference call.
-        language: of the output's texts; a `Reading` has its own.
+        language: of the output's texts; a `NormalizedOutput` has its own.
         earlier: values written earlier that a world may have stored; none of them is a value of a reference call.
     """
-    reading = output if isinstance(output, Reading) else Reading(output, language)
+    reading = output if isinstance(output, NormalizedOutput) else NormalizedOutput(output, language)
     if not contains(reading, answer):
         return False
     own = [*_not_given(arguments, given), *earlier]
@@ -203,8 +203,8 @@ class Written:
         return token.casefold() in self._judgements
 
     @cached_property
-    def _reading(self) -> Reading:
-        return Reading([one for one in self.leaves if not isinstance(one, bool)], self.language)
+    def _reading(self) -> NormalizedOutput:
+        return NormalizedOutput([one for one in self.leaves if not isinstance(one, bool)], self.language)
 
     @cached_property
     def _forms(self) -> list[tuple[str, ...]]:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from astra_jax.base.errors import InputError
-from astra_jax.base.progress import TRAFFIC, say_beside_bars
+from astra_jax.base.progress import TRAFFIC, log_above_progress
 from astra_jax.base.proxies import via
 from astra_jax.base.typed import decode_json, json_decoder
 from synthesis.core.chat_format import AssistantTurn
@@ -39,16 +39,16 @@ from synthesis.core.endpoint_settings import OpenAITeacherConfig
 from synthesis.core.openai_messages import own_fields, without_fields
 from synthesis.core.rate_limits import STAGE, Budget, Prices, Spent, Usage, backoff
 from synthesis.core.recording import Recording
-from synthesis.core.stages import Stopped
+from synthesis.core.stages import AbortRun
 
 _WORD = re.compile(r"\w+")
 
 
-class EndpointDown(Stopped):
-    """The endpoint answered nothing for `outage_seconds`, or asks for a longer pause."""
+class EndpointDown(AbortRun):
+    """The endpoint answered nothing for `max_unavailable_seconds`, or asks for a longer pause."""
 
 
-class EndpointUnusable(Stopped):
+class EndpointUnusable(AbortRun):
     """The endpoint refuses every request: a wrong key, a wrong model, an account without money."""
 
 
@@ -137,7 +137,7 @@ class Endpoint:
         self._pending = 0  # requests that wait for an answer, or for another try
         self._silent_since = 0.0  # start of the first try that failed since the last answer; 0.0: none did
         self._told = -math.inf
-        self._verdict: Stopped | None = None
+        self._verdict: AbortRun | None = None
         self._names_ends = False  # whether its answers have a finish reason
         self._unread: set[str] = set()  # fields that it sends, and refuses to be sent
 
@@ -203,7 +203,7 @@ class Endpoint:
                 raise RequestRefused(f"{config.place} failed {failures} times and answers other requests: {failure}")
             if self._answered > last_failure > 0:
                 passed_over += now - last_failure
-                if passed_over > config.outage_seconds:
+                if passed_over > config.max_unavailable_seconds:
                     raise RequestRefused(
                         f"{config.place} answered other requests for {passed_over:,.0f} s, and put this one off "
                         f"{failures} times: {failure}"
@@ -217,7 +217,7 @@ class Endpoint:
             await self._sleep(pause)
 
     async def _sleep(self, seconds: float) -> None:
-        """Wait for so long. Raises `Stopped`: a verdict ended the run meanwhile."""
+        """Wait for so long. Raises `AbortRun`: a verdict ended the run meanwhile."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._line().stopped.wait(), seconds)
         self._check_verdict()
@@ -229,10 +229,10 @@ class Endpoint:
     def _patience(self, failure: TryFailed) -> float:
         """Return for how many seconds without any answer requests wait after such a failure."""
         if failure.wrong_address and not self._answered:
-            return min(self.config.outage_seconds, self.STARTUP_SECONDS)
+            return min(self.config.max_unavailable_seconds, self.STARTUP_SECONDS)
         if failure.lasting is not None:
-            return min(self.config.outage_seconds, self.EMPTY_SECONDS)
-        return self.config.outage_seconds
+            return min(self.config.max_unavailable_seconds, self.EMPTY_SECONDS)
+        return self.config.max_unavailable_seconds
 
     def _check_silence(self, failure: TryFailed, silent: float) -> None:
         """Stop the run if the endpoint has not answered for too long.
@@ -241,7 +241,7 @@ class Endpoint:
             silent: seconds without an answer to any request.
 
         Raises:
-            Stopped: for all requests that wait, and for those to come.
+            AbortRun: for all requests that wait, and for those to come.
         """
         config = self.config
         if silent > self._patience(failure):
@@ -251,7 +251,7 @@ class Endpoint:
                 raise self._stop(EndpointUnusable(what, f"{remedy}, and run the same command again to resume"))
             if failure.lasting is not None:
                 raise self._refuses(failure.lasting)
-        if max(silent, failure.wait or 0.0) > config.outage_seconds:
+        if max(silent, failure.wait or 0.0) > config.max_unavailable_seconds:
             raise self._stop(
                 EndpointDown(
                     f"{config.place} has not answered for {silent:,.0f} s ({failure})"
@@ -267,7 +267,7 @@ class Endpoint:
             return
         self._told = now
         asked = f", which asks to wait for {failure.wait:,.0f} s" if failure.wait else ""
-        say_beside_bars(
+        log_above_progress(
             f"Waiting for {self.config.place}{asked}: {failure!s:.200}. No answer for {silent:,.0f} s; the run "
             f"stops after {self._patience(failure):,.0f} s."
         )
@@ -297,7 +297,9 @@ class Endpoint:
                 continue
             if new := sorted(refused - self._unread):
                 self._unread |= refused
-                say_beside_bars(f"{self.config.base_url} refuses {', '.join(new)} in messages of its model: left out")
+                log_above_progress(
+                    f"{self.config.base_url} refuses {', '.join(new)} in messages of its model: left out"
+                )
             return reply
 
     def read_turn(self, message: Mapping[str, Any], tools: Collection[str] = ()) -> AssistantTurn:
@@ -424,13 +426,13 @@ class Endpoint:
             return failure
         return None
 
-    def _stop(self, verdict: Stopped) -> Stopped:
+    def _stop(self, verdict: AbortRun) -> AbortRun:
         """Return the end of the run; requests that wait, and those still to be sent, get the same."""
         self._verdict = verdict
         self._line().stopped.set()
         return verdict
 
-    def _refuses(self, refusal: StatusRefused) -> Stopped:
+    def _refuses(self, refusal: StatusRefused) -> AbortRun:
         """Return the end of the run for a refusal that holds for every request."""
         config, status = self.config, refusal.status
         model = config.written("model")

@@ -27,7 +27,7 @@ Role = Literal["author", "agent", "emulator", "user", "judge"]
 """Role of a model: author of tasks and worlds, agent that works on them, emulator of tool results, user who talks to
 the agent, or judge."""
 
-AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
+StructuredOutputSetting = Literal["auto", "json_schema", "json_object", "text"]
 
 ApiName = Literal["openai", "anthropic", "gemini"]
 """The API of an endpoint: OpenAI's chat completions, Anthropic's messages, or Gemini's `generateContent`."""
@@ -49,7 +49,7 @@ class RoleSettings(Settings):
         timeout_seconds: time limit of one request, in seconds.
         tries: number of bad answers before `TeacherError`.
         extra_body: additional fields of a request, merged with those of all roles; null removes a field.
-        answer_form: see `OpenAITeacherConfig`.
+        structured_output: see `OpenAITeacherConfig`.
         concurrency: maximum requests of this role in flight.
         requests_per_minute: rate limit of this role, in requests.
         tokens_per_minute: rate limit of this role, in tokens.
@@ -72,7 +72,7 @@ class RoleSettings(Settings):
     timeout_seconds: Seconds | None = None
     tries: Count | None = None
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    answer_form: AnswerForm | None = None
+    structured_output: StructuredOutputSetting | None = None
     concurrency: Count | None = None
     requests_per_minute: Rate | None = None
     tokens_per_minute: Rate | None = None
@@ -118,9 +118,9 @@ class OpenAITeacherConfig(Settings):
         roles: models by role; of several models, one is chosen for each record by weight. All other roles use the
             settings here.
         judge_own_text: let a model judge its own text if the role has no other judge.
-        answer_form: constraint that the endpoint enforces on answers: their JSON schema (strict structured output), any
-            JSON (`json_object`), or nothing (`text`). In the latter two cases the prompt contains the schema. `auto`
-            finds out with one request at the start.
+        structured_output: constraint that the endpoint enforces on answers: their JSON schema (strict structured
+            output), any JSON (`json_object`), or nothing (`text`). In the latter two cases the prompt contains the
+            schema. `auto` finds out with one request at the start.
         concurrency: maximum requests in flight.
         requests_per_minute: rate limit in requests. None: no limit.
         tokens_per_minute: rate limit in tokens, of prompts and answers. Estimated before a request and corrected by the
@@ -131,9 +131,10 @@ class OpenAITeacherConfig(Settings):
         longest_backoff_seconds: upper limit of the pause between retries, in seconds.
         failures: number of failures of one request before `TeacherError`, while the endpoint answers other requests.
             429 does not count.
-        outage_seconds: how long, in seconds, the endpoint may answer nothing before the run stops with `EndpointDown`.
-            Also how long one request may get 429, while others are answered, before `TeacherError`. An address that has
-            never answered is reported after 15 seconds, if nothing listens there or it does not speak the API.
+        max_unavailable_seconds: how long, in seconds, the endpoint may answer nothing before the run stops with
+            `EndpointDown`. Also how long one request may get 429, while others are answered, before `TeacherError`. An
+            address that has never answered is reported after 15 seconds, if nothing listens there or it does not speak
+            the API.
         unusable_answers: number of answers of one kind, all unusable, after which the run stops.
         token_budget: maximum tokens of all requests, including those of earlier runs with the same recording. None: no
             limit.
@@ -141,8 +142,8 @@ class OpenAITeacherConfig(Settings):
             prices. None: no limit.
         price_prompt: price of a million prompt tokens, in any one currency.
         price_completion: price of a million completion tokens, in the currency of `price_prompt`.
-        given_as: how the user wrote a setting, by its name: `{"outage_seconds": "--teacher_outage_minutes=60"}`.
-            Messages use these names; see `written`.
+        given_as: how the user wrote a setting, by its name: `{"max_unavailable_seconds":
+            "--teacher_max_unavailable_minutes=60"}`. Messages use these names; see `written`.
 
     Raises:
         SettingError: a number is out of range, a role has no model, or a budget in money lacks prices.
@@ -158,14 +159,14 @@ class OpenAITeacherConfig(Settings):
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[Role, tuple[RoleSettings, ...]] = field(default_factory=dict)
     judge_own_text: bool = False
-    answer_form: AnswerForm = "auto"
+    structured_output: StructuredOutputSetting = "auto"
     concurrency: Count = 256
     requests_per_minute: Rate | None = None
     tokens_per_minute: Rate | None = None
     backoff_seconds: Seconds = 0.5
     longest_backoff_seconds: Seconds = 60.0
     failures: Count = 12
-    outage_seconds: Seconds = 3600.0
+    max_unavailable_seconds: Seconds = 3600.0
     unusable_answers: Count = 50
     token_budget: TotalOrZero | None = None
     money_budget: Amount | None = None

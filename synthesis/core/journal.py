@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.files import check_held
 from astra_jax.base.terminal import say
 
@@ -43,7 +43,7 @@ _OF_DISK = {
 }
 
 
-class StoreError(Refusal):
+class StoreError(UserError):
     """A store cannot be written; what is in it is whole."""
 
 
@@ -135,7 +135,7 @@ class Store:
     def _commit_later(self) -> None:
         """Commit from the event loop, where nobody can catch an error: the next write or `close` raises it again."""
         self._timer = None
-        with contextlib.suppress(Refusal):
+        with contextlib.suppress(UserError):
             self.commit()
 
 
@@ -232,7 +232,7 @@ def _commit_all() -> None:
     for store in list(_open):
         try:
             store.commit()
-        except Refusal as error:  # of this one, or of a recording that it is made of; others can be written
+        except UserError as error:  # of this one, or of a recording that it is made of; others can be written
             if (problem := str(error)) not in said:
                 say(problem, file=sys.stderr)
             said.add(problem)

@@ -42,7 +42,7 @@ from synthesis.core.locales import Locale, chinese_places_around
 from synthesis.core.normal_text import QUOTES, bare, fold, with_tones
 from synthesis.core.particles import LONGER_AFTER, LONGER_BEFORE
 from synthesis.core.quantities import CJK, is_multiplied, plain, quantities, whole_quantity
-from synthesis.core.readings import BRACKETS, BULLET, FALSE, TRUE, Reading, ReadText, key
+from synthesis.core.readings import BRACKETS, BULLET, FALSE, TRUE, NormalizedOutput, ReadText, key
 from synthesis.core.records import Answer
 from synthesis.core.units import Quantity, same_quantity
 from synthesis.core.word_forms import MOST_PLACES, is_letter
@@ -71,11 +71,11 @@ def match(output: Any, answer: Answer, language: str = "en") -> str | None:
     """Return the rule by which the output contains the answer (`number`, `date`, …, `alias`), or None.
 
     Args:
-        output: a JSON value, or the `Reading` of one to search for several answers.
-        language: ISO 639-1 code of the language of the output's texts and of the answer; a `Reading` has its own. In a
-            language that is not in `locales.READ` texts are read as in English.
+        output: a JSON value, or the `NormalizedOutput` of one to search for several answers.
+        language: ISO 639-1 code of the language of the output's texts and of the answer; a `NormalizedOutput` has its
+            own. In a language that is not in `locales.READ` texts are read as in English.
     """
-    reading = output if isinstance(output, Reading) else Reading(output, language)
+    reading = output if isinstance(output, NormalizedOutput) else NormalizedOutput(output, language)
     value = answer.value
     if isinstance(value, list):
         wanted = [Answer(one, tolerance=answer.tolerance, unit=answer.unit) for one in value]
@@ -111,7 +111,7 @@ def _meanings(alias: str, answer: Answer, locale: Locale | None) -> Iterator[Ans
             yield Answer(numbers[0].value, unit=unit, tolerance=tolerance)
 
 
-def _match_one(reading: Reading, answer: Answer) -> str | None:
+def _match_one(reading: NormalizedOutput, answer: Answer) -> str | None:
     value = answer.value
     if isinstance(value, bool):
         # Beside a JSON boolean a "no" that may be a code is one; beside a mere "yes" it may be its contrary.
@@ -142,7 +142,7 @@ def _match_one(reading: Reading, answer: Answer) -> str | None:
 # Strings
 
 
-def _string_in(reading: Reading, value: str, wanted: str) -> bool:
+def _string_in(reading: NormalizedOutput, value: str, wanted: str) -> bool:
     locale = reading.locale
     # The quick no, also for long outputs.
     if wanted not in reading.keys and not (locale and locale.forms.may_hold(reading.keys, wanted)):
@@ -160,7 +160,7 @@ def _string_in(reading: Reading, value: str, wanted: str) -> bool:
 
 
 def _in_text(
-    reading: Reading, text: ReadText, wanted: str, phrase: str, number: str, accented: str, *, is_chinese: bool
+    reading: NormalizedOutput, text: ReadText, wanted: str, phrase: str, number: str, accented: str, *, is_chinese: bool
 ) -> bool:
     """Return whether a text contains a phrase.
 

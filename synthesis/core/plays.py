@@ -120,12 +120,12 @@ async def paid_guesses(environment: ToolEnvironment, sandbox: Sandbox) -> list[P
     steps = {step.id: step for step in environment.sub_questions if step.needs_tool}
     tools = {tool.spec.name: tool for tool in environment.tools}
     wanted: list[tuple[SubQuestion, ReferenceCall, Mapping[str, Any], list[ReferenceCall]]] = []
-    for place, reference in enumerate(environment.reference_calls):
+    for position, reference in enumerate(environment.reference_calls):
         step = steps.get(reference.sub_question)
         if step is None or step.asks_state:
             continue
         parameters = tools[reference.tool].spec.parameters
-        before = environment.reference_calls[:place]
+        before = environment.reference_calls[:position]
         wanted += [(step, reference, one, before) for one in guesses(parameters, reference.arguments, step.answer)]
     if not wanted:
         return []

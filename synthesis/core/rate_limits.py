@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from synthesis.core.stages import Stopped
+from synthesis.core.stages import AbortRun
 
 STAGE: ContextVar[str] = ContextVar("stage", default="")
 """Stage of the run for which a request is made; costs are also counted by it. "" outside a stage."""
@@ -77,7 +77,7 @@ class Prices:
         return (usage.prompt * self.prompt + usage.completion * self.completion) / 1e6
 
 
-class BudgetSpent(Stopped):
+class BudgetSpent(AbortRun):
     """The teacher's budget is used up; the message says what was spent, what is finished, and how to resume."""
 
 

@@ -62,7 +62,7 @@ BRACKETS: Final = "「」『』《》【】«»*"
 _MAX_VALUE_WORDS: Final = 5
 
 
-class Reading:
+class NormalizedOutput:
     """A tool's output, parsed for the search.
 
     Args:
@@ -148,9 +148,9 @@ class Reading:
         return "\0".join(text.key for text in self.texts)
 
     @cached_property
-    def in_pieces(self) -> Reading:
+    def in_pieces(self) -> NormalizedOutput:
         """Return a copy in which the elements that "and" joins in short texts are texts of their own."""
-        whole = Reading(None, self.language)
+        whole = NormalizedOutput(None, self.language)
         whole.splits_and = True
         whole.quantities, whole.booleans, whole.texts = self.quantities, self.booleans, list(self.texts)
         if self.is_parted:
@@ -164,7 +164,7 @@ class Reading:
 
     def without(
         self, is_word: Callable[[str], bool], is_number: Callable[[float], bool], flags: Mapping[str, bool]
-    ) -> Reading:
+    ) -> NormalizedOutput:
         """Return a copy without the words and numbers for which these are true, and without these flags.
 
         Args:
@@ -172,7 +172,7 @@ class Reading:
             is_number: called for its JSON numbers.
             flags: names and values of JSON booleans.
         """
-        rest = Reading(None, self.language)
+        rest = NormalizedOutput(None, self.language)
         rest.quantities = [one for one in self.quantities if not is_number(one.value)]
         rest.booleans = {one.value for one in self._flags if flags.get(one.name) is not one.value}
         for text in self.texts:

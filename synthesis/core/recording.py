@@ -7,12 +7,12 @@ from pathlib import Path
 
 from synthesis.core.journal import Store
 from synthesis.core.rate_limits import Spent
-from synthesis.core.stages import Stopped
+from synthesis.core.stages import AbortRun
 
 _COUNTS = tuple(field.name for field in fields(Spent))
 
 
-class NotRecorded(Stopped):
+class NotRecorded(AbortRun):
     """A replayed run made a request that was never recorded."""
 
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from astra_jax.base.settings import Bound
-from astra_jax.base.typed import json_decoder
 from synthesis.core.chat_messages import Message as Message
 from synthesis.core.chat_messages import ToolCall as ToolCall
+from synthesis.core.compat import decode_stored
 from synthesis.core.executions import CodeExecution as CodeExecution
 from synthesis.core.executions import EmulatedExecution as EmulatedExecution
 from synthesis.core.executions import Execution as Execution
@@ -49,7 +49,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
         prompts: digest of all prompts.
         temperature: sampling temperature.
         max_tokens: limit for one answer.
-        licence: licence of the record's source, as the source's document or the settings name it.
+        license: license of the record's source, as the source's document or the settings name it.
         code: commit or version of this code.
         models: role → model, where several models took part; the judge judged the record's input.
     """
@@ -60,7 +60,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     prompts: str = ""
     temperature: float | None = None
     max_tokens: int | None = None
-    licence: str = ""
+    license: str = ""
     code: str = ""
     models: dict[str, str] = {}
 
@@ -111,8 +111,8 @@ class ToolServer(msgspec.Struct, frozen=True):
     language: Language
     tools: list[ToolSpec]
     execution: Execution
-    licence: str = ""
-    """Licence as the server or its document names it; "" if it names none."""
+    license: str = ""
+    """License as the server or its document names it; "" if it names none."""
     resources: list[ServedResource] | msgspec.UnsetType = msgspec.UNSET
     """Resources of a running server; unset if it offers none. Nothing reads them: tasks are about tools."""
     prompts: list[ServedPrompt] | msgspec.UnsetType = msgspec.UNSET
@@ -161,7 +161,7 @@ class TaskScores(msgspec.Struct, frozen=True):
     tool_necessity: Score
 
 
-Conduct = Literal[
+Behaviour = Literal[
     "missing_tool", "irrelevant_tools", "missing_parameter", "infeasible", "refused", "confirmation", "done",
     "dialogue", "later_tool",
 ]  # fmt: skip
@@ -175,12 +175,12 @@ class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that a simulated user wants.
 
     Attributes:
-        says: the user's request.
+        utterance: the user's request.
         tools: needed for the goal; empty: no tool may be called for it.
         when_asked: replies that the user gives only when the agent asks, one at a time: a value, a yes, another wish.
     """
 
-    says: str
+    utterance: str
     tools: list[str] = []
     when_asked: list[str] = []
 
@@ -189,31 +189,31 @@ class Dialogue(msgspec.Struct, frozen=True, omit_defaults=True):
     """Plan of a conversation, fixed before it starts.
 
     Attributes:
-        goals: of the user, in order; `says` of the first opens the conversation.
+        goals: of the user, in order; `utterance` of the first opens the conversation.
         user_turns: maximum number of user messages; 1: nobody answers the agent.
         persona: who the user is.
         policy: instructions in the agent's system message.
         forbids: tools that the policy forbids; a goal of one has no tools.
         writes: tools that change something; the user must agree to such a call first.
-        withheld: tools of the server that the agent is not offered (see `returned`).
-        returned: number of the user message, from 2, with which `withheld` tools are offered; 0: never.
+        hidden_tools: tools of the server that the agent is not offered (see `restored_at_turn`).
+        restored_at_turn: number of the user message, from 2, with which `hidden_tools` are offered; 0: never.
         thanks: the user says at the end that it has all.
     """
 
-    conduct: Conduct
+    behaviour: Behaviour
     goals: list[Goal]
     user_turns: int = 1
     persona: str = ""
     policy: str = ""
     writes: list[str] = []
-    withheld: list[str] = []
+    hidden_tools: list[str] = []
     thanks: bool = False
-    returned: int = 0
+    restored_at_turn: int = 0
     forbids: list[str] = []
 
-    def lacks(self, spoken: int) -> list[str]:
-        """Return the names of the tools that the agent is not offered after `spoken` user messages."""
-        return [] if self.returned and spoken >= self.returned else self.withheld
+    def hidden_at(self, user_turns: int) -> list[str]:
+        """Return the names of the tools that the agent is not offered after so many user messages."""
+        return [] if self.restored_at_turn and user_turns >= self.restored_at_turn else self.hidden_tools
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -300,8 +300,8 @@ class Trajectory(msgspec.Struct, frozen=True):
 
     def tools_once(self, spoken: int) -> list[ToolSpec]:
         """Return the tools of `tools` that the agent has after `spoken` user messages."""
-        lacks = self.dialogue.lacks(spoken) if self.dialogue and self.dialogue.returned else ()
-        return [tool for tool in self.tools if tool.name not in lacks] if lacks else self.tools
+        hidden = self.dialogue.hidden_at(spoken) if self.dialogue and self.dialogue.restored_at_turn else ()
+        return [tool for tool in self.tools if tool.name not in hidden] if hidden else self.tools
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -481,4 +481,4 @@ def decode(data: bytes, kind: type[Record]) -> Record:
         msgspec.ValidationError: the bytes are JSON but not a `kind`; the message names the field.
         msgspec.DecodeError: the bytes are not JSON.
     """
-    return json_decoder(kind).decode(data)
+    return decode_stored(data, kind)

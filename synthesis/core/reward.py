@@ -22,7 +22,7 @@ import msgspec
 from astra_jax.base.errors import InputError
 from synthesis.core.echoes import form_of, is_evidence, values_of
 from synthesis.core.matching import contains
-from synthesis.core.readings import Reading
+from synthesis.core.readings import NormalizedOutput
 from synthesis.core.records import SubQuestion, ToolEnvironment, World
 
 
@@ -164,7 +164,7 @@ def answered_by(
 ) -> list[int]:
     """Return the ids of the called tool's sub-questions whose answers its output contains, whatever their source."""
     asked = [sub for sub in sub_tasks.get(tool, ()) if not sub.asks_state]
-    reading = Reading(output, language) if asked else None
+    reading = NormalizedOutput(output, language) if asked else None
     return [sub.id for sub in asked if contains(reading, sub.answer)]
 
 

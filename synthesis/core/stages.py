@@ -20,13 +20,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.progress import Progress
-from astra_jax.base.typed import json_decoder
 from synthesis.core.journal import Journal, Row
-from synthesis.core.stored import Keys, Stored, outputs_of
+from synthesis.core.stored import JournalView, Keys, outputs_of
 
-__all__ = ["Journal", "Rejected", "StageResult", "Stopped", "Transient", "rng_for", "run_stage"]
+__all__ = ["Journal", "Rejected", "StageResult", "AbortRun", "Transient", "rng_for", "run_stage"]
 
 COLLECT_AFTER = (50_000, 20, 100)
 """New objects before a garbage collection, and young and middle collections before older objects are checked."""
@@ -60,7 +59,7 @@ class Transient(Exception):
     """Raised by a stage for a failure that a retry may resolve (a busy endpoint, a dropped connection)."""
 
 
-class Stopped(Refusal):
+class AbortRun(UserError):
     """Raised by a stage to end the whole run, without fault of its record: it is neither finished nor rejected.
 
     Attributes:
@@ -79,7 +78,7 @@ class Stopped(Refusal):
         return "; ".join(part for part in (self.problem, self.finished, self.remedy) if part)
 
 
-class NothingAccepted(Stopped):
+class NothingAccepted(AbortRun):
     """Nearly all outputs of a step were rejected; the message has the most common reasons."""
 
 
@@ -138,7 +137,7 @@ class StageResult(Generic[Out]):
     """Result of a stage.
 
     Attributes:
-        outputs: in the order of the inputs; a `Stored` if that was requested; empty if a sink took them.
+        outputs: in the order of the inputs; a `JournalView` if that was requested; empty if a sink took them.
         rejected: how many inputs were dropped, by reason.
         details: one example detail for each reason.
         resumed: how many inputs were taken from the journal.
@@ -179,12 +178,12 @@ async def run_stage(
 ) -> StageResult[Out]:
     """Run one stage over all its inputs.
 
-    Encoded outputs are kept in the journal only. Inputs may be a generator, or a `Stored` that is read on demand. With
-    these, and `sink` or `stored`, memory holds only the keys and the inputs in work.
+    Encoded outputs are kept in the journal only. Inputs may be a generator, or a `JournalView` that is read on demand.
+    With these, and `sink` or `stored`, memory holds only the keys and the inputs in work.
 
     Args:
         name: the stage's name in the journal; unique in a run.
-        function: `input -> outputs`; raises `Rejected` to drop the input, `Transient` to be retried, `Stopped` to end
+        function: `input -> outputs`; raises `Rejected` to drop the input, `Transient` to be retried, `AbortRun` to end
             the run.
         inputs: a sequence, or any iterable, which is taken from only as work begins.
         key: names an input; must be unique and the same in every run.
@@ -199,7 +198,7 @@ async def run_stage(
 
     Raises:
         ValueError: two inputs have the same key; for a sequence before any work.
-        Stopped: a stage ended the run; no further input was started, and inputs in work were finished if possible.
+        AbortRun: a stage ended the run; no further input was started, and inputs in work were finished if possible.
         Exception: whatever else `function` raises; finished inputs stay in the journal.
     """
     work = _StageWork(name, function, inputs, key, journal, retries, backoff_seconds)
@@ -223,12 +222,11 @@ async def run_stage(
     work.keys.close()
     result: StageResult[Any] = StageResult(outputs=[], resumed=work.resumed)
     if stored:
-        result.outputs = Stored(journal, name, work.keys, out, result.reject)
+        result.outputs = JournalView(journal, name, work.keys, out, result.reject)
         return result
     made: list[Any] = []
-    decoder = json_decoder(list[out])  # type: ignore[valid-type]
     take = made.append if sink is None else sink
-    for _, outputs in outputs_of(journal, name, work.keys, decoder, result.reject):
+    for _, outputs in outputs_of(journal, name, work.keys, out, result.reject):
         for output in outputs:
             take(output)
     result.outputs = made
@@ -272,7 +270,7 @@ class _StageWork(Generic[In, Out]):
             self._known.extend(journal.finished(name, self.keys, but=OUTSIDE))
         self.resumed = sum(self._known)
         self._finished, self._dropped = self.resumed, 0
-        self.stopped: Stopped | None = None
+        self.stopped: AbortRun | None = None
         self._queue = self._unfinished()
 
     @property
@@ -289,7 +287,7 @@ class _StageWork(Generic[In, Out]):
         for item_key, item in self._queue:  # a shared iterator is the queue: each input is taken once
             try:
                 row = await self._attempt(item_key, item)
-            except Stopped as stop:
+            except AbortRun as stop:
                 self.stopped = self.stopped or stop
                 return
             self._journal.add(self._name, item_key, *row)

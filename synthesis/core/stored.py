@@ -16,7 +16,7 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from astra_jax.base.errors import InputError
-from astra_jax.base.typed import json_decoder
+from synthesis.core.compat import decode_stored, todays_reason
 from synthesis.core.journal import Journal
 
 T = TypeVar("T")
@@ -28,11 +28,11 @@ class Records(Sequence[T]):
     """A sequence of records that every pass reads from its source; its slices and sums are such sequences too."""
 
     @abstractmethod
-    def at(self, places: Iterable[int]) -> Iterator[T]:
+    def iter_at(self, positions: Iterable[int]) -> Iterator[T]:
         """Yield the records at some positions, from 0."""
 
     def __iter__(self) -> Iterator[T]:
-        return self.at(range(len(self)))
+        return self.iter_at(range(len(self)))
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -40,31 +40,31 @@ class Records(Sequence[T]):
     def __getitem__(self, index: slice) -> Records[T]: ...
     def __getitem__(self, index: int | slice) -> T | Records[T]:
         chosen = range(len(self))[index]
-        return Chosen(self, chosen) if isinstance(chosen, range) else next(self.at((chosen,)))
+        return Select(self, chosen) if isinstance(chosen, range) else next(self.iter_at((chosen,)))
 
     def __add__(self, other: Records[T]) -> Records[T]:
-        return Joined([self, other])
+        return Concat([self, other])
 
-    def take(self, places: Iterable[int]) -> Records[T]:
+    def select(self, positions: Iterable[int]) -> Records[T]:
         """Return the records at some positions, in their order."""
-        return Chosen(self, places)
+        return Select(self, positions)
 
-    def where(self, wanted: Callable[[T], object]) -> Records[T]:
-        """Return the records for which `wanted` is true; each record is read once for this."""
-        return Chosen(self, (place for place, one in enumerate(self) if wanted(one)))
+    def filter(self, keep: Callable[[T], object]) -> Records[T]:
+        """Return the records for which `keep` is true; each record is read once for this."""
+        return Select(self, (position for position, one in enumerate(self) if keep(one)))
 
 
 def outputs_of(
     journal: Journal,
     stage: str,
     keys: Iterable[str],
-    decoder: msgspec.json.Decoder[list[T]],
+    out: type[T],
     rejected: Callable[[str, str], object] | None = None,
 ) -> Iterator[tuple[int, list[T]]]:
     """Yield the outputs of finished inputs, with each input's number; rejected inputs have none.
 
     Args:
-        decoder: of one input's outputs.
+        out: type of the outputs.
         rejected: called with reason and detail of each rejected input.
 
     Raises:
@@ -74,17 +74,17 @@ def outputs_of(
     for number, (data, reason, detail) in enumerate(journal.rows(stage, keys)):
         if data is not None:
             try:
-                yield number, decoder.decode(data)
+                yield number, decode_stored(data, list[out])  # type: ignore[valid-type]
             except msgspec.MsgspecError as error:
                 raise InputError(
                     f"{journal.path}: the finished work of stage {stage} is of another version ({error}); delete the "
                     "file to start from scratch"
                 ) from None
         elif rejected is not None:
-            rejected(reason, detail)
+            rejected(todays_reason(reason), detail)
 
 
-class Stored(Records[T]):
+class JournalView(Records[T]):
     """Outputs of a finished stage, in the order of its inputs. They can be read while the journal is open.
 
     Args:
@@ -99,45 +99,44 @@ class Stored(Records[T]):
     def __init__(
         self, journal: Journal, stage: str, keys: Sequence[str], out: type[T], rejected: Callable[[str, str], object]
     ) -> None:
-        self._journal, self._stage, self._keys = journal, stage, keys
-        self._decoder: msgspec.json.Decoder[list[T]] = json_decoder(list[out])  # type: ignore[valid-type]
+        self._journal, self._stage, self._keys, self._type = journal, stage, keys, out
         self._inputs, self._parts = array("Q"), array("I")
-        for number, outputs in outputs_of(journal, stage, keys, self._decoder, rejected):
+        for number, outputs in outputs_of(journal, stage, keys, self._type, rejected):
             self._inputs.extend([number] * len(outputs))
             self._parts.extend(range(len(outputs)))
 
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def at(self, places: Iterable[int]) -> Iterator[T]:
-        """See `Records.at`."""
-        waiting = iter(places)
+    def iter_at(self, positions: Iterable[int]) -> Iterator[T]:
+        """See `Records.iter_at`."""
+        waiting = iter(positions)
         while some := list(islice(waiting, _AT_ONCE)):
-            inputs = [self._inputs[place] for place in some]
+            inputs = [self._inputs[position] for position in some]
             needed = list(dict.fromkeys(inputs))
             keys = [self._keys[one] for one in needed]
-            made = [outputs for _, outputs in outputs_of(self._journal, self._stage, keys, self._decoder)]
+            made = [outputs for _, outputs in outputs_of(self._journal, self._stage, keys, self._type)]
             of_inputs = dict(zip(needed, made, strict=True))
-            for one, place in zip(inputs, some, strict=True):
-                yield of_inputs[one][self._parts[place]]
+            for one, position in zip(inputs, some, strict=True):
+                yield of_inputs[one][self._parts[position]]
 
 
-class Chosen(Records[T]):
+class Select(Records[T]):
     """Records of a sequence, selected by position."""
 
-    def __init__(self, records: Sequence[T], places: Iterable[int]) -> None:
+    def __init__(self, records: Sequence[T], positions: Iterable[int]) -> None:
         self._records = records
-        self._places = places if isinstance(places, range) else array("Q", places)
+        self._positions = positions if isinstance(positions, range) else array("Q", positions)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
-    def at(self, places: Iterable[int]) -> Iterator[T]:
-        """See `Records.at`."""
-        return _at(self._records, (self._places[place] for place in places))
+    def iter_at(self, positions: Iterable[int]) -> Iterator[T]:
+        """See `Records.iter_at`."""
+        return _iter_at(self._records, (self._positions[position] for position in positions))
 
 
-class Joined(Records[T]):
+class Concat(Records[T]):
     """Concatenation of several sequences."""
 
     def __init__(self, parts: Sequence[Sequence[T]]) -> None:
@@ -147,20 +146,20 @@ class Joined(Records[T]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def at(self, places: Iterable[int]) -> Iterator[T]:
-        """See `Records.at`."""
-        waiting = iter(places)
+    def iter_at(self, positions: Iterable[int]) -> Iterator[T]:
+        """See `Records.iter_at`."""
+        waiting = iter(positions)
         while some := list(islice(waiting, _AT_ONCE)):
-            of_parts: dict[int, list[int]] = {}
-            whose = [bisect_right(self._ends, place) for place in some]
-            for part, place in zip(whose, some, strict=True):
-                of_parts.setdefault(part, []).append(place - (self._ends[part - 1] if part else 0))
-            found = {part: _at(self._parts[part], local) for part, local in of_parts.items()}
+            by_part: dict[int, list[int]] = {}
+            whose = [bisect_right(self._ends, position) for position in some]
+            for part, position in zip(whose, some, strict=True):
+                by_part.setdefault(part, []).append(position - (self._ends[part - 1] if part else 0))
+            found = {part: _iter_at(self._parts[part], local) for part, local in by_part.items()}
             for part in whose:
                 yield next(found[part])
 
 
-class Made(Records[T]):
+class MapView(Records[T]):
     """Results of a function applied to the records at each position of several sequences of equal length."""
 
     def __init__(self, function: Callable[..., T], *parts: Records[Any]) -> None:
@@ -169,15 +168,15 @@ class Made(Records[T]):
     def __len__(self) -> int:
         return len(self._of[0])
 
-    def at(self, places: Iterable[int]) -> Iterator[T]:
-        """See `Records.at`."""
-        waiting = iter(places)
+    def iter_at(self, positions: Iterable[int]) -> Iterator[T]:
+        """See `Records.iter_at`."""
+        waiting = iter(positions)
         while some := list(islice(waiting, _AT_ONCE)):
-            yield from map(self._function, *(part.at(some) for part in self._of))
+            yield from map(self._function, *(part.iter_at(some) for part in self._of))
 
 
-def _at(records: Sequence[T], places: Iterable[int]) -> Iterator[T]:
-    return records.at(places) if isinstance(records, Records) else map(records.__getitem__, places)
+def _iter_at(records: Sequence[T], positions: Iterable[int]) -> Iterator[T]:
+    return records.iter_at(positions) if isinstance(records, Records) else map(records.__getitem__, positions)
 
 
 class Keys(Sequence[str]):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from etils import epath
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.files import RemovedError, guarding, in_bucket, location
 from astra_jax.base.leases import leased
 from astra_jax.base.terminal import make_output_optional
@@ -26,7 +26,7 @@ _held: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("held", d
 """Locks held in this context: a training that a program calls need not acquire the program's locks."""
 
 
-class WorkdirError(Refusal):
+class WorkdirError(UserError):
     """The workdir is another run's, or another program's at the moment; the message says whose, and what to do."""
 
 

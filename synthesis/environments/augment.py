@@ -13,8 +13,8 @@ import msgspec
 from synthesis.core.records import CodeTool, Decomposition, ToolEnvironment
 from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.decompose import QuestionSeed, drafted, on_a_side, wishes
-from synthesis.environments.drafts import Built, Draft, NeededTool
+from synthesis.environments.decompose import QuestionSeed, assign_split, drafted, prompt_vars
+from synthesis.environments.drafts import Draft, NeededTool, ToolsetDraft
 from synthesis.environments.leaks import check_arguments_ask, leaked
 from synthesis.environments.proof import Case, check_arguments, prove
 from synthesis.environments.teacher_answers import AugmentedQuestionAnswer, AugmentedStep, arguments
@@ -22,7 +22,7 @@ from synthesis.environments.teacher_answers import AugmentedQuestionAnswer, Augm
 
 async def augment(
     seed: QuestionSeed, context: EnvironmentContext, environments: Mapping[str, ToolEnvironment]
-) -> list[Built]:
+) -> list[ToolsetDraft]:
     """Return a new question with the tools that it needs, all of the seed's environment.
 
     Args:
@@ -30,13 +30,13 @@ async def augment(
 
     Raises:
         Rejected: `not_new` for the environment's own question, `unknown_tool`, `bad_call`, `answer_in_call`,
-            `answer_leaked`, a reason of `decompose.drafted` or `proof.prove`, `straddles_split`, or `teacher_failed`.
+            `answer_leaked`, a reason of `decompose.drafted` or `proof.prove`, `mixed_split`, or `teacher_failed`.
         Transient: the sandbox itself failed.
     """
     environment = environments[seed.environment]
-    config, context = context.config, context.cast(seed.id)
+    config, context = context.config, context.route(seed.id)
 
-    async def check(given: AugmentedQuestionAnswer) -> Built:
+    async def check(given: AugmentedQuestionAnswer) -> ToolsetDraft:
         draft = drafted(given.question, given.answer, given.domain, given.sub_questions, seed, config)
         one = draft.decomposition
         if (one.signature, set(one.entities)) == (environment.signature, set(environment.entities)):
@@ -57,11 +57,11 @@ async def augment(
             ]
             calls = await prove(tools[name], cases, context)
             needed.append(NeededTool(steps[0].intent, steps[0].domain, tools[name], calls, others))
-        return Built(draft, needed)
+        return ToolsetDraft(draft, needed)
 
-    variables = {**wishes(seed, config), "environment": environment, "seed": context.seed}
+    variables = {**prompt_vars(seed, config), "environment": environment, "seed": context.seed}
     built = await context.ask(AugmentedQuestionAnswer, variables, language=seed.language, key=seed.id, check=check)
-    return [msgspec.structs.replace(built, draft=on_a_side(built.draft, config))]
+    return [msgspec.structs.replace(built, draft=assign_split(built.draft, config))]
 
 
 def _check_call(step: AugmentedStep, tools: Mapping[str, CodeTool], of: Decomposition) -> None:
@@ -76,15 +76,17 @@ def _check_call(step: AugmentedStep, tools: Mapping[str, CodeTool], of: Decompos
         raise Rejected("answer_leaked", f"the document of {step.tool} gives an answer away: {text!r}; ask otherwise")
 
 
-def validated(built: Built, draft: Draft) -> Built:
+def validated(built: ToolsetDraft, draft: Draft) -> ToolsetDraft:
     """Return the tools with the judged draft; calls of steps that need no tool are left out."""
     needed = {step.id for step in draft.decomposition.sub_questions if step.needs_tool}
     tools = []
     for tool in built.tools:
         kept = [
-            (made, other) for made, other in zip(tool.calls, tool.others, strict=True) if made.sub_question in needed
+            (made, other)
+            for made, other in zip(tool.calls, tool.negative_arguments, strict=True)
+            if made.sub_question in needed
         ]
         if kept:
             calls, others = zip(*kept, strict=True)
-            tools.append(msgspec.structs.replace(tool, calls=list(calls), others=list(others)))
+            tools.append(msgspec.structs.replace(tool, calls=list(calls), negative_arguments=list(others)))
     return msgspec.structs.replace(built, draft=draft, tools=tools)

@@ -25,7 +25,7 @@ class EnvironmentsConfig(Settings):
         questions: file of questions that are decomposed (question-conditional); see `sources`. Empty: no such file.
         knowledge: file of domains and texts to ask about (unconditional); see `sources`. Empty: no such file.
         taxonomy: file of a taxonomy whose leaves are asked about; see `sources`. Empty: no such file.
-        licence: license of `questions`, `knowledge` or `taxonomy`, for cards and records. Data from the packaged tables
+        license: license of `questions`, `knowledge` or `taxonomy`, for cards and records. Data from the packaged tables
             keeps its own license.
         tools_of: dataset of environments; new questions are generated for their tools (augmentation). Empty: none.
         mask_examples: share of questions about a leaf of the taxonomy for which the teacher sees no example of the
@@ -77,7 +77,7 @@ class EnvironmentsConfig(Settings):
     questions: str = ""
     knowledge: str = ""
     taxonomy: str = ""
-    licence: str = ""
+    license: str = ""
     tools_of: str = ""
     mask_examples: Share = 0.5
     held_out_fraction: Share = 0.2

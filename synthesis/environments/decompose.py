@@ -15,7 +15,7 @@ import msgspec
 from synthesis.core.matching import fold
 from synthesis.core.records import Answer, Decomposition, Language, Mode, Structure, SubQuestion, ToolEnvironment
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.core.stored import Chosen, Records
+from synthesis.core.stored import Records, Select
 from synthesis.environments import dependency_graph
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
@@ -121,22 +121,22 @@ async def decompose(seed: QuestionSeed, context: EnvironmentContext) -> list[Dra
     """One decomposition, well formed as a graph.
 
     Raises:
-        Rejected: see `dependency_graph.check`; or `other_question` where a given question came back as another,
-            `no_subject`, `answer_in_question`, `wrong_language`, `straddles_split`, `teacher_failed`.
+        Rejected: see `dependency_graph.check`; or `question_rewritten` where a given question came back as another,
+            `no_subject`, `answer_in_question`, `wrong_language`, `mixed_split`, `teacher_failed`.
     """
-    config, context = context.config, context.cast(seed.id)
+    config, context = context.config, context.route(seed.id)
 
     async def check(given: DecompositionAnswer) -> Draft:
         if seed.question and fold(given.question) != fold(seed.question):
-            raise Rejected("other_question", f"the question is {seed.question!r}; give it back as it is")
+            raise Rejected("question_rewritten", f"the question is {seed.question!r}; give it back as it is")
         return drafted(given.question, given.answer, given.domain, given.sub_questions, seed, config)
 
-    variables = {**wishes(seed, config), "question": seed.question, "knowledge": seed.knowledge}
+    variables = {**prompt_vars(seed, config), "question": seed.question, "knowledge": seed.knowledge}
     draft = await context.ask(DecompositionAnswer, variables, language=seed.language, key=seed.id, check=check)
-    return [on_a_side(draft, config)]
+    return [assign_split(draft, config)]
 
 
-def wishes(seed: QuestionSeed, config: EnvironmentsConfig) -> dict[str, Any]:
+def prompt_vars(seed: QuestionSeed, config: EnvironmentsConfig) -> dict[str, Any]:
     """Return the wishes that every request for a question contains."""
     return {
         "structure": seed.structure,
@@ -211,18 +211,18 @@ def drafted(
     return Draft(decomposition, [step.domain for step in steps], seed.split, seed.mode)
 
 
-def on_a_side(draft: Draft, config: EnvironmentsConfig) -> Draft:
+def assign_split(draft: Draft, config: EnvironmentsConfig) -> Draft:
     """Return the draft with the split in which all of it lies.
 
     Raises:
-        Rejected: `straddles_split`; asking again would give no better chance than another question.
+        Rejected: `mixed_split`; asking again would give no better chance than another question.
     """
     one = draft.decomposition
     if config.partition.by == "source":
         return draft
     split = config.partition.split(one.entities, one.signature)
     if split is None:
-        raise Rejected("straddles_split", f"{one.signature} of {one.entities}")
+        raise Rejected("mixed_split", f"{one.signature} of {one.entities}")
     return msgspec.structs.replace(draft, split=split)
 
 
@@ -233,16 +233,16 @@ def distinct(drafts: Sequence[Draft]) -> tuple[Records[Draft], Counter[str]]:
     """
     seen: set[bytes] = set()
     kept = array("Q")
-    for place, draft in enumerate(drafts):
+    for position, draft in enumerate(drafts):
         one = draft.decomposition
         meaning = _digest(one.language, one.signature, *sorted(set(map(fold, one.entities))))
         question = _digest(fold(one.question))
         if meaning in seen or question in seen:
             continue
         seen |= {meaning, question}
-        kept.append(place)
+        kept.append(position)
     dropped = len(drafts) - len(kept)
-    return Chosen(drafts, kept), Counter({"duplicate": dropped} if dropped else {})
+    return Select(drafts, kept), Counter({"duplicate": dropped} if dropped else {})
 
 
 def _digest(*texts: str) -> bytes:
@@ -261,8 +261,8 @@ def best(drafts: Sequence[Draft], percentile: float) -> tuple[Records[Draft], Co
     means = array("d", (one.mean if (one := draft.decomposition.quality) else nan for draft in drafts))
     scores = sorted(mean for mean in means if not isnan(mean))
     if not scores or percentile <= 0:
-        return Chosen(drafts, range(len(drafts))), Counter()
+        return Select(drafts, range(len(drafts))), Counter()
     cut = scores[min(len(scores) - 1, ceil(percentile * len(scores)))]
-    kept = [place for place, mean in enumerate(means) if mean >= cut]
+    kept = [position for position, mean in enumerate(means) if mean >= cut]
     dropped = len(drafts) - len(kept)
-    return Chosen(drafts, kept), Counter({"below_percentile": dropped} if dropped else {})
+    return Select(drafts, kept), Counter({"below_percentile": dropped} if dropped else {})

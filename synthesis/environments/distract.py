@@ -27,7 +27,7 @@ from synthesis.core.stages import rng_for
 from synthesis.core.stored import Records
 from synthesis.environments.config import BANDS, Band, EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.drafts import Built, NeededTool
+from synthesis.environments.drafts import NeededTool, ToolsetDraft
 from synthesis.environments.leaks import answers_of, leaked
 from synthesis.environments.proof import translations
 from synthesis.pipeline.demo import fact_tools
@@ -238,8 +238,8 @@ def _sorted(digests: np.ndarray) -> np.ndarray:
 
 def _found(wanted: np.ndarray, digests: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return the position of each wanted digest, the last of equal ones. Raises `KeyError`: a digest is missing."""
-    places = np.searchsorted(digests, wanted, side="right", sorter=order) - 1
-    found = order[np.maximum(places, 0)] if len(order) else np.zeros(0, np.int32)
+    positions = np.searchsorted(digests, wanted, side="right", sorter=order) - 1
+    found = order[np.maximum(positions, 0)] if len(order) else np.zeros(0, np.int32)
     if len(found) != len(wanted) or (digests[found] != wanted).any():
         raise KeyError("a tool that the index was not built with")
     return found
@@ -255,7 +255,7 @@ def _walk(n: int, rng: random.Random) -> Iterator[np.ndarray]:
 
 
 async def build_indices(
-    built: Records[Built], config: EnvironmentsConfig, embedder: Embedder, seed: int
+    built: Records[ToolsetDraft], config: EnvironmentsConfig, embedder: Embedder, seed: int
 ) -> dict[tuple[Language, Split], Index]:
     """Build an index for each language and split that occurs.
 
@@ -266,7 +266,7 @@ async def build_indices(
     indices: dict[tuple[Language, Split], Index] = {}
     for language, split in dict.fromkeys((one.draft.decomposition.language, one.draft.split) for one in built):
         among = (language, split if config.partition.by == "source" else None)
-        own = built.where(partial(_is_among, *among))
+        own = built.filter(partial(_is_among, *among))
         candidates: dict[str, Candidate] = {}
         # A world's tools are nothing without it.
         for tool in (tool for one in own for tool in one.tools if tool.tool.code):
@@ -286,13 +286,13 @@ async def build_indices(
     return indices
 
 
-def _is_among(language: Language, split: Split | None, one: Built) -> bool:
+def _is_among(language: Language, split: Split | None, one: ToolsetDraft) -> bool:
     return one.draft.decomposition.language == language and split in (None, one.draft.split)
 
 
 async def distract(
-    built: Built, context: EnvironmentContext, indices: Mapping[tuple[Language, Split], Index]
-) -> list[Built]:
+    built: ToolsetDraft, context: EnvironmentContext, indices: Mapping[tuple[Language, Split], Index]
+) -> list[ToolsetDraft]:
     """Add up to the configured number of irrelevant tools of each band to the environment.
 
     No added tool is a functional twin of a needed one: a candidate that, executed, answers a reference call or states
@@ -322,7 +322,7 @@ async def distract(
     return [msgspec.structs.replace(built, distractors=distractors, closeness=closeness)]
 
 
-async def twins_of(built: Built, candidates: Sequence[CodeTool], context: EnvironmentContext) -> set[str]:
+async def twins_of(built: ToolsetDraft, candidates: Sequence[CodeTool], context: EnvironmentContext) -> set[str]:
     """Return the names of tools that answer a reference call of the environment.
 
     A tool is called with the reference arguments in any order, or with none if it takes none.

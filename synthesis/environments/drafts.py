@@ -19,10 +19,10 @@ class Draft(msgspec.Struct, frozen=True, rename={"split": "side"}):  # as journa
     mode: Mode = "unconditional"
 
 
-class NeededTool(msgspec.Struct, frozen=True):
+class NeededTool(msgspec.Struct, frozen=True, rename={"negative_arguments": "others"}):  # as journals have it
     """A proven tool of an environment.
 
-    `calls` are its reference calls; `others` holds, for each of them, arguments that must give another answer. A
+    `calls` are its reference calls. `negative_arguments` has arguments for each call that must give another answer. A
     world's tool may have none: a world is offered whole.
     """
 
@@ -30,10 +30,10 @@ class NeededTool(msgspec.Struct, frozen=True):
     domain: str
     tool: CodeTool
     calls: list[ReferenceCall]
-    others: list[dict[str, Any]]
+    negative_arguments: list[dict[str, Any]]
 
 
-class Built(msgspec.Struct, frozen=True):
+class ToolsetDraft(msgspec.Struct, frozen=True):
     """A decomposition with its tools and their world, if they have one; later with its distractors by band.
 
     `closeness` is the largest cosine similarity of a distractor's document to a needed tool's.

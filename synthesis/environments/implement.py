@@ -17,7 +17,7 @@ from synthesis.core.loose_json import unfenced
 from synthesis.core.records import CodeTool, Decomposition, ReferenceCall, SubQuestion, ToolSpec
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.drafts import Built, Draft, NeededTool
+from synthesis.environments.drafts import Draft, NeededTool, ToolsetDraft
 from synthesis.environments.leaks import answers_of, check_arguments_ask, leaked, prose
 from synthesis.environments.proof import Case, check_arguments, prove
 from synthesis.environments.teacher_answers import (
@@ -28,24 +28,24 @@ from synthesis.environments.teacher_answers import (
     arguments,
     to_spec,
 )
-from synthesis.pipeline.context import together
+from synthesis.pipeline.context import gather_or_cancel
 from synthesis.pipeline.languages import check_language
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
 
 
-async def implement(draft: Draft, context: EnvironmentContext) -> list[Built]:
+async def implement(draft: Draft, context: EnvironmentContext) -> list[ToolsetDraft]:
     """Return the draft with one proven tool for each sub-question that needs one.
 
     Raises:
         Rejected: `bad_document`, `answer_leaked`, `wrong_language`, `not_compatible`, `not_harder`, `bad_call`,
             `answer_in_call`, `bad_code`, a reason of `proof.prove`, or `teacher_failed`.
     """
-    context = context.cast(draft.decomposition.id)
+    context = context.route(draft.decomposition.id)
     steps = zip(draft.decomposition.sub_questions, draft.domains, strict=True)
     needed = [(step, domain) for step, domain in steps if step.needs_tool]
-    tools = await together(*(_implement_step(draft, step, domain, context) for step, domain in needed))
-    return [Built(draft, tools)]
+    tools = await gather_or_cancel(*(_implement_step(draft, step, domain, context) for step, domain in needed))
+    return [ToolsetDraft(draft, tools)]
 
 
 async def _implement_step(draft: Draft, step: SubQuestion, domain: str, context: EnvironmentContext) -> NeededTool:

@@ -21,7 +21,7 @@ from synthesis.core.dates import whole_date
 from synthesis.core.matching import contains
 from synthesis.core.normal_text import fold
 from synthesis.core.quantities import plain, whole_quantity
-from synthesis.core.readings import Reading
+from synthesis.core.readings import NormalizedOutput
 from synthesis.core.records import Answer, Decomposition, Language, SubQuestion, ToolEnvironment, ToolSpec
 from synthesis.core.stages import Rejected
 from synthesis.core.units import UNITS, Quantity, same_quantity
@@ -139,10 +139,10 @@ _SENTENCE: Final = "· · · · · · {} 。"
 """Template that turns a few words into a sentence, and contains no other answer."""
 
 
-def _read(text: str, language: Language) -> list[Reading]:
+def _read(text: str, language: Language) -> list[NormalizedOutput]:
     starts = range(0, max(1, len(text) - _OVERLAP), _PART - _OVERLAP)
     parts = [text[start : start + _PART] for start in starts]
-    return [Reading(form.format(part), language) for part in parts for form in ("{}", _SENTENCE)]
+    return [NormalizedOutput(form.format(part), language) for part in parts for form in ("{}", _SENTENCE)]
 
 
 class _Text:
@@ -163,8 +163,8 @@ class _Text:
         joined = _LETTERS.sub(lambda one: _APART.sub("", one[0]), text[:_PART])
         sentences = _SENTENCES.split(text[:_PART])
         alone = [one.strip(" .。!！") for one in sentences if not one.rstrip().endswith(("?", "？"))]
-        self._alone = [Reading(one, language) for one in alone if one and len(one.split()) <= self.WORDS]
-        self._readings += [Reading(joined, language)] if joined != text[:_PART] else []
+        self._alone = [NormalizedOutput(one, language) for one in alone if one and len(one.split()) <= self.WORDS]
+        self._readings += [NormalizedOutput(joined, language)] if joined != text[:_PART] else []
 
     def says(self, answer: Answer, *, asked: str | None = None) -> bool:
         """Return whether the text states an answer.
@@ -189,13 +189,13 @@ class _Text:
         numbers = self._numbers(value, Answer(value))
         return any(has_number(self._text, one.value, self.language) for one in numbers)
 
-    def _readings_for(self, value: object) -> list[Reading]:
+    def _readings_for(self, value: object) -> list[NormalizedOutput]:
         """Return the readings in which a value is searched. Small numbers in Chinese are words, see `number_words`."""
         is_small = isinstance(value, int) and not isinstance(value, bool) and value < SMALL
         return self._without_numerals if is_small else self._readings
 
     @cached_property
-    def _without_numerals(self) -> list[Reading]:
+    def _without_numerals(self) -> list[NormalizedOutput]:
         text = _NUMERALS.sub("·", self._text)
         return self._readings if text == self._text else _read(text, self.language)
 
@@ -231,7 +231,7 @@ class _Text:
             return False
         if (day := whole_date(value)) is not None:
             text = with_day_in_digits(self._text[:_PART], day.day, self.language)
-            return contains(Reading(text, self.language), Answer(value))
+            return contains(NormalizedOutput(text, self.language), Answer(value))
         rank = rank_of(value, self.language)
         return rank is not None and has_rank(self._text, rank, self.language)
 

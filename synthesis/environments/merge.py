@@ -9,7 +9,7 @@ import msgspec
 from synthesis.core.records import CodeTool
 from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.drafts import Built, NeededTool
+from synthesis.environments.drafts import NeededTool, ToolsetDraft
 from synthesis.environments.implement import read_source
 from synthesis.environments.leaks import check_arguments_ask, leaked
 from synthesis.environments.proof import Case, check_arguments, prove
@@ -17,7 +17,7 @@ from synthesis.environments.teacher_answers import Cluster, IntentClustersAnswer
 from synthesis.pipeline.embedding import document_text
 
 
-async def merge(built: Built, context: EnvironmentContext) -> list[Built]:
+async def merge(built: ToolsetDraft, context: EnvironmentContext) -> list[ToolsetDraft]:
     """Return the environment with one tool for each intent. All reference calls are proven against the merged code.
 
     Raises:
@@ -25,7 +25,7 @@ async def merge(built: Built, context: EnvironmentContext) -> list[Built]:
             `answer_in_call`, `bad_code`, a reason of `proof.prove`, or `teacher_failed`. A failed merge rejects the
             whole environment: half of it could not be answered.
     """
-    tools, context = built.tools, context.cast(built.draft.decomposition.id)
+    tools, context = built.tools, context.route(built.draft.decomposition.id)
     if len(tools) > 1:
         clusters = await _clusters(built, context)
         by_step = {tool.calls[0].sub_question: tool for tool in tools}
@@ -37,7 +37,7 @@ async def merge(built: Built, context: EnvironmentContext) -> list[Built]:
     return [msgspec.structs.replace(built, tools=tools)]
 
 
-async def _clusters(built: Built, context: EnvironmentContext) -> list[Cluster]:
+async def _clusters(built: ToolsetDraft, context: EnvironmentContext) -> list[Cluster]:
     decomposition = built.draft.decomposition
     ids = [tool.calls[0].sub_question for tool in built.tools]
     by_step = dict(zip(ids, built.tools, strict=True))
@@ -57,7 +57,7 @@ async def _clusters(built: Built, context: EnvironmentContext) -> list[Cluster]:
     )
 
 
-async def _merged(built: Built, group: list[NeededTool], context: EnvironmentContext) -> NeededTool:
+async def _merged(built: ToolsetDraft, group: list[NeededTool], context: EnvironmentContext) -> NeededTool:
     """One tool with the first member's document and the union of the members' data."""
     decomposition = built.draft.decomposition
     steps = {step.id: step for step in decomposition.sub_questions}
@@ -78,11 +78,13 @@ async def _merged(built: Built, group: list[NeededTool], context: EnvironmentCon
             check_arguments(base, call)
             check_arguments_ask(call, step, decomposition)
         cases = [
-            Case(step.id, call, own.others[0], step.answer, decomposition.language)
+            Case(step.id, call, own.negative_arguments[0], step.answer, decomposition.language)
             for call, own, step in zip(calls, group, members, strict=True)
         ]
         references = await prove(tool, cases, context)
-        return NeededTool(group[0].intent, group[0].domain, tool, references, [own.others[0] for own in group])
+        return NeededTool(
+            group[0].intent, group[0].domain, tool, references, [own.negative_arguments[0] for own in group]
+        )
 
     variables = {
         "steps": members,

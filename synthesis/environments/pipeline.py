@@ -22,16 +22,17 @@ from typing import TypeVar
 import msgspec
 
 from astra_jax.base.errors import InputError
+from synthesis.core.compat import encode_for_fingerprint, former_setting
 from synthesis.core.datasets import read_dataset
 from synthesis.core.records import Language, Provenance, ToolEnvironment
 from synthesis.core.stages import Journal
-from synthesis.core.stored import Joined, Made, Records
+from synthesis.core.stored import Concat, MapView, Records
 from synthesis.environments.augment import augment, validated
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext, open_context
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.distract import build_indices, distract
-from synthesis.environments.drafts import Built, Draft
+from synthesis.environments.drafts import Draft, ToolsetDraft
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
 from synthesis.environments.sources import SourceError
@@ -41,14 +42,14 @@ from synthesis.environments.verify import finish
 from synthesis.environments.worlds import make_world
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.partition import Split
+from synthesis.pipeline.pipeline_run import PipelineRun, Summary, digests_of_files, resolved
 from synthesis.pipeline.preview import Preview
-from synthesis.pipeline.track import Summary, Track, digests_of_files, resolved
 
 In = TypeVar("In", bound=msgspec.Struct)
 Out = TypeVar("Out", bound=msgspec.Struct)
 
 
-_LATER = ("licence", "stateful_share", "informative_joins")
+_LEFT_OUT_IF_EMPTY = ("license", "stateful_share", "informative_joins")
 """Settings that came later: where they are empty, a run's name is what it was before."""
 
 
@@ -106,19 +107,21 @@ async def _synthesize(
     # Concurrency changes no output, so it does not name the run; what was read does, wherever it stood.
     named = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
     settings = {
-        key: value for key, value in resolved(config).items() if (key not in _LATER or value) and key != "stop_after"
+        former_setting(key): value
+        for key, value in resolved(config).items()
+        if (key not in _LEFT_OUT_IF_EMPTY or value) and key != "stop_after"
     }
     what = [{**settings, **named}, seed, executor.embedder.name, seeds, sorted(given.items())]
-    identity = msgspec.json.encode(what, order="deterministic")
+    identity = encode_for_fingerprint(what)
     run = hashlib.sha256(identity).hexdigest()[:8]
 
-    track = Track(
+    pipeline = PipelineRun(
         executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
         prefix=f"environments/{run}/",
         files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
         preview=preview,
     )  # fmt: skip
-    track.claim("held_out", grows=("count",), free=("concurrency", "stop_after"), replace=replace)
+    pipeline.claim("held_out", may_grow=("count",), changeable_on_resume=("concurrency", "stop_after"), replace=replace)
 
     async def stage(
         name: str,
@@ -127,9 +130,9 @@ async def _synthesize(
         key: Callable[[In], str],
         out: type[Out],
     ) -> Records[Out]:
-        return await track.stage(name, function, inputs, key=key, out=out, label=f"environments: {name}")
+        return await pipeline.stage(name, function, inputs, key=key, out=out, label=f"environments: {name}")
 
-    def id_of(record: Draft | Built) -> str:
+    def id_of(record: Draft | ToolsetDraft) -> str:
         return (record if isinstance(record, Draft) else record.draft).decomposition.id
 
     def seed_id(one: QuestionSeed) -> str:
@@ -137,47 +140,47 @@ async def _synthesize(
 
     async def judged(drafts: Records[Draft]) -> Records[Draft]:
         kept, repeated = distinct(drafts)
-        track.reject("distinct", repeated)
+        pipeline.reject("distinct", repeated)
         kept, worse = best(await stage("validate", validate_draft, kept, id_of, Draft), config.quality_percentile)
-        track.reject("quality", worse)
+        pipeline.reject("quality", worse)
         return kept
 
     if given:
         asked = partial(augment, environments=given)
-        built = await stage("augment", asked, seeds, seed_id, Built)
-        drafts = await judged(Made(_draft_of, built))
-        places = {id_of(draft): place for place, draft in enumerate(drafts)}
-        built = built.where(lambda one: id_of(one) in places)
-        built = Made(validated, built, drafts.take(places[id_of(one)] for one in built))
+        built = await stage("augment", asked, seeds, seed_id, ToolsetDraft)
+        drafts = await judged(MapView(_draft_of, built))
+        positions = {id_of(draft): position for position, draft in enumerate(drafts)}
+        built = built.filter(lambda one: id_of(one) in positions)
+        built = MapView(validated, built, drafts.select(positions[id_of(one)] for one in built))
     else:
         asked_for = [one for one in seeds if one.mode != "world"]
         drafted = await stage("decompose", decompose, asked_for, seed_id, Draft)
-        built = await stage("implement", implement, await judged(drafted), id_of, Built)
-        built = await stage("merge", merge, built, id_of, Built)
+        built = await stage("implement", implement, await judged(drafted), id_of, ToolsetDraft)
+        built = await stage("merge", merge, built, id_of, ToolsetDraft)
         if len(asked_for) < len(seeds):
             worlds = [one for one in seeds if one.mode == "world"]
-            made = await stage("worlds", make_world, worlds, seed_id, Built)
-            kept, repeated = distinct(Made(_draft_of, made))
-            track.reject("distinct", repeated)
+            made = await stage("worlds", make_world, worlds, seed_id, ToolsetDraft)
+            kept, repeated = distinct(MapView(_draft_of, made))
+            pipeline.reject("distinct", repeated)
             ids = {id_of(one) for one in kept}
-            every = Joined([built, made.where(lambda one: id_of(one) in ids)])
+            every = Concat([built, made.filter(lambda one: id_of(one) in ids)])
             order = [id_of(one) for one in every]
-            built = every.take(sorted(range(len(every)), key=order.__getitem__))
+            built = every.select(sorted(range(len(every)), key=order.__getitem__))
     indices = await build_indices(built, config, executor.embedder, seed)
-    built = await stage("distract", partial(distract, indices=indices), built, id_of, Built)
+    built = await stage("distract", partial(distract, indices=indices), built, id_of, ToolsetDraft)
     environments = await stage("verify", finish, built, id_of, ToolEnvironment)
 
     made_of = (one.provenance for one in environments)
-    track.licences |= {one.licence for one in made_of if isinstance(one, Provenance)}
+    pipeline.licenses |= {one.license for one in made_of if isinstance(one, Provenance)}
     splits: tuple[Split, ...] = ("train", "held_out")
     for split in splits:
-        of_split = environments.where(partial(_is_of, split))
+        of_split = environments.filter(partial(_is_of, split))
         name = executor.embedder.name
-        track.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
-    return track.summary
+        pipeline.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
+    return pipeline.summary
 
 
-def _draft_of(one: Built) -> Draft:
+def _draft_of(one: ToolsetDraft) -> Draft:
     return one.draft
 
 

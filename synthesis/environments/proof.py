@@ -152,20 +152,20 @@ def perturbed(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
     wrong: list[dict[str, Any]] = [dict(case.other_arguments)]
     required = tool.spec.parameters.get("required", [])
     for name in _free(tool):
-        if (other := nonsense(case.arguments[name])) != case.arguments[name]:
+        if (other := invalid_value(case.arguments[name])) != case.arguments[name]:
             wrong.append({**case.arguments, name: other})
     # Python itself refuses a call without them where they have no default; no need to try.
     return wrong if set(required) & without_default(tool) else [*wrong, {}]
 
 
-def nonsense(value: Any) -> Any:
+def invalid_value(value: Any) -> Any:
     """Return a value of the same type that names nothing: each value of a list or an object, and a boolean as it is."""
     if isinstance(value, str):
         return "zzqx 00"
     if isinstance(value, list):
-        return [nonsense(one) for one in value]
+        return [invalid_value(one) for one in value]
     if isinstance(value, dict):
-        return {name: nonsense(one) for name, one in value.items()}
+        return {name: invalid_value(one) for name, one in value.items()}
     return value + 7_654_321 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -176,7 +176,7 @@ def searches(tool: CodeTool, case: Case) -> list[dict[str, Any]]:
     may say how the others are looked for ("prefix").
     """
     free, given = _free(tool), case.arguments
-    found = [{**given, name: one} for name in free for one in anything(given[name]) if one != given[name]]
+    found = [{**given, name: one} for name in free for one in wildcards(given[name]) if one != given[name]]
     emptied = {**given, **{name: _EMPTY.get(type(given[name]), given[name]) for name in free}}
     if len(free) > 1 and emptied != given:  # numbers are not empty
         found.append(emptied)
@@ -207,7 +207,7 @@ _MOST_OPTIONS = 32
 options."""
 
 
-def anything(value: Any) -> list[Any]:
+def wildcards(value: Any) -> list[Any]:
     """Values of the same type by which a search would find all there is: empty, wildcards, and a letter of the value.
 
     A letter of a short code may be another code ("N" of "Na"), with a right answer of its own.
@@ -215,7 +215,7 @@ def anything(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [*_WILDCARDS, *([value.strip()[:1]] if len(value.strip()) > _SHORT_CODE else [])]
     if isinstance(value, list):
-        inside = list(dict.fromkeys(one for item in value[:1] if isinstance(item, str) for one in anything(item)))
+        inside = list(dict.fromkeys(one for item in value[:1] if isinstance(item, str) for one in wildcards(item)))
         return [[], *([one] for one in inside)]
     return [{}] if isinstance(value, dict) else []
 

@@ -24,7 +24,7 @@ from synthesis.environments.teacher_answers import (
     SequentialRationalityAnswer,
     ToolNecessityAnswer,
 )
-from synthesis.pipeline.context import accept, together
+from synthesis.pipeline.context import gather_or_cancel, no_check
 
 
 async def validate_draft(draft: Draft, context: EnvironmentContext) -> list[Draft]:
@@ -34,10 +34,10 @@ async def validate_draft(draft: Draft, context: EnvironmentContext) -> list[Draf
         Rejected: `tool_free_dependency` where a step that others need has no tool, `no_tools` where no step needs one,
             `low_quality` below the threshold, `wrong_ids` where a judge answers for other steps; or `teacher_failed`.
     """
-    context = context.cast(draft.decomposition.id)
+    context = context.route(draft.decomposition.id)
     decomposition = await _with_necessity(draft.decomposition, context)
     quality = QualityScores(
-        *await together(
+        *await gather_or_cancel(
             _dependency_consistency(decomposition, context),
             _atomicity(decomposition, context),
             _sequential_rationality(decomposition, context),
@@ -81,11 +81,11 @@ async def _dependency_consistency(decomposition: Decomposition, context: Environ
         }
         key = f"{decomposition.id}/{step.id}"
         given = await context.ask(
-            DependencyConsistencyAnswer, variables, language=decomposition.language, key=key, check=accept
+            DependencyConsistencyAnswer, variables, language=decomposition.language, key=key, check=no_check
         )
         return given.verdict == "matched"
 
-    verdicts = await together(*map(judge, dependent))
+    verdicts = await gather_or_cancel(*map(judge, dependent))
     return sum(verdicts) / len(verdicts) if verdicts else None
 
 

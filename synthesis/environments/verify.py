@@ -15,23 +15,23 @@ import msgspec
 
 from synthesis.core.matching import contains, match
 from synthesis.core.plays import call, play
-from synthesis.core.readings import Reading
+from synthesis.core.readings import NormalizedOutput
 from synthesis.core.records import Answer, CodeTool, ReferenceCall, SubQuestion, ToolEnvironment
 from synthesis.core.reward import MadeCall, answered_by, score, sub_tasks_by_tool
 from synthesis.core.stages import Rejected
 from synthesis.environments import dependency_graph
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.drafts import Built
+from synthesis.environments.drafts import ToolsetDraft
 from synthesis.environments.proof import Case, check_arguments, perturbed, short, shown, translated
 from synthesis.environments.world_proof import verify_world
-from synthesis.pipeline.demo import licence_of_facts
+from synthesis.pipeline.demo import license_of_facts
 from synthesis.pipeline.teacher import description
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
 
 
-async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironment]:
+async def finish(built: ToolsetDraft, context: EnvironmentContext) -> list[ToolEnvironment]:
     """Return the environment as it is stored, verified.
 
     Raises:
@@ -40,21 +40,23 @@ async def finish(built: Built, context: EnvironmentContext) -> list[ToolEnvironm
     """
     environment = assembled(built)
     others = {
-        call.sub_question: wrong for one in built.tools for call, wrong in zip(one.calls, one.others, strict=True)
+        call.sub_question: wrong
+        for one in built.tools
+        for call, wrong in zip(one.calls, one.negative_arguments, strict=True)
     }
     async with context.proofs:
         proof = verify if environment.world is msgspec.UNSET else verify_world
         await context.in_sandbox(proof, environment, others)
     # Without a model every answer is computed from the tables.
-    licence = context.config.licence or ("" if "model" in description(context.teacher) else licence_of_facts())
+    license = context.config.license or ("" if "model" in description(context.teacher) else license_of_facts())
     return [
         msgspec.structs.replace(
-            environment, provenance=context.provenance(licence, environment.id, ("author", "judge"))
+            environment, provenance=context.provenance(license, environment.id, ("author", "judge"))
         )
     ]
 
 
-def assembled(built: Built) -> ToolEnvironment:
+def assembled(built: ToolsetDraft) -> ToolEnvironment:
     """Return the record of an environment.
 
     Raises:
@@ -170,7 +172,7 @@ def _check_dependencies(
     given = [value for value in reference.arguments.values() if value is not None]
     for dependency in step.depends_on:
         known = found[dependency]
-        reading = Reading(known, environment.language)
+        reading = NormalizedOutput(known, environment.language)
         if not any(contains(reading, Answer(value)) or _among(known, value, environment.language) for value in given):
             raise Rejected(
                 "dependency_unused",

@@ -56,10 +56,10 @@ async def prove_world(
         others: by sub-question, arguments of its tool that look up, or change, something else.
 
     Raises:
-        Rejected: `world_failed`, `broken_invariant`, `tool_failed`, `wrong_answer`, `shared_call`, `reading_writes`,
-            `bad_check`, `check_holds_before`, `not_reached`, `hidden_state`, `ignores_arguments`, `reached_without`,
-            `needless_order`, `harm_unseen`, `no_wrong_write`, `wrong_policy_scores`, or a `sandbox.Reason`; the detail
-            is for the teacher.
+        Rejected: `world_failed`, `broken_invariant`, `tool_failed`, `wrong_answer`, `shared_call`, `read_tool_mutates`,
+            `bad_check`, `already_satisfied`, `not_reached`, `hidden_state`, `ignores_arguments`, `reached_without`,
+            `unneeded_dependency`, `side_effect_undetected`, `no_wrong_write`, `wrong_policy_scores`, or a
+            `sandbox.Reason`; the detail is for the teacher.
         Transient: the sandbox itself failed.
     """
     proof = _Proof(environment, sandbox)
@@ -119,9 +119,9 @@ class _Proof:
                 raise Rejected("wrong_answer", f"{what} returned {short(output.value)}, not {step.answer.value!r}")
             new = set(grade.met) - met
             if not step.asks_state and (grade.changes != changed or new):
-                raise Rejected("reading_writes", f"{what} looks something up, and changes {_shown(grade.changes)}")
+                raise Rejected("read_tool_mutates", f"{what} looks something up, and changes {_shown(grade.changes)}")
             if step.asks_state and step.id in met:
-                raise Rejected("check_holds_before", f"the check of sub-question {step.id} holds before {what}")
+                raise Rejected("already_satisfied", f"the check of sub-question {step.id} holds before {what}")
             if step.asks_state and (new != {step.id} or not met <= set(grade.met)):
                 raise Rejected(
                     "not_reached",
@@ -145,26 +145,26 @@ class _Proof:
         """Play faulty versions, which must get a lower grade than the reference play."""
         reference = self._reference
         wrong: list[tuple[str, int, list[Call]]] = [("same", 0, reference), ("same", 0, reference), ("empty", 0, [])]
-        for place, (step, made) in enumerate(self._steps):
-            before, after = reference[:place], reference[place + 1 :]
-            wrong.append(("without", place, [*before, *after]))
-            wrong.append(("other", place, [*before, (made.tool, others[step.id]), *after]))
+        for position, (step, made) in enumerate(self._steps):
+            before, after = reference[:position], reference[position + 1 :]
+            wrong.append(("without", position, [*before, *after]))
+            wrong.append(("other", position, [*before, (made.tool, others[step.id]), *after]))
             if step.asks_state:
-                wrong.append(("extra", place, [*reference, (made.tool, others[step.id])]))
-                wrong += [("swapped", place, play) for play in self._swapped(place)]
+                wrong.append(("extra", position, [*reference, (made.tool, others[step.id])]))
+                wrong += [("swapped", position, play) for play in self._swapped(position)]
             else:
                 tool = CodeTool(self._tools[made.tool].spec, self._world.code)
                 case = Case(step.id, made.arguments, others[step.id], step.answer, environment.language)
                 tried = [*perturbed(tool, case), *searches(tool, case)]
-                wrong += [("other", place, [*before, (made.tool, one)]) for one in tried]
+                wrong += [("other", position, [*before, (made.tool, one)]) for one in tried]
                 stated = guesses(tool.spec.parameters, made.arguments, step.answer)
-                wrong += [("guess", place, [*before, (made.tool, one)]) for one in stated]
+                wrong += [("guess", position, [*before, (made.tool, one)]) for one in stated]
         plays = await self._played([play for _, _, play in wrong])
         harmful = 0
         whole = plays[0]
         assert isinstance(environment.world, World)
-        for (kind, place, calls), play in zip(wrong, plays, strict=True):
-            step, made = self._steps[place]
+        for (kind, position, calls), play in zip(wrong, plays, strict=True):
+            step, made = self._steps[position]
             text = "; ".join(self._shown(*call) for call in calls) or "no call"
             if play.broken:
                 raise Rejected("broken_invariant", f"{text} break what must hold: {play.broken}")
@@ -179,15 +179,15 @@ class _Proof:
             if kind == "extra" and not play.outputs[-1].error:
                 harmful += 1
                 if not grade.harm:
-                    raise Rejected("harm_unseen", f"{text}: the last call changes nothing that is not open")
+                    raise Rejected("side_effect_undetected", f"{text}: the last call changes nothing that is not open")
             if kind == "other" and not step.asks_state:
-                found = play.outputs[place]
+                found = play.outputs[position]
                 if not found.error and contains(found.value, step.answer, environment.language):
                     raise Rejected(
-                        "ignores_arguments", f"{self._shown(*calls[place])} returned {step.answer.value!r} as well"
+                        "ignores_arguments", f"{self._shown(*calls[position])} returned {step.answer.value!r} as well"
                     )
-            if kind == "guess" and place + 1 == len(calls):
-                found, guess = play.outputs[place], calls[place][1]
+            if kind == "guess" and position + 1 == len(calls):
+                found, guess = play.outputs[position], calls[position][1]
                 if not found.error and is_evidence(
                     found.value, step.answer, guess, made.arguments, environment.language
                 ):
@@ -197,19 +197,21 @@ class _Proof:
                 reason = "reached_without" if kind == "without" else "ignores_arguments"
                 raise Rejected(reason, f"the check of sub-question {step.id} holds after {text}")
             if kind == "swapped" and reward == 1.0:
-                raise Rejected("needless_order", f"sub-question {step.id} waits for one that it does not need: {text}")
+                raise Rejected(
+                    "unneeded_dependency", f"sub-question {step.id} waits for one that it does not need: {text}"
+                )
             if reward >= 1.0 or (kind == "empty" and (reward or grade.met)):
                 raise Rejected("wrong_policy_scores", f"{text} is worth {reward}; the checks of {set(grade.met)} hold")
         if not harmful:
             raise Rejected("no_wrong_write", "no call with other arguments can be made after the task; give some")
 
-    def _swapped(self, place: int) -> Iterator[list[Call]]:
+    def _swapped(self, position: int) -> Iterator[list[Call]]:
         """Yield the reference play with a call before one that it waits for only because of the state."""
-        step, _ = self._steps[place]
-        for earlier in range(place):
+        step, _ = self._steps[position]
+        for earlier in range(position):
             if self._steps[earlier][0].id in step.depends_on and self._steps[earlier][0].asks_state:
                 play = list(self._reference)
-                play.insert(earlier, play.pop(place))
+                play.insert(earlier, play.pop(position))
                 yield play
 
     async def hostile(self) -> None:
@@ -362,7 +364,8 @@ def _fitting(environment: ToolEnvironment, tool: CodeTool) -> dict[str, Any]:
 def _check_dependencies(
     environment: ToolEnvironment, step: SubQuestion, reference: ReferenceCall, found: Mapping[int, Any]
 ) -> None:
-    """Check that a step uses what it waits for, except states, which may have to be there first (`needless_order`)."""
+    """Check that a step uses the steps that it waits for, except states, which may have to be there first
+    (`unneeded_dependency`)."""
     states = {one.id for one in environment.sub_questions if one.asks_state}
     given = set(map(str, reference.arguments.values()))
     for one in step.depends_on:

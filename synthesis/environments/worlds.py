@@ -15,8 +15,8 @@ import msgspec
 from synthesis.core.records import Answer, CodeTool, ColumnType, ReferenceCall, Rows, World
 from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.decompose import QuestionSeed, drafted, on_a_side, wishes
-from synthesis.environments.drafts import Built, Draft, NeededTool
+from synthesis.environments.decompose import QuestionSeed, assign_split, drafted, prompt_vars
+from synthesis.environments.drafts import Draft, NeededTool, ToolsetDraft
 from synthesis.environments.implement import check_source, checked_spec, read_source
 from synthesis.environments.proof import check_arguments
 from synthesis.environments.teacher_answers import WorldAnswer, WorldRow, WorldStep, WorldTable, arguments
@@ -30,18 +30,18 @@ _KINDS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "num
 _BROKEN = "broken"
 
 
-async def make_world(seed: QuestionSeed, context: EnvironmentContext) -> list[Built]:
+async def make_world(seed: QuestionSeed, context: EnvironmentContext) -> list[ToolsetDraft]:
     """Return an environment with a world, proven.
 
     Raises:
         Rejected: `bad_tables`, `bad_rows`, `bad_check`, `no_state`, `bad_document`, `unknown_tool`, `bad_call`,
             `bad_code`, `name_collision`, a reason of `decompose.drafted` or `world_proof.prove_world`,
-            `straddles_split`, or `teacher_failed`.
+            `mixed_split`, or `teacher_failed`.
         Transient: the sandbox itself failed.
     """
     config = context.config
 
-    async def check(given: WorldAnswer) -> Built:
+    async def check(given: WorldAnswer) -> ToolsetDraft:
         given = _plain(given)
         draft = _draft(given, seed, context)
         built = _unproven(given, draft)
@@ -55,8 +55,8 @@ async def make_world(seed: QuestionSeed, context: EnvironmentContext) -> list[Bu
         ]
         return msgspec.structs.replace(built, tools=tools, world=proven.world)
 
-    built = await context.ask(WorldAnswer, wishes(seed, config), language=seed.language, key=seed.id, check=check)
-    return [msgspec.structs.replace(built, draft=on_a_side(built.draft, config))]
+    built = await context.ask(WorldAnswer, prompt_vars(seed, config), language=seed.language, key=seed.id, check=check)
+    return [msgspec.structs.replace(built, draft=assign_split(built.draft, config))]
 
 
 def intent_of(domain: str, tool: str) -> str:
@@ -87,7 +87,7 @@ def _draft(given: WorldAnswer, seed: QuestionSeed, context: EnvironmentContext) 
     return drafted(given.question, Answer(True), given.domain, steps, seed, context.config)
 
 
-def _unproven(given: WorldAnswer, draft: Draft) -> Built:
+def _unproven(given: WorldAnswer, draft: Draft) -> ToolsetDraft:
     """Assemble the parts, each checked alone; the reference calls have no outputs yet, the world no changes."""
     tables = _tables(given.tables)
     world = World(tables, _rows(given.rows, tables), given.code, [], given.open)
@@ -109,7 +109,7 @@ def _unproven(given: WorldAnswer, draft: Draft) -> Built:
         if arguments(step.arguments) == arguments(step.other_arguments):
             raise Rejected("bad_call", f"sub-question {step.id}: other_arguments are the same as arguments")
     tools = [_tool(spec.name, CodeTool(spec, ""), given) for spec in specs.values()]
-    return Built(draft, tools, world=world)
+    return ToolsetDraft(draft, tools, world=world)
 
 
 def _tool(name: str, tool: CodeTool, given: WorldAnswer) -> NeededTool:

@@ -1,7 +1,7 @@
 """Situations of conversations of several turns: the next action of the agent, and the next words of the user.
 
 The offline agent does what a situation says, the offline judges hold it against one: so both read the same words, which
-are those of `conduct_words`, the grammar and the templates.
+are those of `behaviour_words`, the grammar and the templates.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from synthesis.core.records import Dialogue, Language, Message, ToolSpec
-from synthesis.offline import conduct_words as words
+from synthesis.offline import behaviour_words as words
 from synthesis.offline import grammar, plans
 from synthesis.offline.facts.catalog import KINDS
 from synthesis.offline.facts.relations import all_relations
 from synthesis.offline.intents import FactIntent, Intent, JointIntent, TemplateIntent, replay, understand
 from synthesis.offline.plans import Value
 from synthesis.offline.wording import FRAMES, without_persona
-from synthesis.trajectories.desk import WRITES
 from synthesis.trajectories.teacher_answers import Standing
+from synthesis.trajectories.todo_fixture import WRITES
 
 _RESULTS = dict(zip(WRITES, ("added", "removed", "moved"), strict=True))
 Path = tuple[str, ...]
@@ -266,7 +266,7 @@ def replies(messages: Sequence[Message]) -> list[str]:
 def next_words(dialogue: Dialogue, said: Sequence[str], language: Language) -> tuple[tuple[str, ...], bool]:
     """Return the possible next messages of a user after these replies, and whether it wants nothing more."""
     goal = asked = 0
-    message: tuple[str, ...] = (dialogue.goals[0].says,)
+    message: tuple[str, ...] = (dialogue.goals[0].utterance,)
     finished = False
     for reply in said:
         when_asked = dialogue.goals[goal].when_asked
@@ -274,7 +274,7 @@ def next_words(dialogue: Dialogue, said: Sequence[str], language: Language) -> t
             message, asked = (when_asked[asked],), asked + 1
         elif goal + 1 < len(dialogue.goals):
             goal, asked = goal + 1, 0
-            message = (dialogue.goals[goal].says,)
+            message = (dialogue.goals[goal].utterance,)
         else:
             message, finished = words.ways("thanks", language) if dialogue.thanks else ("",), True
     return message, finished

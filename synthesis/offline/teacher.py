@@ -15,7 +15,7 @@ import msgspec
 from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.records import Language, Message, ToolSpec
 from synthesis.core.stages import rng_for
-from synthesis.offline import conduct_author, environment_author, trajectory_author, world_author
+from synthesis.offline import behaviour_author, environment_author, trajectory_author, world_author
 from synthesis.pipeline.teacher import TeacherError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -31,7 +31,7 @@ class OfflineTeacher:
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {
             **trajectory_author.HANDLERS,
-            **conduct_author.HANDLERS,
+            **behaviour_author.HANDLERS,
             **environment_author.HANDLERS,
             **world_author.HANDLERS,
         }

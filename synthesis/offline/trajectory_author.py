@@ -18,7 +18,7 @@ import msgspec
 
 from synthesis.core.chat_format import AssistantTurn
 from synthesis.core.records import Language, Message, Task, ToolCall, ToolServer, ToolSpec
-from synthesis.offline import conduct_words, grammar, judges, plans, sampling, templates
+from synthesis.offline import behaviour_words, grammar, judges, plans, sampling, templates
 from synthesis.offline.facts.relations import all_relations, joinable
 from synthesis.offline.intents import FactIntent, JointIntent, TemplateIntent, ready, replay, understand
 from synthesis.offline.plans import Plan, Value
@@ -396,7 +396,7 @@ def agent(
         if REDUNDANT <= careless < REDUNDANT + FORGET and len(intent.tools) > 1:
             stated = stated[:-1] or [next(iter(progress.values.values()))]
         if isinstance(intent, WriteIntent):
-            return AssistantTurn(says["have"], conduct_words.say("done", rng, language, intent.entry, intent.on))
+            return AssistantTurn(says["have"], behaviour_words.say("done", rng, language, intent.entry, intent.on))
         return AssistantTurn(says["have"], final_text(stated, language))
     calls = ready(intent, progress)
     phrases = listed([intent.phrase(step, progress.values, language) for step in calls], language)

@@ -15,10 +15,10 @@ from synthesis.core.markup import markup_in
 from synthesis.core.openai_messages import texts_of
 from synthesis.core.records import Language, Provenance
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.pipeline.casting import role_of
 from synthesis.pipeline.embedding import Embedder, SentenceEmbedder
+from synthesis.pipeline.model_router import role_of
 from synthesis.pipeline.ray_cluster import RayCluster
-from synthesis.pipeline.teacher import Teacher, TeacherError, cast, description, models_of
+from synthesis.pipeline.teacher import Teacher, TeacherError, description, models_of, route
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -30,8 +30,8 @@ Key = str | tuple[object, ...]
 """Subject of a request: a text, or parts that have one."""
 
 
-class TrackSettings(Protocol):
-    """Settings of every track.
+class PipelineSettings(Protocol):
+    """Settings of every pipeline.
 
     Attributes:
         attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
@@ -41,12 +41,12 @@ class TrackSettings(Protocol):
     def attempts(self) -> int: ...
 
 
-S = TypeVar("S", bound=TrackSettings)
+S = TypeVar("S", bound=PipelineSettings)
 
 
 @dataclass(frozen=True)
 class Context(Generic[S]):
-    """Context of every stage of one run; each track adds its own fields."""
+    """Context of every stage of one run; each pipeline adds its own fields."""
 
     config: S
     teacher: Teacher
@@ -54,16 +54,16 @@ class Context(Generic[S]):
     seed: int
     embedder: Embedder = field(default_factory=SentenceEmbedder)
 
-    def cast(self, record: str) -> Self:
+    def route(self, record: str) -> Self:
         """Return the context for one record, with the models that are chosen for it."""
-        return replace(self, teacher=cast(self.teacher, record))
+        return replace(self, teacher=route(self.teacher, record))
 
-    def provenance(self, licence: str, record: str, roles: Sequence[Role]) -> Provenance:
+    def provenance(self, license: str, record: str, roles: Sequence[Role]) -> Provenance:
         """Return the provenance of a record that this stage makes.
 
         Args:
-            licence: license of its source.
-            record: the record that its models were chosen for; see `cast`.
+            license: license of its source.
+            record: the record that its models were chosen for; see `route`.
             roles: roles that took part in it. The first one wrote the text that is judged.
         """
         found = description(self.teacher)
@@ -71,7 +71,7 @@ class Context(Generic[S]):
         of_model = {name: found[name] for name in given if name in found}
         drawn = models_of(self.teacher, record, roles[0])
         models: dict[str, str] = {role: drawn[role] for role in roles if role in drawn}
-        return Provenance(found["name"], **of_model, licence=licence, code=code_version(), models=models)
+        return Provenance(found["name"], **of_model, license=license, code=code_version(), models=models)
 
     async def in_sandbox(self, work: Callable[..., Awaitable[R]], *arguments: Any) -> R:
         """Await `work(*arguments, sandbox)`; see `in_sandbox`."""
@@ -180,7 +180,7 @@ def _check_markup(given: msgspec.Struct) -> None:
                 )
 
 
-async def together(*given: Awaitable[Any]) -> list[Any]:
+async def gather_or_cancel(*given: Awaitable[Any]) -> list[Any]:
     """Return the results of all awaitables, in their order.
 
     A rejection cancels the others, since their record is dropped. After any other exception the others finish first:
@@ -200,6 +200,6 @@ async def together(*given: Awaitable[Any]) -> list[Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def accept(given: T) -> T:
+async def no_check(given: T) -> T:
     """Return the answer unchanged: a check that accepts every answer."""
     return given

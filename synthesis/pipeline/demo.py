@@ -26,11 +26,11 @@ def relation_ids() -> tuple[str, ...]:
     return RELATIONS
 
 
-def licence_of_facts() -> str:
+def license_of_facts() -> str:
     """Return the SPDX expression for data that is computed from the facts."""
-    from synthesis.offline.facts.catalog import LICENCE
+    from synthesis.offline.facts.catalog import LICENSE
 
-    return LICENCE
+    return LICENSE
 
 
 def fact_servers(language: Language, only: Collection[str] | None) -> list[ToolServer]:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from astra_jax.base.access import keyless
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.http_responses import without_keys
 from astra_jax.base.proxies import via
 from astra_jax.base.settings import Count, Seconds, Settings
@@ -33,7 +33,7 @@ _LONGEST_PAUSE = 60.0
 """Seconds."""
 
 
-class EmbeddingError(Refusal):
+class EmbeddingError(UserError):
     """No embeddings, or unusable ones; the message names the endpoint and the fault."""
 
 
@@ -103,7 +103,8 @@ class EndpointConfig(Settings):
         tries: how often a request is sent before `EmbeddingError`. 429 does not count.
         backoff_seconds: pause after the first failure, in seconds. It doubles with each failure, up to a minute, with
             jitter. `Retry-After` is honored.
-        outage_seconds: how long, in seconds, a request may get 429 or be asked to wait, before `EmbeddingError`.
+        max_unavailable_seconds: how long, in seconds, a request may get 429 or be asked to wait, before
+            `EmbeddingError`.
     """
 
     base_url: str
@@ -113,7 +114,7 @@ class EndpointConfig(Settings):
     timeout_seconds: Seconds = 300.0
     tries: Count = 4
     backoff_seconds: Seconds = 0.5
-    outage_seconds: Seconds = 3600.0
+    max_unavailable_seconds: Seconds = 3600.0
 
 
 class EndpointEmbedder:
@@ -196,7 +197,11 @@ class EndpointEmbedder:
         if trouble.faults >= config.tries:
             raise EmbeddingError(f"{where} gave no embeddings in {trouble.faults} tries: {problem}")
         wait = retry_after(None if response is None else response.headers.get("Retry-After")) or 0.0
-        put_off, longest, remedy = time.monotonic() - trouble.began, config.outage_seconds, "check the endpoint"
+        put_off, longest, remedy = (
+            time.monotonic() - trouble.began,
+            config.max_unavailable_seconds,
+            "check the endpoint",
+        )
         if about == "account":
             longest, remedy = min(longest, Endpoint.EMPTY_SECONDS), "check the account behind the key"
         if max(put_off, wait) > longest:

@@ -93,7 +93,7 @@ class Preview:
     def __init__(self, most: int) -> None:
         self.most = most
         self.stages: dict[str, StageSeen] = {}
-        self.told: list[str] = []
+        self.source_notes: list[str] = []
         """What is said of its sources, a line each."""
         self.ended = ""
         """Why the preview ended early; "": it did not."""

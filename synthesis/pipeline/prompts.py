@@ -17,13 +17,21 @@ import jinja2.meta
 import msgspec
 
 from astra_jax.base.errors import InputError
+from synthesis.core.compat import FORMER_KEYS
 from synthesis.core.records import Language
-from synthesis.pipeline.answer_forms import prompt_name
 from synthesis.pipeline.languages import NAMES, named
+from synthesis.pipeline.structured_output import prompt_name
 
 PROMPTS = _PACKAGED = Path(__file__).parents[1] / "prompts"
 _ALWAYS: Final = frozenset({"language"})
 """Variables that any prompt is given."""
+
+
+class _Environment(jinja2.Environment):
+    """Gives records to prompts under today's and former names: a prompt's text is in the fingerprints of stages."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return super().getattr(obj, FORMER_KEYS.get(type(obj).__name__, {}).get(attribute, attribute))
 
 
 class Prompts:
@@ -35,7 +43,7 @@ class Prompts:
 
     def __init__(self, own: Mapping[str, str] | None = None) -> None:
         self.own = dict(own or {})
-        self._environment = jinja2.Environment(
+        self._environment = _Environment(
             loader=jinja2.ChoiceLoader([jinja2.DictLoader(self.own), jinja2.FileSystemLoader([PROMPTS, _PACKAGED])]),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,

@@ -26,7 +26,7 @@ from functools import cache
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from synthesis.core.stages import Rejected
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _CONNECT_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-class RayUnavailable(Refusal):
+class RayUnavailable(UserError):
     """Ray is not installed, no cluster answers, or no machine of it can work; the message has the fix."""
 
 

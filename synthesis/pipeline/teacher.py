@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import msgspec
 
-from astra_jax.base.progress import say_beside_bars
+from astra_jax.base.progress import log_above_progress
 from astra_jax.base.typed import decode_json
 from synthesis.core.chat_format import AssistantTurn, MalformedCall
 from synthesis.core.endpoint import Endpoint, RequestRefused
@@ -29,10 +29,12 @@ from synthesis.core.rate_limits import Spent, summed
 from synthesis.core.recording import NotRecorded, Recording
 from synthesis.core.records import Language, Message, ToolSpec
 from synthesis.core.stages import Acceptance
-from synthesis.pipeline.answer_forms import (
+from synthesis.pipeline.model_router import ModelRouter, judged_by, role_of
+from synthesis.pipeline.prompts import Prompts, packaged, render_prompt
+from synthesis.pipeline.structured_output import (
     BadAnswer,
-    Form,
     Probe,
+    StructuredOutput,
     is_exact,
     open_format,
     prompt_name,
@@ -40,15 +42,13 @@ from synthesis.pipeline.answer_forms import (
     response_format,
     strict_schema,
 )
-from synthesis.pipeline.casting import Casting, judged_by, role_of
-from synthesis.pipeline.prompts import Prompts, packaged, render_prompt
 
 __all__ = ["OpenAITeacher", "OpenAITeacherConfig", "Teacher", "TeacherError", "prompt_name", "render_prompt"]
 
-_ENFORCED: tuple[Form, ...] = ("json_schema", "json_object")
+_FROM_STRONGEST: tuple[StructuredOutput, ...] = ("json_schema", "json_object")
 """From the strongest on."""
-_TRIES_OF_A_FORM = 3
-_SAYS: Mapping[Form, str] = {
+_TRIES_PER_OUTPUT = 3
+_OUTPUT_TEXTS: Mapping[StructuredOutput, str] = {
     "json_schema": "answers have their JSON schema",
     "json_object": "answers are JSON, with the schema in the prompt",
     "text": "answers are text, with the schema in the prompt",
@@ -111,29 +111,29 @@ class Described(Protocol):
 
 
 @runtime_checkable
-class Cast(Protocol):
+class Routed(Protocol):
     """A teacher that is several models.
 
     Attributes:
-        casting: which.
+        router: the models of each role.
     """
 
     @property
-    def casting(self) -> Casting: ...
+    def router(self) -> ModelRouter: ...
 
-    def cast(self, record: str) -> Teacher:
+    def route(self, record: str) -> Teacher:
         """Return the same teacher, with the models that are chosen for a record."""
         ...
 
 
-def cast(teacher: Teacher, record: str) -> Teacher:
+def route(teacher: Teacher, record: str) -> Teacher:
     """Return the teacher of a record, with the models that are chosen for it."""
-    return teacher.cast(record) if isinstance(teacher, Cast) else teacher
+    return teacher.route(record) if isinstance(teacher, Routed) else teacher
 
 
 def models_of(teacher: Teacher, record: str, judged: Role) -> dict[Role, str]:
-    """Return the model of each role for a record; {} for a teacher by rules. See `Casting.names`."""
-    return teacher.casting.names(record, judged) if isinstance(teacher, Cast) else {}
+    """Return the model of each role for a record; {} for a teacher by rules. See `ModelRouter.names`."""
+    return teacher.router.names(record, judged) if isinstance(teacher, Routed) else {}
 
 
 def description(teacher: Teacher) -> Mapping[str, Any]:
@@ -143,7 +143,7 @@ def description(teacher: Teacher) -> Mapping[str, Any]:
 
 
 class OpenAITeacher:
-    """A `Teacher` behind an LLM endpoint, asked in the strictest form that it enforces (`answer_forms`).
+    """A `Teacher` behind an LLM endpoint, asked in the strictest form that it enforces (`structured_output`).
 
     After a failure of the endpoint the same request is sent again, with the same seed. After a bad answer (truncated,
     not JSON, not of its type) another seed is sent, with the fault in the prompt.
@@ -171,25 +171,25 @@ class OpenAITeacher:
         self.mode = mode
         self.recording = recording
         self.prompts = prompts or packaged()
-        self.casting = Casting.of(config)
+        self.router = ModelRouter.of(config)
         self._about: str | None = None
         self._jitter = random.Random()  # pauses change no answer, and programs should not pause alike
         budget = config.budget()
-        self._served: dict[str, _Served] = {}
-        self._models: dict[Role, list[tuple[OpenAITeacherConfig, _Served]]] = {}
+        self._states: dict[str, _EndpointState] = {}
+        self._models: dict[Role, list[tuple[OpenAITeacherConfig, _EndpointState]]] = {}
         for role in get_args(Role):
             self._models[role] = []
             for one in config.models(role):
-                door = _door(one)
-                if door not in self._served:
-                    self._served[door] = _Served(Endpoint(one, recording, budget))
-                self._models[role].append((one, self._served[door]))
+                key = _endpoint_key(one)
+                if key not in self._states:
+                    self._states[key] = _EndpointState(Endpoint(one, recording, budget))
+                self._models[role].append((one, self._states[key]))
         self._budget = budget
 
     @property
     def endpoints(self) -> list[Endpoint]:
         """Return all endpoints that may be used."""
-        return [served.endpoint for served in self._served.values()]
+        return [state.endpoint for state in self._states.values()]
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -210,15 +210,15 @@ class OpenAITeacher:
             **({"judge_own_text": True} if self.config.judge_own_text else {}),
         }
 
-    def cast(self, record: str) -> OpenAITeacher:
-        """Return the same teacher, with the models that are chosen for a record; see `Casting`."""
+    def route(self, record: str) -> OpenAITeacher:
+        """Return the same teacher, with the models that are chosen for a record; see `ModelRouter`."""
         teacher = copy.copy(self)
         teacher._about = record
         return teacher
 
-    def _model(self, role: Role, judged: Role = "agent") -> tuple[OpenAITeacherConfig, _Served]:
+    def _model(self, role: Role, judged: Role = "agent") -> tuple[OpenAITeacherConfig, _EndpointState]:
         """Return the model that answers in a role; without a record, for which one would be chosen, the first."""
-        index = 0 if self._about is None else self.casting.drawn(self._about, role, judged)
+        index = 0 if self._about is None else self.router.sample(self._about, role, judged)
         return self._models[role][index]
 
     @property
@@ -238,13 +238,13 @@ class OpenAITeacher:
 
         Raises:
             TeacherError: no valid answer, or the endpoint refused the request.
-            Stopped: the run cannot continue: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
+            AbortRun: the run cannot continue: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
         """
         return await self.answer(answer, self.prompts.render(answer, variables, language), language, seed)
 
     async def answer(self, answer: type[T], prompt: str, language: Language, seed: int) -> T:
         """`ask`, with a prompt that was rendered elsewhere; raises the same."""
-        config, served = self._model(role_of(answer), judged_by(answer))
+        config, state = self._model(role_of(answer), judged_by(answer))
         digest = self._digest(lambda: _identity(config, answer, prompt, seed))
         if (known := self._recorded(digest, answer.__name__, seed, config)) is not None:
             try:
@@ -256,7 +256,7 @@ class OpenAITeacher:
                         "record it again with --teacher_mode=record",
                     ) from None
         try:
-            given, text = await self._ask(config, served, answer, prompt, language, seed)
+            given, text = await self._ask(config, state, answer, prompt, language, seed)
         except TeacherError as error:
             self._record(digest, "", str(error))
             raise
@@ -306,10 +306,10 @@ class OpenAITeacher:
 
         Raises:
             TeacherError: every turn was truncated, or the endpoint refused the request.
-            Stopped: as in `ask`.
+            AbortRun: as in `ask`.
         """
-        config, served = self._model("agent")
-        endpoint = served.endpoint
+        config, state = self._model("agent")
+        endpoint = state.endpoint
         body = _body(config, replayed(messages, (), endpoint.read_turn), seed)
         if tools:
             body["tools"] = [tool.to_openai() for tool in tools]
@@ -322,7 +322,7 @@ class OpenAITeacher:
         else:
             body["messages"] = replayed(messages, sent, endpoint.read_turn)
             try:
-                message = await self._turn(config, served, body, seed, names)
+                message = await self._turn(config, state, body, seed, names)
             except TeacherError as error:
                 self._record(digest, "", str(error))
                 raise
@@ -330,7 +330,12 @@ class OpenAITeacher:
         return replace(endpoint.read_turn(message, names), sent=message)
 
     async def _turn(
-        self, config: OpenAITeacherConfig, served: _Served, body: Mapping[str, Any], seed: int, tools: Sequence[str]
+        self,
+        config: OpenAITeacherConfig,
+        state: _EndpointState,
+        body: Mapping[str, Any],
+        seed: int,
+        tools: Sequence[str],
     ) -> dict[str, Any]:
         """Return a turn as the endpoint sent it."""
         unreadable: dict[str, Any] | None = None
@@ -338,44 +343,50 @@ class OpenAITeacher:
         for number in range(config.tries):
             seeded = {"seed": (seed + number) % 2**31} if "seed" in body else {}
             try:
-                reply = await served.endpoint.complete_turn(
+                reply = await state.endpoint.complete_turn(
                     "agent_turn", {**body, **seeded}, self._jitter, timeout_seconds=config.timeout_seconds
                 )
             except RequestRefused as error:
                 raise TeacherError(f"a turn of the agent: {error}") from None
             if reply.problem:
                 problems[reply.problem] = None
-                served.acceptance("a turn of the agent").reject(reply.problem, reply.text)
+                state.acceptance("a turn of the agent").reject(reply.problem, reply.text)
                 continue
             unreadable = reply.message
-            turn = served.endpoint.read_turn(unreadable, tools)
+            turn = state.endpoint.read_turn(unreadable, tools)
             malformed = [(call.error, call.text) for call in turn.calls if isinstance(call, MalformedCall)]
             malformed += [(turn.leak, turn.content)] if turn.leak else []
             if not malformed:
-                served.acceptance("a turn of the agent").accept()
+                state.acceptance("a turn of the agent").accept()
                 return unreadable
-            served.acceptance("a turn of the agent").reject(*malformed[0])
+            state.acceptance("a turn of the agent").reject(*malformed[0])
         if unreadable is None:
             raise TeacherError(f"a turn of the agent: {' or '.join(problems)} in all of {config.tries} tries")
         return unreadable
 
     async def close(self) -> None:
         """Close the connections, and print how many answers were repaired. The recording stays open."""
-        for served in self._served.values():
-            served.report_repairs()
-            await served.endpoint.close()
+        for state in self._states.values():
+            state.report_repairs()
+            await state.endpoint.close()
 
     async def _ask(
-        self, config: OpenAITeacherConfig, served: _Served, answer: type[T], prompt: str, language: Language, seed: int
+        self,
+        config: OpenAITeacherConfig,
+        state: _EndpointState,
+        answer: type[T],
+        prompt: str,
+        language: Language,
+        seed: int,
     ) -> tuple[T, str]:
         """Return the answer, and its JSON."""
         kind = prompt_name(answer)
-        form = await self._form_of_answers(config, served)
+        output = await self._structured_output(config, state)
         problem = ""
         for number in range(config.tries):
-            body = self._request(config, answer, prompt, language, seed + number, form, problem)
+            body = self._request(config, answer, prompt, language, seed + number, output, problem)
             try:
-                reply = await served.endpoint.complete(kind, body, self._jitter, timeout_seconds=config.timeout_seconds)
+                reply = await state.endpoint.complete(kind, body, self._jitter, timeout_seconds=config.timeout_seconds)
             except RequestRefused as error:
                 raise TeacherError(f"{answer.__name__}: {error}") from None
             if reply.problem:
@@ -386,51 +397,53 @@ class OpenAITeacher:
                 except BadAnswer as error:
                     problem = str(error)
                 else:
-                    served.acceptance(answer.__name__).accept()
+                    state.acceptance(answer.__name__).accept()
                     if not is_exact(reply.text, answer):
-                        served.count_repair(reply.text)
+                        state.count_repair(reply.text)
                     return given
-            served.acceptance(answer.__name__).reject(problem, reply.text)
+            state.acceptance(answer.__name__).reject(problem, reply.text)
         raise TeacherError(f"{answer.__name__}: no valid answer in {config.tries} tries; {problem}")
 
-    async def _form_of_answers(self, config: OpenAITeacherConfig, served: _Served) -> Form:
+    async def _structured_output(self, config: OpenAITeacherConfig, state: _EndpointState) -> StructuredOutput:
         """Found once, by one of all that share the endpoint."""
-        if (form := served.form if config.answer_form == "auto" else config.answer_form) is not None:
-            return form
-        async with served.finding:
-            if served.form is None:
-                served.form, why = await self._found_form(config, served)
-                say_beside_bars(f"{config.base_url}, model {config.model}: {_SAYS[served.form]}{why}")
-            return served.form
+        if (output := state.output if config.structured_output == "auto" else config.structured_output) is not None:
+            return output
+        async with state.finding:
+            if state.output is None:
+                state.output, why = await self._probe_structured_output(config, state)
+                log_above_progress(f"{config.base_url}, model {config.model}: {_OUTPUT_TEXTS[state.output]}{why}")
+            return state.output
 
-    async def _found_form(self, config: OpenAITeacherConfig, served: _Served) -> tuple[Form, str]:
+    async def _probe_structured_output(
+        self, config: OpenAITeacherConfig, state: _EndpointState
+    ) -> tuple[StructuredOutput, str]:
         """Return the strictest form that the endpoint enforces, and why it is not a stricter one.
 
         The request is one that prose would answer. One request is enough if the first form works. An answer without the
         form is requested twice more, since any single answer may be bad.
         """
         why = ""
-        for form in _ENFORCED:
-            for number in range(_TRIES_OF_A_FORM):
-                body = self._request(config, Probe, "Say yes.", "en", number, form, "")
+        for output in _FROM_STRONGEST:
+            for number in range(_TRIES_PER_OUTPUT):
+                body = self._request(config, Probe, "Say yes.", "en", number, output, "")
                 try:
-                    reply = await served.endpoint.complete("probe", body, self._jitter, trying=True)
+                    reply = await state.endpoint.complete("probe", body, self._jitter, trying=True)
                 except RequestRefused as error:
-                    why = f" ({form} is refused with {error})"
+                    why = f" ({output} is refused with {error})"
                     break
                 text = reply.text.rpartition("</think>")[2].strip()
                 with contextlib.suppress(ValueError, RecursionError):
                     given, _ = read_loosely(text)
                     if isinstance(given, dict) and (
-                        form != "json_schema" or set(given) == set(Probe.__struct_fields__)
+                        output != "json_schema" or set(given) == set(Probe.__struct_fields__)
                     ):
-                        return form, why
-                why = f" ({form} is taken, and not heeded)"
+                        return output, why
+                why = f" ({output} is taken, and not heeded)"
         return "text", why
 
     def _request(
         self, config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt: str, language: Language, seed: int,
-        form: Form, problem: str,
+        output: StructuredOutput, problem: str,
     ) -> bytes:  # fmt: skip
         """Return the JSON of a request.
 
@@ -438,21 +451,21 @@ class OpenAITeacher:
             problem: fault of the previous try; "" at the first.
         """
         parts = [prompt]
-        if form != "json_schema":
+        if output != "json_schema":
             schema = msgspec.json.encode(strict_schema(answer)).decode()
             parts.append(self.prompts.template("_as_json", language).render(schema=schema))
         if problem:
             parts.append(self.prompts.template("_refused", language).render(problem=problem))
         messages = [{"role": "user", "content": "\n\n".join(parts)}]
-        return msgspec.json.encode(_body(config, messages, seed, response_format(answer, form)))
+        return msgspec.json.encode(_body(config, messages, seed, response_format(answer, output)))
 
 
 @dataclass
-class _Served:
+class _EndpointState:
     """An endpoint, and how it is asked for answers once that is known."""
 
     endpoint: Endpoint
-    form: Form | None = None
+    output: StructuredOutput | None = None
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)
     answers: dict[str, Acceptance] = field(default_factory=dict)
     repaired: int = 0
@@ -475,14 +488,14 @@ class _Served:
         """Print how many answers were repaired, if any were, and start counting again."""
         if self.repaired:
             config, accepted = self.endpoint.config, sum(one.accepted for one in self.answers.values())
-            say_beside_bars(
+            log_above_progress(
                 f"{config.base_url}, model {config.model}: {self.repaired} of {accepted} accepted answers were not "
                 f"exact JSON of their schema, and were repaired, such as: {self.repaired_example:.200}"
             )
             self.repaired = 0
 
 
-def _door(config: OpenAITeacherConfig) -> str:
+def _endpoint_key(config: OpenAITeacherConfig) -> str:
     """Return the key of an endpoint that roles may share: its address, model, API key, limits and prices."""
     plain = OpenAITeacherConfig(config.base_url, config.model)
     own = ("temperature", "max_tokens", "timeout_seconds", "tries", "extra_body", "roles", "judge_own_text")
@@ -499,12 +512,15 @@ def _identity(config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt:
 
 
 def _body(
-    config: OpenAITeacherConfig, messages: Sequence[Mapping[str, Any]], seed: int, form: msgspec.Raw | None = None
+    config: OpenAITeacherConfig,
+    messages: Sequence[Mapping[str, Any]],
+    seed: int,
+    response_format: msgspec.Raw | None = None,
 ) -> dict[str, Any]:
     body = {
         "model": config.model,
         "messages": messages,
-        "response_format": form,
+        "response_format": response_format,
         "temperature": config.temperature,
         "max_tokens": config.max_tokens,
         "seed": seed % 2**31,

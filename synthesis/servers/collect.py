@@ -39,7 +39,7 @@ CLOCK = "2026-01-15T12:00:00+00:00"
 """The time server's clock stands still here, so that a run gives the same bytes tomorrow."""
 
 
-class ServerSource(msgspec.Struct, frozen=True):
+class ServerSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A running MCP server to read tool documents from, over stdio or streamable HTTP."""
 
     id: str
@@ -48,7 +48,7 @@ class ServerSource(msgspec.Struct, frozen=True):
     domain: str
     language: Language
     execution: McpExecution
-    licence: str = ""
+    license: str = ""
 
 
 class RejectedTool(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class ServerDocument(msgspec.Struct, frozen=True):
     tools: list[Any]
     execution: Execution
     rejected: list[RejectedTool] = []
-    licence: str = ""
+    license: str = ""
     resources: list[ServedResource] = []
     prompts: list[ServedPrompt] = []
     left_out: list[RejectedTool] = []
@@ -145,7 +145,7 @@ async def collect(source: ServerSource, context: HasConnections) -> list[ServerD
             source.language,
             [tool.document for tool in tools.entries],
             source.execution,
-            licence=source.licence,
+            license=source.license,
             resources=resources,
             prompts=prompts,
             left_out=left_out,
@@ -254,7 +254,7 @@ def fact_documents(
                     language,
                     tools,
                     execution,
-                    licence=server.licence,
+                    license=server.license,
                 )  # fmt: skip
             )
     return documents

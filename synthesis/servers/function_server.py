@@ -31,7 +31,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 from pydantic import TypeAdapter
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.files import first_line
 from astra_jax.base.terminal import protect_streams, say
 from synthesis.core.references import OWN_FOLDER, referred
@@ -229,7 +229,7 @@ def serve(make: Callable[[], OwnTools]) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # modules may print, and stdout has the protocol's messages
             served = make()
-    except Refusal as error:
+    except UserError as error:
         say(first_line(error), file=sys.stderr)
         return 1
     if "--describe" not in sys.argv:

@@ -32,8 +32,8 @@ from astra_jax.base.files import check_held
 from synthesis.core.records import McpExecution, StdioExecution
 from synthesis.core.references import OWN_FOLDER
 from synthesis.servers import bounded_stdio
+from synthesis.servers.async_once import AsyncOnce
 from synthesis.servers.bounded_http import HTTP_FAILED, BoundedTransport
-from synthesis.servers.made_once import Shared
 from synthesis.servers.mcp_answers import (
     LIST_FIELDS,
     ListedTool,
@@ -456,7 +456,7 @@ class McpConnections:
     def __init__(self, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
         self.cwd = cwd
         self.timeout_seconds = timeout_seconds
-        self._open: Shared[ServerKey, McpConnection] = Shared()
+        self._open: AsyncOnce[ServerKey, McpConnection] = AsyncOnce()
 
     async def __aenter__(self) -> McpConnections:
         return self
@@ -467,7 +467,7 @@ class McpConnections:
         await self._open.give_up()
         # At the same time: each may take as long as the timeout.
         await asyncio.gather(*(connection.__aexit__(kind, error, trace) for connection in self._open.made()))
-        self._open = Shared()
+        self._open = AsyncOnce()
 
     @property
     def reopened(self) -> int:

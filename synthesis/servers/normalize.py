@@ -135,7 +135,7 @@ def normalize(
                 document.language,
                 tools,
                 document.execution,
-                document.licence,
+                document.license,
                 document.resources if document.resources and not servers else msgspec.UNSET,
                 document.prompts if document.prompts and not servers else msgspec.UNSET,
             )

@@ -43,7 +43,7 @@ _TEXT = 4_000
 
 
 _LICENCE = 200
-"""Characters of a licence's name at most."""
+"""Characters of a license's name at most."""
 
 
 class RejectedServer(msgspec.Struct, frozen=True):
@@ -183,12 +183,12 @@ def _document(record: Any, path: Path, place: str, languages: Sequence[Language]
         server.tools,
         EmulatedExecution(),
         server.rejected,
-        _licence(record),
+        _license(record),
     )
 
 
-def _licence(record: Mapping[str, Any]) -> str:
-    """Return the licence that a record, its `info` (OpenAPI) or its `metadata` names: a text, or an object's name of
+def _license(record: Mapping[str, Any]) -> str:
+    """Return the license that a record, its `info` (OpenAPI) or its `metadata` names: a text, or an object's name of
     it."""
     for place in (record, _object(record.get("info")), _object(record.get("metadata"))):
         for given in (place.get("license"), place.get("licence")):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from astra_jax.base.settings import Amount, Bound, Count, OneOf, Seconds, SettingError, Settings, Share
-from synthesis.core.records import Conduct, Language, TaskScores
+from synthesis.core.records import Behaviour, Language, TaskScores
 from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.partition import Partition
 from synthesis.servers.collect import ServerSource, default_sources
@@ -32,9 +32,9 @@ class TrajectoriesConfig(Settings):
 
     Attributes:
         trajectories: number of trajectories to store. Extra ones are cut. There are fewer if filters reject more than
-            `surplus` allows for.
-        surplus: share of additional tasks, to make up for those that the filters reject. Raise it if a run stores too
-            few.
+            `oversample_ratio` allows for.
+        oversample_ratio: share of additional tasks, to make up for those that the filters reject. Raise it if a run
+            stores too few.
         languages: weights by ISO 639-1 code. The default is the paper's share (71.2 % English). Languages other than
             `en` and `zh` need a teacher behind an endpoint. A language without servers documented in it has tasks about
             English servers.
@@ -83,8 +83,8 @@ class TrajectoriesConfig(Settings):
             Ours: 0, since the paper has none (section 2.1.1).
         groups: number of groups of servers for such tasks, in each language. The agent is offered all tools of a group.
         group_sizes: numbers of servers in a group, of which one is sampled for each group.
-        conducts: shares of the original tasks that teach a behavior other than calling tools, by its name
-            (`core.records.Conduct`), such as asking for a missing value. These tasks get no variations. Empty: none.
+        behaviours: shares of the original tasks that teach a behavior other than calling tools, by its name
+            (`core.records.Behaviour`), such as asking for a missing value. These tasks get no variations. Empty: none.
             The defaults are ours, 22 % in all: the paper has no such data, and its SFT loses 14 points in BFCL's
             Missing Functions.
         user_turns: most user messages in a conversation of the behavior `dialogue`; at least 2.
@@ -92,7 +92,7 @@ class TrajectoriesConfig(Settings):
             user's wishes.
         augmentations: kinds of variations to sample from.
         augmented: share of original tasks that get a variation.
-        licence: license of tool documents that do not name their own, for cards and records.
+        license: license of tool documents that do not name their own, for cards and records.
         personas: file of personas, see `personas.read_personas`. Empty, or none in the language of a task: the packaged
             ones.
         near_duplicate: least similarity of the words of two tasks of a server, 0 to 1, at which the later task is
@@ -112,7 +112,7 @@ class TrajectoriesConfig(Settings):
     """
 
     trajectories: Count = 3_000
-    surplus: Annotated[float, Bound(least=0, most=1_000)] = 0.3
+    oversample_ratio: Annotated[float, Bound(least=0, most=1_000)] = 0.3
     languages: Mapping[Language, Amount] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
     tools: tuple[str, ...] = ()
     sources: tuple[ServerSource, ...] | None = None
@@ -142,7 +142,7 @@ class TrajectoriesConfig(Settings):
     several_servers: Share = 0.0
     groups: Count = 24
     group_sizes: tuple[Annotated[int, Bound(least=2, most=16)], ...] = (2, 3)
-    conducts: Mapping[Conduct, Share] = field(
+    behaviours: Mapping[Behaviour, Share] = field(
         default_factory=lambda: {
             "missing_tool": 0.03, "irrelevant_tools": 0.02, "missing_parameter": 0.03, "infeasible": 0.01,
             "refused": 0.01, "confirmation": 0.02, "done": 0.02, "dialogue": 0.06,
@@ -153,7 +153,7 @@ class TrajectoriesConfig(Settings):
     policies: Share = 0.3
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
     augmented: Share = 0.5
-    licence: str = ""
+    license: str = ""
     personas: str = ""
     near_duplicate: Annotated[float, Bound(above=0, most=1)] = 0.8
     thresholds: TaskScores = TaskScores(question_quality=4, scenario_realism=3, tool_necessity=3)
@@ -186,9 +186,9 @@ class TrajectoriesConfig(Settings):
                 raise SettingError(f"operators: {name!r} is listed twice; list it once and raise `votes`")
         if not any(self.languages.values()):
             raise SettingError(f"languages: {dict(self.languages)} has no weight above 0; give one at least")
-        if (whole := sum(self.conducts.values())) > 1 + 1e-9:
+        if (whole := sum(self.behaviours.values())) > 1 + 1e-9:
             raise SettingError(
-                f"conducts: {dict(self.conducts)} are {whole:.3f} of the tasks; lower some, to 1 at most"
+                f"behaviours: {dict(self.behaviours)} are {whole:.3f} of the tasks; lower some, to 1 at most"
             )
         for name in ("tool_counts", "group_sizes", "augmentations"):
             if not getattr(self, name):

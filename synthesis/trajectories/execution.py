@@ -22,9 +22,9 @@ from synthesis.core.tool_schemas import UncheckableSchema, with_integers
 from synthesis.pipeline.context import ask_until, in_sandbox
 from synthesis.pipeline.languages import NAMES, stray_text
 from synthesis.pipeline.ray_cluster import RayCluster
-from synthesis.pipeline.teacher import Teacher, cast
+from synthesis.pipeline.teacher import Teacher, route
+from synthesis.servers.async_once import AsyncOnce
 from synthesis.servers.collect import connected
-from synthesis.servers.made_once import Shared
 from synthesis.servers.mcp_client import McpConnection, McpConnections, ServerUnavailable
 from synthesis.servers.normalize import fix_names
 from synthesis.trajectories.teacher_answers import EmulatedResult
@@ -94,7 +94,7 @@ class ToolExecutor:
         self._connections = connections
         self._teacher = teacher
         self.seed = seed
-        self._original_names: Shared[str, dict[str, str]] = Shared()
+        self._original_names: AsyncOnce[str, dict[str, str]] = AsyncOnce()
 
     def session(
         self, server: ToolServer, task: Task, failures: Failures, servers: Mapping[str, ToolServer] = {}
@@ -151,7 +151,7 @@ class ToolExecutor:
             "tool": spec,
             "call": call,
             "history": [{"call": earlier, "result": result} for earlier, result in history[-_HISTORY:]],
-            "question": "\n".join(goal.says for goal in task.dialogue.goals) if task.dialogue else task.question,
+            "question": "\n".join(goal.utterance for goal in task.dialogue.goals) if task.dialogue else task.question,
         }
 
         async def check(given: EmulatedResult) -> ToolResult:
@@ -169,7 +169,7 @@ class ToolExecutor:
             return ToolResult(text, not given.is_error, error="tool_error" if given.is_error else "")
 
         return await ask_until(
-            cast(self._teacher, task.family),
+            route(self._teacher, task.family),
             EmulatedResult,
             variables,
             language=server.language,
@@ -200,7 +200,7 @@ class Session:
         return list(results)
 
     async def _call(self, call: ToolCall, history: Sequence[tuple[ToolCall, str]]) -> ToolResult:
-        withheld = self.task.dialogue.lacks(self.spoken) if self.task.dialogue else ()
+        withheld = self.task.dialogue.hidden_at(self.spoken) if self.task.dialogue else ()
         specs = {tool.name: tool for tool in self.server.tools if tool.name not in withheld}
         try:
             refused = tool_results.refusal(call, specs)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from synthesis.trajectories.config import TrajectoriesConfig
-from synthesis.trajectories.draws import wanted_tasks
+from synthesis.trajectories.task_sampler import wanted_tasks
 
 
 def small(config: TrajectoriesConfig, records: int) -> TrajectoriesConfig:
@@ -31,7 +31,7 @@ def expected(config: TrajectoriesConfig, rates: Mapping[str, float], inputs: Map
     written = tasks * rates.get("tasks", 1.0)
     chosen = written * config.augmented if config.augmentations else 0.0
     rated = written + chosen * rates.get("augment", 1.0)
-    most = math.ceil(config.trajectories * (1 + config.surplus / 2))
+    most = math.ceil(config.trajectories * (1 + config.oversample_ratio / 2))
     runs = min(most, rated * rates.get("score", 1.0))
     ended = runs * rates.get("interact", 1.0)
     # Only conversations of several turns have a user to judge.
@@ -45,7 +45,7 @@ def expected(config: TrajectoriesConfig, rates: Mapping[str, float], inputs: Map
         "augment": chosen,
         "score": rated,
         "interact": runs,
-        **({"user": users} if config.conducts else {}),
+        **({"user": users} if config.behaviours else {}),
         "judge": judged,
         "": min(config.trajectories, judged * rates.get("judge", 1.0)),
     }

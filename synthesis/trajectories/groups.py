@@ -61,7 +61,7 @@ def grouped(servers: Sequence[ToolServer], config: TrajectoriesConfig, seed: int
                 members = _members(own, words, lengths, config, rng_for(seed, "group", language, index, attempt))
                 ids = frozenset(one.id for one in members)
                 if len(members) > 1 and ids not in found:
-                    found[ids] = group_of(members, licence=config.licence)
+                    found[ids] = group_of(members, license=config.license)
                     break
     return list(found.values())
 
@@ -113,14 +113,14 @@ def _words(servers: Sequence[ToolServer]) -> dict[str, frozenset[str]]:
     return {id: frozenset(word for word in every if 2 * often[word] <= len(own)) for id, every in own.items()}
 
 
-def group_of(members: Sequence[ToolServer], *, licence: str = "") -> ToolServer:
+def group_of(members: Sequence[ToolServer], *, license: str = "") -> ToolServer:
     """Merge the members into one server, which offers the tools of all.
 
     A tool keeps its name if no other member has a tool of that name. Otherwise each gets its server's id as a prefix,
     as in MCP clients.
 
     Args:
-        licence: licence of members that name none.
+        license: license of members that name none.
     """
     shared = Counter(tool.name for one in members for tool in one.tools)
     taken = {name for name, times in shared.items() if times == 1}
@@ -133,7 +133,7 @@ def group_of(members: Sequence[ToolServer], *, licence: str = "") -> ToolServer:
                 taken.add(name)
             tools.append(msgspec.structs.replace(tool, name=name))
             origins[name] = ToolOrigin(one.id, tool.name)
-    licences = [one.licence or licence for one in members]
+    licenses = [one.license or license for one in members]
     return ToolServer(
         id=group_id([one.id for one in members]),
         title=", ".join(one.title for one in members),
@@ -142,7 +142,7 @@ def group_of(members: Sequence[ToolServer], *, licence: str = "") -> ToolServer:
         language=members[0].language,
         tools=tools,
         execution=GroupExecution(origins),
-        licence=" AND ".join(dict.fromkeys(licences)) if all(licences) else "",
+        license=" AND ".join(dict.fromkeys(licenses)) if all(licenses) else "",
     )
 
 

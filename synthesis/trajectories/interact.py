@@ -13,7 +13,7 @@ from synthesis.core.openai_messages import estimated_tokens
 from synthesis.core.records import Message, Task, ToolCall, ToolServer
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.pipeline.teacher import TeacherError
-from synthesis.trajectories.conducts import offered
+from synthesis.trajectories.behaviours import offered
 from synthesis.trajectories.context import Servers, TrajectoryContext
 from synthesis.trajectories.runs import AgentRun, CallStatus, Ending
 from synthesis.trajectories.users import speak
@@ -32,7 +32,7 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
             `emulator_failed`, `emulator_leaked_markup`, `bad_schema`; and what `users.speak` raises.
         Transient: the infrastructure failed; the run can be retried unchanged.
     """
-    server, config, context = servers[task.server_id], context.config, context.cast(task.family)
+    server, config, context = servers[task.server_id], context.config, context.route(task.family)
     agent = _TeacherAgent(task, server, context)
     session = context.executor.session(server, task, config.failures, servers)
     statuses: list[CallStatus] = []
@@ -59,18 +59,18 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
     await answer()
     if not task.dialogue or task.dialogue.user_turns == 1:
         return [AgentRun(task, agent.messages, statuses)]
-    ended: Ending = "limit"
+    ended = Ending.TURN_LIMIT
     for spoken in range(1, task.dialogue.user_turns + 1):
         said = await speak(task, agent.messages, context)
         if said.finished and not said.message:
-            ended = "silent"
+            ended = Ending.USER_LEFT
             break
         if spoken == task.dialogue.user_turns:  # nothing more may be said
             break
-        session.spoken = agent.hear(said.message)
+        session.spoken = agent.add_user_message(said.message)
         await answer()
         if said.finished:
-            ended = "said"
+            ended = Ending.USER_CLOSED
             break
     return [AgentRun(task, agent.messages, statuses, ended)]
 
@@ -101,7 +101,7 @@ class _TeacherAgent:
         self._task, self._context = task, context
         self._sent: list[dict[str, Any] | None] = []
 
-    def hear(self, message: str) -> int:
+    def add_user_message(self, message: str) -> int:
         """Add a user message and return the number of user messages so far; tools may be offered from then on."""
         self.messages.append(Message("user", message))
         self._spoken += 1

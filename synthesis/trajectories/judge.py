@@ -26,9 +26,9 @@ from synthesis.core.records import (
     Trajectory,
 )
 from synthesis.core.stages import Rejected
-from synthesis.pipeline.context import accept
+from synthesis.pipeline.context import no_check
 from synthesis.pipeline.languages import NAMES, strays
-from synthesis.trajectories.conducts import check_conduct, offered
+from synthesis.trajectories.behaviours import check_behaviour, offered
 from synthesis.trajectories.context import Servers, TrajectoryContext
 from synthesis.trajectories.runs import AgentRun
 from synthesis.trajectories.teacher_answers import (
@@ -61,7 +61,7 @@ async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> 
         Rejected: see `check_coverage`; `judge_failed`, `low_reward`, or `low_final_answer`: good axes must not hide a
             wrong answer.
     """
-    config, server, context = context.config, servers[run.task.server_id], context.cast(run.task.family)
+    config, server, context = context.config, servers[run.task.server_id], context.route(run.task.family)
     check_coverage(run)
     scores = await score_axes(run, context, server)
     reward = fmean(score.score for score in scores.values())
@@ -92,7 +92,7 @@ async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> 
             dialogue=run.task.dialogue,
             servers=run.task.servers,
             provenance=context.provenance(
-                server.licence or config.licence, run.task.family, ("agent", "author", *emulated, *users, "judge")
+                server.license or config.license, run.task.family, ("agent", "author", *emulated, *users, "judge")
             ),
         )
     ]
@@ -106,10 +106,10 @@ def check_coverage(run: AgentRun) -> None:
 
     Raises:
         Rejected: `tools_unused`: a tool that the task names was not called; `no_result`: no call succeeded; `no_tools`:
-            the task names no tool although its mode needs one; and what `conducts.check_conduct` raises.
+            the task names no tool although its mode needs one; and what `behaviours.check_behaviour` raises.
     """
     task = run.task
-    check_conduct(run)
+    check_behaviour(run)
     if task.mode == "no_tool":
         return
     names = {call.id: call.name for message in run.messages for call in message.tool_calls}
@@ -167,13 +167,13 @@ class _Judge:
         self._server = server
 
     async def _ask(
-        self, answer: type[T], messages: Sequence[Message], check: Callable[[T], Awaitable[T]] = accept
+        self, answer: type[T], messages: Sequence[Message], check: Callable[[T], Awaitable[T]] = no_check
     ) -> T:
         task = self._run.task
         variables = {
             "tools": offered(task, self._server, spoken(messages)),
             "messages": list(messages),
-            "conduct": task.dialogue.conduct if task.dialogue else "",
+            "conduct": task.dialogue.behaviour if task.dialogue else "",
             "turns": spoken(messages),
         }
         return await self._context.ask(

@@ -62,7 +62,7 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
                 again.append((index, earlier))
         holders: dict[int, list[int]] = defaultdict(list)
         """The kept texts of each bucket, as indices into `fresh`."""
-        for place, ((index, text), buckets) in enumerate(
+        for position, ((index, text), buckets) in enumerate(
             zip(fresh, _shared_buckets([text for _, text in fresh], threshold), strict=True)
         ):
             candidates = sorted({one for bucket in buckets for one in holders.get(bucket, ())})
@@ -71,7 +71,7 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
                 found[index] = fresh[one][0]
             else:
                 for bucket in buckets:
-                    holders[bucket].append(place)
+                    holders[bucket].append(position)
         for index, earlier in again:  # a text of the same words, or what that one repeats
             found[index] = earlier if found[earlier] is None else found[earlier]
     return found
@@ -87,11 +87,11 @@ def _shared_buckets(texts: Sequence[str], threshold: float) -> Iterator[list[int
     rows, bands = _bands(threshold)
     blank = MinHash(num_perm=_PERMUTATIONS)
     buckets_tb = np.empty((len(texts), bands), np.int64)
-    for place, text in enumerate(texts):
+    for position, text in enumerate(texts):
         sketch = blank.copy()
         sketch.update_batch([one.encode() for one in shingles(text)])
         values = sketch.hashvalues[: rows * bands].reshape(bands, rows)
-        buckets_tb[place] = [int.from_bytes(_digest(band.tobytes(), 8), "big", signed=True) for band in values]
+        buckets_tb[position] = [int.from_bytes(_digest(band.tobytes(), 8), "big", signed=True) for band in values]
     for band in range(bands):
         _, whose, counts = np.unique(buckets_tb[:, band], return_inverse=True, return_counts=True)
         buckets_tb[:, band] = np.where(counts[whose] > 1, whose * bands + band, -1)

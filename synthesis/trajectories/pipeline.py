@@ -21,42 +21,42 @@ import numpy as np
 from astra_jax.base.errors import InputError
 from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajectory
 from synthesis.core.stages import Journal, rng_for
-from synthesis.core.stored import Joined, Records
+from synthesis.core.stored import Concat, Records
 from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
+from synthesis.pipeline.pipeline_run import PipelineRun, Summary, digest_of, digests_of_files
 from synthesis.pipeline.preview import Preview
-from synthesis.pipeline.track import Summary, Track, digest_of, digests_of_files
 from synthesis.servers.collect import ServerDocument, collect, default_sources, fact_documents, source_key
 from synthesis.servers.duplicates import check_allowed, normalize_all
 from synthesis.servers.normalize import raw_name, served
 from synthesis.servers.registry import read_registries
 from synthesis.servers.tool_sources import read_tools
 from synthesis.trajectories import statistics, tool_graph
-from synthesis.trajectories.conducts import score_any, write_any
+from synthesis.trajectories.behaviours import score_any, write_any
 from synthesis.trajectories.config import PACKAGED_MCP_SHARE, TrajectoriesConfig
 from synthesis.trajectories.context import TrajectoryContext, open_context
-from synthesis.trajectories.desk import desk_documents, is_desk
-from synthesis.trajectories.draws import Draws, draw_tasks, wanted_tasks
 from synthesis.trajectories.groups import crosses, grouped
 from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.personas import PERSONAS, Persona, read_personas
 from synthesis.trajectories.runs import AgentRun
+from synthesis.trajectories.task_sampler import TaskSampler, sample_tasks, wanted_tasks
 from synthesis.trajectories.tasks import TaskSeed, augment_task, repeated_tasks
+from synthesis.trajectories.todo_fixture import is_todo_server, todo_documents
 from synthesis.trajectories.users import judge_user
 
 _log = logging.getLogger(__name__)
 
-_ASKED = ("attempts", "partition")
+_TEACHER_SETTINGS = ("attempts", "partition")
 """Settings that apply to every request for a chain or a task."""
-_JOINS: Mapping[str, Any] = {"informative_joins": False}
+_LEGACY_JOINS: Mapping[str, Any] = {"informative_joins": False}
 """Passed to the teacher with requests about chains and tasks. Early versions did not record it, nor the other values of
-`later`, in their stages. A run that has such a value cannot resume from a stage that may lack it."""
-_GROWS = ("trajectories", "surplus")
-_FREE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds", "stop_after")
+`legacy_defaults`, in their stages. A run that has such a value cannot resume from a stage that may lack it."""
+_MAY_GROW = ("trajectories", "oversample_ratio")
+_CHANGEABLE = ("concurrency", "collect_concurrency", "mcp_timeout_seconds", "stop_after")
 """Settings that change no record."""
-_BEFORE: Mapping[str, Any] = {"conducts": {}, "informative_joins": False, "policies": 0.0}
+_LEGACY_DEFAULTS: Mapping[str, Any] = {"behaviours": {}, "informative_joins": False, "policies": 0.0}
 """Values that runs used before a setting existed, where they differ from today's default."""
 
 
@@ -98,7 +98,7 @@ async def synthesize(
             out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
         workdir: where MCP servers run.
         replace: overwrite datasets in `out_dir` that have another seed, setting or teacher.
-        preview: see `Track`.
+        preview: see `PipelineRun`.
 
     Raises:
         InputError: `out_dir` has such datasets and `replace` is False; the teacher does not speak a wanted language; or
@@ -126,7 +126,7 @@ class _Run:
         self.tools = read_tools(config.tools)
         named = [one for one in config.tools if one not in self.tools.digests]
         files = digests_of_files([*named, *([config.personas] if config.personas else [])]) | self.tools.digests
-        self.track = Track(
+        self.pipeline = PipelineRun(
             executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed, files=files,
             preview=preview,
         )  # fmt: skip
@@ -141,18 +141,23 @@ class _Run:
 
     async def run(self, replace: bool) -> Summary:
         config = self.config
-        self.track.claim(
-            "trajectories", grows=_GROWS, free=_FREE, before=_BEFORE, replace=replace, read=_settings_of_card
+        self.pipeline.claim(
+            "trajectories",
+            may_grow=_MAY_GROW,
+            changeable_on_resume=_CHANGEABLE,
+            legacy_defaults=_LEGACY_DEFAULTS,
+            replace=replace,
+            read=_settings_of_card,
         )
-        write = self.track.write
+        write = self.pipeline.write
         documents = await self.collect()
         self.normalize(documents)
         servers = list(self.servers.values())
-        figures = {
+        numbers = {
             **statistics.server_statistics(servers), "tools_read": self.tools_read,
             "tools_changed": dict(sorted(self.tools_changed.items())),
         }  # fmt: skip
-        write("servers", ToolServer, servers, figures)
+        write("servers", ToolServer, servers, numbers)
         candidates = await self.chains()
         seeds, chains = await self.draw(candidates)
         write("chains", ToolChain, chains, statistics.chain_statistics(chains, len(candidates), seeds))
@@ -160,12 +165,12 @@ class _Run:
         write("tasks", Task, tasks, statistics.task_statistics(tasks, self.servers))
         runs = await self.judge_users(await self.interact(tasks))
         trajectories = (await self.judge(runs))[: config.trajectories]
-        figures = statistics.trajectory_statistics(trajectories, self.servers)
-        failed = self.track.summary.rejected["judge"].get("judge_failed", 0)
-        figures["all_runs"] = statistics.run_statistics(runs, failed)
-        figures["rejected_for"] = statistics.whose_faults(self.track.summary.rejected)
-        write("trajectories", Trajectory, trajectories, figures)
-        return self.track.summary
+        numbers = statistics.trajectory_statistics(trajectories, self.servers)
+        failed = self.pipeline.summary.rejected["judge"].get("judge_failed", 0)
+        numbers["all_runs"] = statistics.run_statistics(runs, failed)
+        numbers["rejected_for"] = statistics.whose_faults(self.pipeline.summary.rejected)
+        write("trajectories", Trajectory, trajectories, numbers)
+        return self.pipeline.summary
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -179,17 +184,17 @@ class _Run:
         sources += self.tools.servers
         if twice := [id for id, number in Counter(one.id for one in sources).items() if number > 1]:
             raise InputError(f"tools: two servers have the id {twice[0]!r}; leave one of them out, or rename it")
-        stored = await self.track.stage(
+        stored = await self.pipeline.stage(
             "collect", collect, sources, key=source_key, out=ServerDocument, label="collect tool documents",
-            concurrency=config.collect_concurrency, depends=(), judged=False,
-            about=lambda source: self.tools.own.get(source.id, ""),
+            concurrency=config.collect_concurrency, fingerprint_of=(), judged=False,
+            extra_key=lambda source: self.tools.own.get(source.id, ""),
         )  # fmt: skip
         rejected = self.tools.rejected
         collected = [msgspec.structs.replace(one, rejected=rejected.get(one.id, one.rejected)) for one in stored]
         left_out = [one for document in collected for one in document.left_out]
         examples = {one.reason: f"{one.name}: {one.detail}" for one in left_out}
         if left_out:
-            self.track.reject("collect", Counter(one.reason for one in left_out), examples)
+            self.pipeline.reject("collect", Counter(one.reason for one in left_out), examples)
         wanted = config.fact_servers
         if wanted is None and config.has_own_tools:
             _log.warning(
@@ -204,10 +209,10 @@ class _Run:
         details: dict[str, str] = {}
         for record in registries.rejected:
             details.setdefault(record.reason, f"{record.place}: {record.detail}")
-        self.track.reject("tools", registries.reasons(), details)
+        self.pipeline.reject("tools", registries.reasons(), details)
         # What runs comes first: of servers that are there twice, the first is kept.
-        desks = desk_documents(languages) if config.conducts.get("confirmation") else []
-        return [*collected, *facts, *registries.documents, *desks]
+        todo_servers = todo_documents(languages) if config.behaviours.get("confirmation") else []
+        return [*collected, *facts, *registries.documents, *todo_servers]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
         check_allowed(documents, self.config.allowed_tools)
@@ -231,16 +236,16 @@ class _Run:
                 if one.change not in examples:
                     examples[one.change] = f"{done.server_id}.{one.name}: {one.detail}"
             self.servers |= {server.id: server for server in done.servers}
-        self.track.summary.details["tools_changed"] = examples
+        self.pipeline.summary.details["tools_changed"] = examples
         if not self.servers:
             raise InputError(
                 f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"
             )
-        self.track.reject("normalize", reasons, details)
-        self.track.tell(offer for server in self.servers.values() if (offer := served(server)))
-        self.track.licences |= {server.licence or self.config.licence for server in self.servers.values()}
+        self.pipeline.reject("normalize", reasons, details)
+        self.pipeline.note_sources(offer for server in self.servers.values() if (offer := served(server)))
+        self.pipeline.licenses |= {server.license or self.config.license for server in self.servers.values()}
         if config.several_servers:
-            alone = [server for server in self.servers.values() if not is_desk(server.id)]
+            alone = [server for server in self.servers.values() if not is_todo_server(server.id)]
             groups = grouped(alone, config, self.seed)
             if not groups:
                 raise InputError(
@@ -253,11 +258,11 @@ class _Run:
         """Return all chains that can be sampled; none of them is verified."""
         config = self.config
         # Of a desk no chains are made: tasks about one are written for it alone.
-        servers = [server for server in self.servers.values() if not is_desk(server.id)]
+        servers = [server for server in self.servers.values() if not is_todo_server(server.id)]
         asked = [(server, repeat) for server in servers for repeat in range(config.proposals)]
-        answered = await self.track.stage(
+        answered = await self.pipeline.stage(
             "propose", tool_graph.propose, asked, key=lambda item: f"{item[0].id} {item[1]}", out=tool_graph.Proposals,
-            label="propose tasks and chains", depends=("pairs", *_ASKED),
+            label="propose tasks and chains", fingerprint_of=("pairs", *_TEACHER_SETTINGS),
         )  # fmt: skip
         by_server: dict[str, list[list[str]]] = defaultdict(list)
         for proposals in answered:
@@ -277,7 +282,7 @@ class _Run:
             candidates += tool_graph.chains_of(server, walks)
         if unknown:  # left out of the graph; the rest of their proposals counts
             names = [name for name, _ in unknown.most_common(5)]
-            self.track.reject("graph", Counter(unknown_tool=unknown.total()), {"unknown_tool": ", ".join(names)})
+            self.pipeline.reject("graph", Counter(unknown_tool=unknown.total()), {"unknown_tool": ", ".join(names)})
         return candidates
 
     async def draw(self, candidates: Sequence[ToolChain]) -> tuple[list[TaskSeed], list[ToolChain]]:
@@ -286,56 +291,59 @@ class _Run:
         check = partial(tool_graph.verify, servers=self.servers)
 
         async def verify(chains: Sequence[ToolChain]) -> Sequence[ToolChain]:
-            return await self.track.stage(
+            return await self.pipeline.stage(
                 "verify", check, chains, key=lambda chain: chain.id, out=ToolChain, label="verify chains",
-                depends=("operators", "votes", *_ASKED), later=_JOINS,
-                about=lambda chain: self.digest(chain.server_id),
+                fingerprint_of=("operators", "votes", *_TEACHER_SETTINGS), legacy_defaults=_LEGACY_JOINS,
+                extra_key=lambda chain: self.digest(chain.server_id),
             )  # fmt: skip
 
-        draws = Draws(config, list(self.servers.values()), candidates, self.seed)
+        sampler = TaskSampler(config, list(self.servers.values()), candidates, self.seed)
         wanted = wanted_tasks(config)
-        seeds, chains = await draw_tasks(draws, wanted, {chain.id: chain for chain in candidates}, verify)
+        seeds, chains = await sample_tasks(sampler, wanted, {chain.id: chain for chain in candidates}, verify)
         if len(seeds) < wanted:
-            self.track.reject("draw", Counter(no_chain=wanted - len(seeds)), {"no_chain": "every chain failed"})
+            self.pipeline.reject("draw", Counter(no_chain=wanted - len(seeds)), {"no_chain": "every chain failed"})
         return seeds, chains
 
     async def tasks(self, seeds: Sequence[TaskSeed]) -> Records[Task]:
         config = self.config
         write = partial(write_any, servers=self.servers, personas=self.personas)
-        plain = [one for one in seeds if not one.conduct]
-        alone = await self.track.stage(
-            "tasks", write, plain, key=lambda one: one.id, out=Task, label="write tasks", depends=_ASKED,
-            later=_JOINS, about=lambda one: self.digest(one.server_id),
+        plain = [one for one in seeds if not one.behaviour]
+        alone = await self.pipeline.stage(
+            "tasks", write, plain, key=lambda one: one.id, out=Task, label="write tasks",
+            fingerprint_of=_TEACHER_SETTINGS, legacy_defaults=_LEGACY_JOINS,
+            extra_key=lambda one: self.digest(one.server_id),
         )  # fmt: skip
-        talks = await self.track.stage(
-            "tasks", write, [one for one in seeds if one.conduct], key=lambda one: one.id, out=Task,
-            label="write conversations", depends=("user_turns", *_ASKED), later={**_JOINS, "policies": 0.0},
-            about=lambda one: self.digest(one.server_id) + self.personas_digest,
+        talks = await self.pipeline.stage(
+            "tasks", write, [one for one in seeds if one.behaviour], key=lambda one: one.id, out=Task,
+            label="write conversations", fingerprint_of=("user_turns", *_TEACHER_SETTINGS),
+            legacy_defaults={**_LEGACY_JOINS, "policies": 0.0},
+            extra_key=lambda one: self.digest(one.server_id) + self.personas_digest,
         )  # fmt: skip
         written = _by_number(alone, talks)
 
         def drawn(task: Task) -> bool:
             return rng_for(self.seed, "augmented", task.id).random() < config.augmented
 
-        chosen = written.where(lambda task: not task.dialogue and config.augmentations and drawn(task))
+        chosen = written.filter(lambda task: not task.dialogue and config.augmentations and drawn(task))
         vary = partial(augment_task, servers=self.servers, personas=self.personas)
-        varied = await self.track.stage(
-            "augment", vary, chosen, key=_id_of, out=Task, label="vary tasks", depends=("augmentations", *_ASKED),
-            later=_JOINS, about=lambda task: self.digest(task.server_id) + self.personas_digest,
+        varied = await self.pipeline.stage(
+            "augment", vary, chosen, key=_id_of, out=Task, label="vary tasks",
+            fingerprint_of=("augmentations", *_TEACHER_SETTINGS), legacy_defaults=_LEGACY_JOINS,
+            extra_key=lambda task: self.digest(task.server_id) + self.personas_digest,
         )  # fmt: skip
         # Each variation follows its original, so that more tasks extend the order of fewer. Servers, modes and
         # variations were sampled for each task alone, so a cut takes from all alike.
         every = _by_number(written, varied)
         repeated = repeated_tasks(every, config.near_duplicate)
-        unique = every.where(lambda task: task.id not in repeated)
+        unique = every.filter(lambda task: task.id not in repeated)
         example = {"near_duplicate": next(iter(repeated.values()))} if repeated else {}
-        self.track.reject("duplicates", Counter(near_duplicate=len(repeated)) if repeated else Counter(), example)
+        self.pipeline.reject("duplicates", Counter(near_duplicate=len(repeated)) if repeated else Counter(), example)
         rate = partial(score_any, servers=self.servers)
-        scored = await self.track.stage(
-            "score", rate, unique, key=_id_of, out=Task, label="score tasks", depends=("thresholds", "attempts"),
-            about=lambda task: self.digest(task.server_id),
+        scored = await self.pipeline.stage(
+            "score", rate, unique, key=_id_of, out=Task, label="score tasks", fingerprint_of=("thresholds", "attempts"),
+            extra_key=lambda task: self.digest(task.server_id),
         )  # fmt: skip
-        return scored[: math.ceil(config.trajectories * (1 + config.surplus / 2))]
+        return scored[: math.ceil(config.trajectories * (1 + config.oversample_ratio / 2))]
 
     def digest(self, server_id: str) -> str:
         """Return the digest of a server's record and of a group's members; it is part of the key of their stages."""
@@ -347,29 +355,29 @@ class _Run:
 
     async def interact(self, tasks: Records[Task]) -> Records[AgentRun]:
         run = partial(interact, servers=self.servers)
-        return await self.track.stage(
+        return await self.pipeline.stage(
             "interact", run, tasks, key=_id_of, out=AgentRun, label="run agents",
-            depends=("failures", "max_turns", "max_tokens", "system_prompt"), later={"attempts": 3},
-            about=lambda task: self.digest(task.server_id),
+            fingerprint_of=("failures", "max_turns", "max_tokens", "system_prompt"), legacy_defaults={"attempts": 3},
+            extra_key=lambda task: self.digest(task.server_id),
         )  # fmt: skip
 
     async def judge_users(self, runs: Records[AgentRun]) -> Records[AgentRun]:
         """Return the runs whose simulated user, if there is one, kept to its goals."""
         check = partial(judge_user, servers=self.servers)
-        with_user = runs.where(lambda run: run.ended)
-        kept = await self.track.stage(
+        with_user = runs.filter(lambda run: run.ended)
+        kept = await self.pipeline.stage(
             "user", check, with_user, key=lambda run: run.task.id, out=AgentRun, label="judge users",
-            depends=("attempts",), about=lambda run: self.digest(run.task.server_id),
+            fingerprint_of=("attempts",), extra_key=lambda run: self.digest(run.task.server_id),
         )  # fmt: skip
         ids = {run.task.id for run in kept}
-        return runs.where(lambda run: not run.ended or run.task.id in ids)
+        return runs.filter(lambda run: not run.ended or run.task.id in ids)
 
     async def judge(self, runs: Records[AgentRun]) -> Records[Trajectory]:
         rate = partial(judge, servers=self.servers)
-        return await self.track.stage(
+        return await self.pipeline.stage(
             "judge", rate, runs, key=lambda run: run.task.id, out=Trajectory, label="judge trajectories",
-            depends=("reward_threshold", "final_answer_threshold", "attempts"), later={"licence": ""},
-            about=lambda run: self.digest(run.task.server_id),
+            fingerprint_of=("reward_threshold", "final_answer_threshold", "attempts"), legacy_defaults={"license": ""},
+            extra_key=lambda run: self.digest(run.task.server_id),
         )  # fmt: skip
 
 
@@ -379,6 +387,6 @@ def _id_of(task: Task) -> str:
 
 def _by_number(*parts: Records[Task]) -> Records[Task]:
     """Yield tasks in the order of the numbers in their ids; equal numbers in the order of the parts."""
-    every = Joined(parts)
+    every = Concat(parts)
     numbers = np.fromiter((int(task.family.rpartition("-")[2]) for task in every), np.int64, len(every))
-    return every.take(map(int, np.argsort(numbers, kind="stable")))
+    return every.select(map(int, np.argsort(numbers, kind="stable")))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from enum import Enum
 
 import msgspec
 
 from synthesis.core.records import Message, Task
 
-Ending = Literal["said", "silent", "limit"]
-"""`said`: a last word and the agent's turn after it. `silent`: no last word. `limit`: the user had no turn left."""
+
+class Ending(Enum):
+    """End of a run by the simulated user; journals have the values."""
+
+    USER_CLOSED = "said"
+    """With a last message, which the agent answered."""
+    USER_LEFT = "silent"
+    """Without a last message."""
+    TURN_LIMIT = "limit"
+    """The user had no turn left."""
 
 
 class CallStatus(msgspec.Struct, frozen=True):

@@ -69,7 +69,7 @@ def chain_statistics(chains: Sequence[ToolChain], candidates: int, seeds: Sequen
 
 def task_statistics(tasks: Iterable[Task], servers: Mapping[str, ToolServer]) -> dict[str, Any]:
     """Return statistics of the tasks, each read once."""
-    over, modes, augmentations, languages, tools, conducts = (Counter[Any]() for _ in range(6))
+    over, modes, augmentations, languages, tools, behaviours = (Counter[Any]() for _ in range(6))
     for task in tasks:
         over[_servers_of(servers[task.server_id], task.tools)] += 1
         modes[task.mode] += 1
@@ -77,14 +77,14 @@ def task_statistics(tasks: Iterable[Task], servers: Mapping[str, ToolServer]) ->
         languages[task.language] += 1
         tools[len(task.tools)] += 1
         if task.dialogue:
-            conducts[task.dialogue.conduct] += 1
+            behaviours[task.dialogue.behaviour] += 1
     return {
         **_over_servers(over),
         "modes": _ordered(modes),
         "augmentations": _ordered(augmentations),
         "languages": _ordered(languages),
         "tools_per_task": _ordered(tools),
-        **({"conducts": _ordered(conducts)} if conducts else {}),
+        **({"behaviours": _ordered(behaviours)} if behaviours else {}),
     }
 
 
@@ -145,7 +145,7 @@ def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[s
     Args:
         servers: by id; a missing server of a trajectory or of its group raises `KeyError`.
     """
-    (messages, calls, tools, turns, roles, executions, called, domains, languages, conducts, injected, real, over) = (
+    (messages, calls, tools, turns, roles, executions, called, domains, languages, behaviours, injected, real, over) = (
         Counter[Any]() for _ in range(13)
     )
     repaired = Counter[str]()
@@ -171,7 +171,7 @@ def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[s
         domains[one.domain] += 1
         languages[one.language] += 1
         if one.dialogue:
-            conducts[one.dialogue.conduct] += 1
+            behaviours[one.dialogue.behaviour] += 1
         injected.update(failure.kind for failure in one.failures)
         # A record of an older version has only the number.
         injected["unrecorded"] += one.injected_failures - len(one.failures)
@@ -212,7 +212,7 @@ def trajectory_statistics(trajectories: Iterable[Trajectory], servers: Mapping[s
         **_over_servers(over),
         "domains": _ordered(domains),
         "languages": _ordered(languages),
-        **({"conducts": _ordered(conducts)} if conducts else {}),
+        **({"behaviours": _ordered(behaviours)} if behaviours else {}),
         # Not there where each user speaks once.
         **({"user_turns_per_conversation": _ordered(turns)} if max(turns, default=1) > 1 else {}),
         "execution_shares": {kind: share(executions[kind], count) for kind in sorted(executions)},
@@ -338,8 +338,8 @@ def table_rows(statistics: Mapping[str, Any]) -> dict[str, str]:
         "top domains": ranked(statistics["domains"]),
         "languages": ranked(statistics["languages"]),
         **(
-            {"beside calling tools": ranked(conducts, most=8, of=count)}
-            if (conducts := statistics.get("conducts"))
+            {"beside calling tools": ranked(behaviours, most=8, of=count)}
+            if (behaviours := statistics.get("behaviours"))
             else {}
         ),
         "tools real / emulated": f"{1 - execution.get('emulated', 0):.1%} / {execution.get('emulated', 0):.1%} "

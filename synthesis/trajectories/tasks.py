@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from synthesis.core.records import Conduct, Language, Task, TaskScores, ToolServer
+from synthesis.core.records import Behaviour, Language, Task, TaskScores, ToolServer
 from synthesis.core.stages import Rejected, rng_for
-from synthesis.core.stored import Chosen
-from synthesis.pipeline.context import accept
+from synthesis.core.stored import Select
+from synthesis.pipeline.context import no_check
 from synthesis.pipeline.languages import NAMES, check_language, strays
 from synthesis.trajectories.context import Servers, TrajectoryContext
 from synthesis.trajectories.groups import crosses, several
@@ -24,17 +24,17 @@ from synthesis.trajectories.teacher_answers import BackTranslatedChain, ChainTas
 UNSCORED = TaskScores(0, 0, 0)
 
 
-class TaskSeed(msgspec.Struct, frozen=True):
-    """Plan of one task: a chain (mode `chain`) or a number of different tools (mode `server`), and the conduct that it
-    teaches."""
+class TaskSeed(msgspec.Struct, frozen=True, rename={"behaviour": "conduct", "offered_server": "shown"}):
+    """Plan of one task: a chain (mode `chain`) or a number of different tools (mode `server`), and the behaviour that
+    it teaches. Keys of stages in journals have its encoded names."""
 
     id: str
     server_id: str
     language: Language
     chain: list[str]
     tool_count: int
-    conduct: Conduct | msgspec.UnsetType = msgspec.UNSET
-    shown: str | msgspec.UnsetType = msgspec.UNSET
+    behaviour: Behaviour | msgspec.UnsetType = msgspec.UNSET
+    offered_server: str | msgspec.UnsetType = msgspec.UNSET
     """Id of the server whose tools the agent is offered, if it is another."""
 
     @property
@@ -46,10 +46,10 @@ async def write_task(one: TaskSeed, context: TrajectoryContext, servers: Servers
     """Write an original task, not scored yet.
 
     Raises:
-        Rejected: `teacher_failed`, `no_tools`, `unknown_tool`, `one_server`, `empty_question`, `names_a_tool` or
+        Rejected: `teacher_failed`, `no_tools`, `unknown_tool`, `single_server`, `empty_question`, `names_a_tool` or
             `wrong_language`.
     """
-    server, context = servers[one.server_id], context.cast(one.id)
+    server, context = servers[one.server_id], context.route(one.id)
 
     def task(question: str, tools: Sequence[str]) -> Task:
         question = checked_question(question, server, one.id)
@@ -70,7 +70,9 @@ async def write_task(one: TaskSeed, context: TrajectoryContext, servers: Servers
         if unknown := [name for name in tools if name not in known]:
             raise Rejected("unknown_tool", f"{one.id}: {unknown[0]!r} is not a tool of {server.id}")
         if not crosses(server, tools):
-            raise Rejected("one_server", f"{one.id}: {', '.join(tools)} are of one server; take tools of two at least")
+            raise Rejected(
+                "single_server", f"{one.id}: {', '.join(tools)} are of one server; take tools of two at least"
+            )
         return task(given.question, tools)
 
     asked: dict[str, Any] = {"language": one.language, "key": ("task", one.id)}
@@ -96,7 +98,7 @@ async def augment_task(
     Raises:
         Rejected: `teacher_failed`, `empty_question`, `names_a_tool`, `language_changed` or `intent_changed`.
     """
-    server, context = servers[task.server_id], context.cast(task.family)
+    server, context = servers[task.server_id], context.route(task.family)
     rng = rng_for(context.seed, "variation", task.id)
     mode, persona = rng.choice(context.config.augmentations), rng.choice(personas.get(task.language) or personas["en"])
     asked: dict[str, Any] = {"language": task.language, "key": ("augment", task.id, mode)}
@@ -109,7 +111,7 @@ async def augment_task(
                 f"{task.id}: {question!r} is in {NAMES[found]}; keep the original's language, {NAMES[task.language]}",
             )
         query = {"server": server, "query": question}
-        back = await context.ask(BackTranslatedChain, query, **asked, check=accept)
+        back = await context.ask(BackTranslatedChain, query, **asked, check=no_check)
         # The order is part of a chain; tools that were chosen without one have none.
         kept = back.chain == task.tools if task.mode == "chain" else set(back.chain) == set(task.tools)
         if not kept:
@@ -130,8 +132,8 @@ async def score_task(task: Task, context: TrajectoryContext, servers: Servers) -
         Rejected: `teacher_failed`, or `low_<score>` for the first score below its threshold.
     """
     variables = {"server": servers[task.server_id], "task": task}
-    context = context.cast(task.family)
-    given = await context.ask(TaskRating, variables, language=task.language, key=("score", task.id), check=accept)
+    context = context.route(task.family)
+    given = await context.ask(TaskRating, variables, language=task.language, key=("score", task.id), check=no_check)
     scores = TaskScores(given.question_quality, given.scenario_realism, given.tool_necessity)
     return [check_scores(task, scores, context.config.thresholds, given.reason)]
 
@@ -157,17 +159,17 @@ def repeated_tasks(tasks: Sequence[Task], threshold: float) -> dict[str, str]:
         threshold: see `near_duplicates.near_duplicates`.
     """
     groups: dict[str, array[int]] = defaultdict(lambda: array("Q"))
-    for place, task in enumerate(tasks):
-        groups["" if task.servers else task.server_id].append(place)
+    for position, task in enumerate(tasks):
+        groups["" if task.servers else task.server_id].append(position)
     found: list[tuple[int, int]] = []
-    for places in groups.values():  # one group's texts at a time
-        texts = ((0, task.question) for task in Chosen(tasks, places))
-        for place, earlier in zip(places, near_duplicates(texts, threshold), strict=True):
+    for positions in groups.values():  # one group's texts at a time
+        texts = ((0, task.question) for task in Select(tasks, positions))
+        for position, earlier in zip(positions, near_duplicates(texts, threshold), strict=True):
             if earlier is not None:
-                found.append((place, places[earlier]))
+                found.append((position, positions[earlier]))
     found.sort()
-    repeating = Chosen(tasks, (place for place, _ in found))
-    repeated = Chosen(tasks, (place for _, place in found))
+    repeating = Select(tasks, (position for position, _ in found))
+    repeated = Select(tasks, (position for _, position in found))
     return {
         one.id: f"{one.id}: {one.question!r} is nearly {other.question!r}"
         for one, other in zip(repeating, repeated, strict=True)

@@ -18,7 +18,7 @@ Grade = Literal["no", "partly", "yes"]
 POINTS: dict[Grade, float] = {"no": 0.0, "partly": 0.5, "yes": 1.0}
 Rating = Annotated[int, msgspec.Meta(ge=1, le=5)]
 JsonText = Annotated[str, msgspec.Meta(extra={"json": True})]
-"""A text that holds JSON; `answer_forms` takes the JSON itself for it too."""
+"""A text that holds JSON; `structured_output` takes the JSON itself for it too."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

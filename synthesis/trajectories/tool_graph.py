@@ -14,7 +14,7 @@ import networkx as nx
 from astra_jax.base.settings import SettingError
 from synthesis.core.records import ToolChain, ToolServer, Verdict
 from synthesis.core.stages import Rejected
-from synthesis.pipeline.context import accept
+from synthesis.pipeline.context import no_check
 from synthesis.trajectories.teacher_answers import (
     BackTranslatedChain,
     BackTranslatedQuery,
@@ -43,8 +43,8 @@ async def propose(item: tuple[ToolServer, int], context: TrajectoryContext) -> l
     server, repeat = item
     variables = {"server": server, "count": context.config.pairs}
     key = ("propose", server.id, repeat)
-    context = context.cast(f"{server.id} {repeat}")
-    answer = await context.ask(TaskChainProposals, variables, language=server.language, key=key, check=accept)
+    context = context.route(f"{server.id} {repeat}")
+    answer = await context.ask(TaskChainProposals, variables, language=server.language, key=key, check=no_check)
     return [Proposals(server.id, answer.pairs)]
 
 
@@ -162,7 +162,7 @@ async def vote(chain: ToolChain, context: TrajectoryContext, server: ToolServer)
         asked += 1
         key = ("vote", chain.id, index)
         try:
-            answer = await context.ask(ChainVote, variables, language=server.language, key=key, check=accept)
+            answer = await context.ask(ChainVote, variables, language=server.language, key=key, check=no_check)
         except Rejected as rejection:
             reasons.setdefault(False, rejection.detail)
             continue
@@ -186,12 +186,12 @@ async def back_translation(chain: ToolChain, context: TrajectoryContext, server:
         made += 1
         asked: dict[str, Any] = {"language": server.language, "key": ("back_translation", chain.id, index)}
         try:
-            there = await context.ask(BackTranslatedQuery, given, **asked, check=accept)
+            there = await context.ask(BackTranslatedQuery, given, **asked, check=no_check)
             if not there.meaningful:
                 reason = reason or there.reason
                 continue
             query = {"server": server, "query": there.query}
-            back = await context.ask(BackTranslatedChain, query, **asked, check=accept)
+            back = await context.ask(BackTranslatedChain, query, **asked, check=no_check)
         except Rejected as rejection:
             reason = reason or rejection.detail
             continue

@@ -12,10 +12,10 @@ import msgspec
 
 from synthesis.core.records import Message, Task
 from synthesis.core.stages import Rejected
-from synthesis.pipeline.context import accept
+from synthesis.pipeline.context import no_check
 from synthesis.pipeline.languages import NAMES, strays
 from synthesis.trajectories.context import Servers, TrajectoryContext
-from synthesis.trajectories.runs import AgentRun
+from synthesis.trajectories.runs import AgentRun, Ending
 from synthesis.trajectories.tasks import named_tool
 from synthesis.trajectories.teacher_answers import UserScore, UserTurn
 
@@ -60,10 +60,10 @@ async def judge_user(run: AgentRun, context: TrajectoryContext, servers: Servers
         Rejected: `user_never_ended`, `user_repeats`, `user_names_a_tool`; of a judge: `user_gave_away`,
             `user_contradicted`, `user_invented`, `user_stopped_early`; `user_judge_failed`.
     """
-    task, context = run.task, context.cast(run.task.family)
+    task, context = run.task, context.route(run.task.family)
     assert task.dialogue
     texts = [message.content for message in run.messages if message.role == "user"]
-    if run.ended == "limit":
+    if run.ended is Ending.TURN_LIMIT:
         raise Rejected("user_never_ended", f"{task.id}: {len(texts)} turns, and the user still wants something")
     if len(texts) < len(task.dialogue.goals) + task.dialogue.thanks:
         raise Rejected("user_stopped_early", f"{task.id}: {len(texts)} turns for {len(task.dialogue.goals)} goals")
@@ -74,7 +74,7 @@ async def judge_user(run: AgentRun, context: TrajectoryContext, servers: Servers
             raise Rejected("user_names_a_tool", f"{task.id}: the user says {named!r}, which it cannot know")
     given = await context.ask(
         UserScore, {"dialogue": task.dialogue, "messages": heard(run.messages)}, language=task.language,
-        key=("user_judge", task.id), check=accept, failed="user_judge_failed",
+        key=("user_judge", task.id), check=no_check, failed="user_judge_failed",
     )  # fmt: skip
     if given.verdict != "fine":
         raise Rejected(f"user_{given.verdict}", f"{task.id}: {given.reason}")

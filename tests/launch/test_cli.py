@@ -309,7 +309,7 @@ def test_programs_that_compute_with_a_model_do_so_in_the_environment_for_cpus() 
 def test_a_preset_of_the_paper_is_what_the_paper_says_and_stands_beside_its_table(capsys) -> None:
     trajectories = load_config("trajectories:paper", "trajectories")
     assert (trajectories.min_length, trajectories.max_length, trajectories.tool_counts) == (2, 5, (2, 3))
-    assert trajectories.failures.rate == 0.2 and trajectories.min_tools == 3 and not trajectories.conducts
+    assert trajectories.failures.rate == 0.2 and trajectories.min_tools == 3 and not trajectories.behaviours
     assert trajectories.group_sizes == (2, 3) and 0 < trajectories.several_servers < 1
     environments = overridden(load_config("environments:paper", "environments"), [("count", "7")])
     assert (environments.min_hops, environments.max_hops, environments.hardened_share) == (3, 5, 1.0)

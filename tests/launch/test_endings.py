@@ -18,7 +18,7 @@ from selection import by_day
 
 from astra_jax.base.errors import InputError
 from astra_jax.base.files import StorageError
-from astra_jax.base.progress import progress_bar, say_beside_bars
+from astra_jax.base.progress import log_above_progress, progress_bar
 from astra_jax.base.terminal import printable
 from astra_jax.rollout.vllm.server import PolicyError, Unreachable
 from astra_jax.run.meeting import HostsMissing, MeetingError
@@ -214,13 +214,13 @@ def test_a_workdir_that_was_removed_is_named_by_its_flag(tmp_path, absolute: boo
 
 WORKS = """
 from pathlib import Path
-from astra_jax.base.progress import progress_bar, say_beside_bars
+from astra_jax.base.progress import progress_bar, log_above_progress
 from synthesis.core.workdir import locked
 with locked(WORKDIR.value):
     bar = progress_bar(total=2)
     for step in (1, 2):
         bar.update()
-        say_beside_bars("a step")
+        log_above_progress("a step")
         say("loss 0.5")
         print("of a reward function's own")
     bar.close()
@@ -397,7 +397,7 @@ def test_what_was_rejected_and_what_a_bar_is_called_are_one_safe_line(capsys, mo
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     progress_bar(total=1, desc="\x1b[2J\u202e").close()
-    say_beside_bars("left out \x1b]0;owned\x07")
+    log_above_progress("left out \x1b]0;owned\x07")
     said = out.getvalue()
     assert r"\x1b[2J\u202e: " in said and "left out \\x1b]0;owned\\x07\n" in said and "\x1b" not in said
 

@@ -109,7 +109,7 @@ def test_one_word_for_one_idea() -> None:
     """Addresses are `url`, secrets are in a `key_file`, data is `data`: no program says it otherwise."""
     names = {name for program in PROGRAMS for name in seen_of(program)["meant"]}
     others = re.compile(r"(^|_)(endpoint|urls|uri|token_file|secret|dataset|minutes|config_file|hostname)($|_)")
-    assert sorted(name for name in names if others.search(name)) == ["teacher_outage_minutes"]
+    assert sorted(name for name in names if others.search(name)) == ["teacher_max_unavailable_minutes"]
 
 
 @pytest.mark.parametrize("room", ["launch", "benchmarks"])
@@ -200,7 +200,10 @@ def test_sizes_of_axes_that_make_no_mesh_are_refused(items: list[str], message: 
             ["launch.environments", "--workdir=W", '--config.relations=["capitol_of_country"]'],
             "is 'capitol_of_country'; use one of 114 names (the nearest is capital_of_country)",
         ),
-        (["launch.trajectories", "--workdir=W", "--config.surplus=-1"], "TrajectoriesConfig.surplus is -1.0;"),
+        (
+            ["launch.trajectories", "--workdir=W", "--config.oversample_ratio=-1"],
+            "TrajectoriesConfig.oversample_ratio is -1.0;",
+        ),
         (["launch.grpo"], "--config and --workdir and --weights and --environments are missing; see --help"),
         (["benchmarks.plans", "--only=nan", "stray"], "unexpected argument 'stray'"),
     ],

@@ -235,7 +235,7 @@ async def test_the_card_says_what_was_run(port, dataset, tmp_path) -> None:
         assert words in text
     assert "no statistics" not in text
     info = replace(
-        BFCL, title=INJECTION, harness=INJECTION, licence=INJECTION, notes=(INJECTION,),
+        BFCL, title=INJECTION, harness=INJECTION, license=INJECTION, notes=(INJECTION,),
         categories=(replace(CATEGORIES[0], title=INJECTION),),
     )  # fmt: skip
     hostile = evaluation({"base": [[1]]}, model=INJECTION, info=info)

@@ -14,7 +14,7 @@ from observability_world import DASHBOARD, OBSERVABILITY, PANELS, metrics_of, na
 from recipes_world import RECIPES, as_flags, commands_of, documents
 from vllm_world import VLLM
 
-from astra_jax.base.figures import Figures
+from astra_jax.base.metrics import MetricRegistry
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -22,12 +22,12 @@ _SERVES = """
 import asyncio, sys, urllib.error, urllib.request
 from absl import flags
 from launch.flags import metrics
-from astra_jax.base.figures import FIGURES
+from astra_jax.base.metrics import METRICS
 from astra_jax.base.progress import Progress
 
 flags.FLAGS(["program", *sys.argv[1:]])
 servers = {"servers/h:1/waiting": 2.0, "servers/h:2/waiting": 3.0}
-FIGURES.row(3, {"rollout/reward": 0.5, "train/loss": float("nan"), **servers})
+METRICS.row(3, {"rollout/reward": 0.5, "train/loss": float("nan"), **servers})
 progress = Progress('draws "one"', 7, 2)
 progress.count(rejected=True)
 progress.close()
@@ -81,7 +81,7 @@ def test_beyond_loopback_there_is_none_without_a_token() -> None:
 
 
 def test_figures_of_any_name_are_names_of_prometheus() -> None:
-    figures = Figures()
+    figures = MetricRegistry()
     figures.row(1, {"train/a-b.c é": 1.0, "servers/[::1]:80/x": 2.0, "servers/odd": 3.0})
     names = {one.name for one in figures.all()}
     assert all(re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", name) for name in names)

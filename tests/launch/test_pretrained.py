@@ -20,7 +20,7 @@ from programs_world import Programs, programs
 from template_world import PLAIN_CHATML
 from tokenizers import Tokenizer, pre_tokenizers
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.cpu.environment import cpu_environment
 from astra_jax.models import hf_checkpoint
 from astra_jax.run import frozen, weights
@@ -263,7 +263,7 @@ def test_a_truncated_file_is_refused(world: World, start: Programs, tmp_path: Pa
 
 def test_without_the_package_that_reads_files_its_extra_is_named(world: World, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(Refusal, match=r"pip install 'astra-jax\[gguf\]'"):
+    with pytest.raises(UserError, match=r"pip install 'astra-jax\[gguf\]'"):
         pretrained.check(PROFILES["pretrained"]())
 
 
@@ -275,7 +275,7 @@ def test_the_rows_must_have_room_for_tool_tokens(world: World, tmp_path: Path) -
     convert(world.file, tmp_path / "weights")
     config = PROFILES["pretrained"]()
     config = replace(config, pretrained=str(world.file), model=replace(config.model, vocab_size=world.rows - 128))
-    with pytest.raises(Refusal, match=f"use --config.model.vocab_size={world.rows} and a new --workdir"):
+    with pytest.raises(UserError, match=f"use --config.model.vocab_size={world.rows} and a new --workdir"):
         pretrained.take_tokenizer(config, tmp_path / "weights", tmp_path / "tokenizer")
     assert not (tmp_path / "tokenizer").exists()
 

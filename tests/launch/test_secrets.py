@@ -33,7 +33,7 @@ def test_what_asks_teachers_keeps_their_keys(run: Programs, tmp_path: Path, stat
         ended = run(
             f"--workdir={workdir}", *SMALL, f"--teacher_url={url}/{status}/v1", "--teacher_model=m",
             "--teacher_tries=2", f"--teacher_key_file={planted(tmp_path, 'teacher')}",
-            f"--roles={json.dumps({'judge': judge})}", "--teacher_answer_form=json_schema", **variables(),
+            f"--roles={json.dumps({'judge': judge})}", "--teacher_structured_output=json_schema", **variables(),
         )  # fmt: skip
         assert any("Bearer plantedsecret-teacher" in shown for shown in server.seen)
     assert ended.code != 0 and "Traceback" not in ended.errors, ended

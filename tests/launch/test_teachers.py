@@ -47,7 +47,7 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path: Path, arguments:
 
 def test_the_flags_have_the_defaults_of_the_settings() -> None:
     from launch.flags import teachers
-    from synthesis.core.endpoint_settings import AnswerForm, OpenAITeacherConfig
+    from synthesis.core.endpoint_settings import OpenAITeacherConfig, StructuredOutputSetting
 
     config = OpenAITeacherConfig("http://x/v1", "m")
     for name, flag in (
@@ -55,20 +55,20 @@ def test_the_flags_have_the_defaults_of_the_settings() -> None:
         ("max_tokens", teachers._MAX_TOKENS),
         ("timeout_seconds", teachers._TIMEOUT),
         ("tries", teachers._TRIES),
-        ("answer_form", teachers._FORM),
+        ("structured_output", teachers._STRUCTURED_OUTPUT),
     ):
         assert flag.default == getattr(config, name), name
-    parser: Any = flags.FLAGS["teacher_answer_form"].parser
-    assert tuple(parser.enum_values) == get_args(AnswerForm)
+    parser: Any = flags.FLAGS["teacher_structured_output"].parser
+    assert tuple(parser.enum_values) == get_args(StructuredOutputSetting)
 
 
 def test_a_synthesis_that_falls_short_says_so_and_why_with_a_code_of_its_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rejected = {"decompose": {"teacher_failed": 2, "straddles_split": 109}, "validate": {"low_quality": 1}}
+    rejected = {"decompose": {"teacher_failed": 2, "mixed_split": 109}, "validate": {"low_quality": 1}}
     assert made(11, "environments", wanted=120, rejected=rejected) == FELL_SHORT == 4
     assert capsys.readouterr().err == (
-        "error: 11 of 120 became environments; the most frequent rejections were 109 straddles_split in decompose, "
+        "error: 11 of 120 became environments; the most frequent rejections were 109 mixed_split in decompose, "
         "2 teacher_failed in decompose, 1 low_quality in validate; examples are above\n"
     )
     assert made(0, "environments", wanted=120, rejected={}) == FELL_SHORT
@@ -104,6 +104,7 @@ def roles_flag() -> Iterator[Callable[[str], None]]:
         ('{"judge": 5}', "--roles: Expected `object | array`, got `int`"),
         ('{"jury": {}}', "--roles: there is no role 'jury'; there are author, agent, emulator, user, judge, embedder"),
         ('{"judge": {"heat": 0}}', "--roles: judge has no setting 'heat'; there are url, model"),
+        ('{"judge": {"answer_form": "text"}}', "judge.answer_form: this setting is called structured_output now"),
         ('{"judge": {"tries": 0}}', "--roles: judge.tries is 0; use a whole number"),
         ('{"judge": {"url": "h:1", "model": "j"}}', "--roles: judge.url is 'h:1': write http://HOST:PORT/v1"),
         ('{"judge": {"url": "http://h/v1"}}', "--roles: judge.url is http://h/v1: give model too"),

@@ -44,7 +44,9 @@ def test_trajectories_are_written_once_and_described(run: Programs, tmp_path: Pa
 @pytest.mark.nightly
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_one_language_alone(run: Programs, tmp_path: Path, language: str) -> None:
-    result = run(f"--workdir={tmp_path}", *SMALL, f'--config.languages={{"{language}": 1.0}}', "--config.surplus=0.5")
+    result = run(
+        f"--workdir={tmp_path}", *SMALL, f'--config.languages={{"{language}": 1.0}}', "--config.oversample_ratio=0.5"
+    )
     assert result.code == 0, result.errors[-3000:]
     made = read_dataset(tmp_path / "trajectories", Trajectory)
     assert len(made) == 12 and {one.language for one in made} == {language}

@@ -99,7 +99,7 @@ def endpoint(served: ModelEndpoint) -> Endpoint:
             served.model,
             concurrency=16,
             failures=2,
-            outage_seconds=30.0,
+            max_unavailable_seconds=30.0,
             backoff_seconds=0.01,
             longest_backoff_seconds=0.02,
         )

@@ -107,7 +107,7 @@ class AceBench:
             name="acebench" if self.LANGUAGE == "en" else f"acebench_{self.LANGUAGE}",
             title=f"ACEBench{ending}",
             harness=f"ACEBench {COMMIT[:7]}",
-            licence="MIT",
+            license="MIT",
             data_sha256={part: _SHA256[part] for part in ("code", self.LANGUAGE)},
             categories=(
                 Category(name="multi_turn", title=f"ACE multi-turn{ending}", decoding=decoding),

@@ -156,7 +156,7 @@ class Aime:
             name="aime",
             title="AIME",
             harness="math-verify 0.9.0",
-            licence="Apache-2.0",
+            license="Apache-2.0",
             data_sha256={one.file: one.sha256 for one in self._sets},
             categories=tuple(
                 Category(

@@ -50,7 +50,7 @@ INFO = SuiteInfo(
     name="bfcl_v3_mt",
     title="BFCL v3 multi-turn",
     harness=f"bfcl-eval {VERSION}",
-    licence="Apache-2.0",
+    license="Apache-2.0",
     data_sha256={
         "data/BFCL_v4_multi_turn_base.json": "1a21a995d06fd6f20ba55de7bced30ef953ec35e998f502ec2ecf4d66ef1c43a",
         "data/BFCL_v4_multi_turn_long_context.json": "78c3268c5cc8e97c0f4ec6c811b3b9a2bba14323b1830b7a874b06d822749324",

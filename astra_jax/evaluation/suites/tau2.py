@@ -134,7 +134,7 @@ class Tau2:
             name=self.NAME,
             title=f"tau2-bench {release.tag}",
             harness=f"tau2-bench {release.tag} ({release.commit[:7]})",
-            licence="MIT",
+            license="MIT",
             data_sha256={part: digest for part, digest in release.sha256.items() if not part.startswith("src/")},
             categories=tuple(Category(name=name, title=name.capitalize(), decoding=_DECODING) for name in _DOMAINS),
             headline={"tau2-bench": _DOMAINS},

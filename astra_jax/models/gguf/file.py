@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 
 VERSIONS = (2, 3)
 READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
@@ -34,7 +34,7 @@ _LONGEST_TEXT = 1 << 24
 _ALIGNMENT = 32
 
 
-class GGUFError(Refusal):
+class GGUFError(UserError):
     """Error: a file is not GGUF, is damaged, or has something unsupported. The message names the key or the tensor."""
 
 

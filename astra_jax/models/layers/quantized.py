@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from astra_jax import axes
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.cpu import programs as cpu
 from astra_jax.mesh import WIDTH, AnyMesh, constrain
 
@@ -37,12 +37,12 @@ def qwix() -> ModuleType:
     """Return the library qwix.
 
     Raises:
-        Refusal: it is not installed.
+        UserError: it is not installed.
     """
     try:
         import qwix as library
     except ImportError as error:
-        raise Refusal(f"matmuls in 8 bits need the library qwix ({error}): {INSTALL}") from None
+        raise UserError(f"matmuls in 8 bits need the library qwix ({error}): {INSTALL}") from None
     return library
 
 

@@ -61,7 +61,7 @@ def check_cache_fits(
 
     Raises:
         SettingError: the message has the required and available memory.
-        InputError, Refusal: the model's matrices cannot be stored so, see `Model.check_matmul`.
+        InputError, UserError: the model's matrices cannot be stored so, see `Model.check_matmul`.
     """
     keys, weights = bytes_wanted(model, slots, max_length, mesh, stored, platform_of(mesh))
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]

@@ -26,7 +26,7 @@ from typing import TypeVar
 import aiohttp
 from absl import logging
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.base.terminal import printable
 from astra_jax.rollout.vllm.addresses import Addresses
 from astra_jax.rollout.vllm.config import VLLMConfig
@@ -169,7 +169,7 @@ class Fleet:
             try:
                 found = await self._addresses.read()
             except Exception as error:  # any error of a name server: continue with the current servers
-                said = str(error) if isinstance(error, Refusal) else why(error)
+                said = str(error) if isinstance(error, UserError) else why(error)
                 if said != self._said:
                     logging.warning("%s; the servers stay those that they are", printable(said))
                 self._said = said
@@ -473,6 +473,6 @@ async def _read(server: RolloutServer, answer: Awaitable[T]) -> T:
     try:
         return await answer
     except _OTHER_FORM as error:
-        if isinstance(error, Refusal):
+        if isinstance(error, UserError):
             raise
         raise PolicyError(f"{server.url} answers in another form ({why(error)}); is it vLLM?") from error

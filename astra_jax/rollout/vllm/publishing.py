@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.files import check_held, first_line, in_bucket, location, may_be_storage
 from astra_jax.models.adapters import without_adapters
 from astra_jax.models.hf_checkpoint import WeightsError, save_hf
@@ -42,7 +42,7 @@ _STRAGGLING_SECONDS = 5.0
 CHUNK_BYTES = 64 << 20
 
 
-class PublishError(Refusal):
+class PublishError(UserError):
     """Weights could not be written where servers read them. The message names the folder and the version."""
 
     away = True

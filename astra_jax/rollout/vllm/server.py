@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Protocol
 
 import aiohttp
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.http_responses import AnswerTooLarge, read_answer
 from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.figures import ServerFigures, figures_of
 from synthesis.core.stages import rng_for
 
 
-class PolicyError(Refusal, RuntimeError):
+class PolicyError(UserError, RuntimeError):
     """The rollout servers cannot be used as configured. The message says which and why."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from synthesis.core.records import Language
 
-LICENCE = "MIT AND Apache-2.0 AND BSD-3-Clause AND CC-BY-4.0 AND LicenseRef-public-domain"
+LICENSE = "MIT AND Apache-2.0 AND BSD-3-Clause AND CC-BY-4.0 AND LicenseRef-public-domain"
 """Licences of the packages that the tables are read from, and of GeoNames' data in one of them."""
 
 

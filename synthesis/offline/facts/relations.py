@@ -15,14 +15,14 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from synthesis.core.records import Language
 from synthesis.offline.facts.catalog import KINDS
 
 _TABLES = ("geography", "travel", "money_and_language", "matter", "time", "computing")
 
 
-class FactsUnavailable(Refusal):
+class FactsUnavailable(UserError):
     """The packages that the tables are read from are not installed. No ValueError: no answer of a rule's is wrong."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from synthesis.core.records import CodeExecution, Language, ToolServer, ToolSpec
-from synthesis.offline.facts.catalog import KINDS, LICENCE, SERVERS
+from synthesis.offline.facts.catalog import KINDS, LICENSE, SERVERS
 from synthesis.offline.facts.code import module_source
 from synthesis.offline.facts.relations import Relation, all_relations
 
@@ -48,7 +48,7 @@ def fact_servers(language: Language = "en", only: Collection[str] | None = None)
                 language=language,
                 tools=[tool_spec(relation, language) for relation in own],
                 execution=CodeExecution(module_source(own)),
-                licence=LICENCE,
+                license=LICENSE,
             )
         )
     return servers

@@ -28,7 +28,7 @@ from synthesis.core.stages import Rejected
 from synthesis.core.tool_results import server_text
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.sources import sources_of
-from synthesis.pipeline.answer_forms import BadAnswer, read_answer
+from synthesis.pipeline.structured_output import BadAnswer, read_answer
 from synthesis.servers.configured import read_sources
 from synthesis.servers.registry import read_registries
 

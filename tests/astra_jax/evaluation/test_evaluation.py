@@ -51,7 +51,7 @@ class Letters:
             name="letters",
             title="Letters",
             harness="none",
-            licence="none",
+            license="none",
             data_sha256={},
             categories=(
                 Category(name="early", title="Early", decoding=Decoding(temperature=0.6, trials=2)),

@@ -20,7 +20,7 @@ from evaluation_world import Named, Request, Sampler, Say, Scripted, endpoint, i
 from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Decoding, EvalItem, EvaluationError, ModelEndpoint, SuiteContext
 from astra_jax.evaluation.suites import make
-from synthesis.core.stages import Stopped
+from synthesis.core.stages import AbortRun
 
 CLONE = os.environ.get("ASTRA_ACEBENCH", "")
 GREEDY = Decoding(temperature=0.0, trials=1)
@@ -197,7 +197,7 @@ class TestInAClone:
             return Say("down", status=401) if request["model"] == role else Say("Hello.")
 
         async with prepared(tmp_path, policy) as suite:
-            with pytest.raises(Stopped, match="status 401"):
+            with pytest.raises(AbortRun, match="status 401"):
                 await play(suite, "multi_turn", ["agent_multi_turn_3"])
 
     async def test_the_clone_stays_as_it_is(self, tmp_path: Path) -> None:

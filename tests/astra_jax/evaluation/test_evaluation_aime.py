@@ -22,7 +22,7 @@ from astra_jax.evaluation.run import RunConfig, run_suites
 from astra_jax.evaluation.suite import EvalItem, EvaluationError, ModelEndpoint, SuiteContext
 from astra_jax.evaluation.suites import make
 from astra_jax.evaluation.suites.aime import INSTRUCTION, SETS, Aime, Problem, ProblemSet, digest_of
-from synthesis.core.stages import Journal, Stopped
+from synthesis.core.stages import AbortRun, Journal
 
 REAL = os.environ.get("ASTRA_AIME", "")
 NOBODY = ModelEndpoint("http://127.0.0.1:9/v1", "nobody")
@@ -211,7 +211,7 @@ async def test_a_reply_that_is_cut_off_is_wrong(tmp_path: Path, harnesses: Path)
 @pytest.mark.slow
 async def test_an_endpoint_that_fails_concludes_nothing(tmp_path: Path, harnesses: Path) -> None:
     async with prepared(tmp_path, harnesses, lambda _: Say("down", status=401), [made_up(tmp_path)]) as suite:
-        with pytest.raises(Stopped, match="status 401"):
+        with pytest.raises(AbortRun, match="status 401"):
             await ask(suite)
 
 

@@ -416,7 +416,7 @@ def _workers(harnesses: Path) -> set[str]:
     return found
 
 
-async def test_the_ablation_of_conducts_in_tiny(harnesses, tmp_path) -> None:
+async def test_the_ablation_of_behaviours_in_tiny(harnesses, tmp_path) -> None:
     """Both arms of one command, from random weights: what is trained on differs in what is left out alone."""
     folder = tmp_path / "weights"
     documents = [file.read_text() for file in (package(harnesses) / "data" / "multi_turn_func_doc").glob("*.json")]
@@ -435,7 +435,8 @@ async def test_the_ablation_of_conducts_in_tiny(harnesses, tmp_path) -> None:
     row = await conduct_ablation.ablation(plan, tmp_path)
     left_out = set(conduct_ablation.LEFT_OUT)
     assert (
-        left_out & row["arms"]["with"]["conducts"].keys() and not left_out & row["arms"]["without"]["conducts"].keys()
+        left_out & row["arms"]["with"]["behaviours"].keys()
+        and not left_out & row["arms"]["without"]["behaviours"].keys()
     )
     for arm in row["arms"].values():
         assert arm["trajectories"] == 20 and arm["steps"] == 1 and arm["trained_tokens_a_step"] > 0

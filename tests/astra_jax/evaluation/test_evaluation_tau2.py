@@ -65,7 +65,7 @@ def test_each_version_declares_what_it_needs(tmp_path: Path) -> None:
     whole, paper = (make(name, context(tmp_path)).info for name in ("tau2", "tau2_v0_2"))
     assert whole.needs == {"user", "judge"} and paper.needs == {"user"}
     for info in (whole, paper):
-        assert info.licence == "MIT" and info.headline == {"tau2-bench": ("retail", "telecom")}
+        assert info.license == "MIT" and info.headline == {"tau2-bench": ("retail", "telecom")}
         assert {(one.decoding.temperature, one.decoding.trials) for one in info.categories} == {(0.0, 4)}
 
 

@@ -16,7 +16,7 @@ from killed_rollouts import CONFIG, ENVIRONMENTS, Killed, Sampler, Tables
 from rollout_world import tiny_model
 from sft_world import starting
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.grpo import dump
 from astra_jax.grpo.dump import FOLDER, BatchDump, DumpedBatches, DumpedGroup, shard_folder
 from astra_jax.grpo.replay import NoSampler, Replay
@@ -209,12 +209,12 @@ async def test_batches_of_other_settings_get_a_folder_of_their_own(copied, chat_
     same = BatchDump(copied, run="r", identity=identity, tokenizer=chat_tokenizer)
     same.begin(2)
     other = BatchDump(copied, run="r", identity=identity | {"grpo.learning_rate": 0.5}, tokenizer=chat_tokenizer)
-    with pytest.raises(Refusal, match="learning_rate is 0.01 there, 0.5 here .*dump_batches=false"):
+    with pytest.raises(UserError, match="learning_rate is 0.01 there, 0.5 here .*dump_batches=false"):
         other.begin(2)
 
 
 async def refused(run, folder: Path, tmp_path: Path, words: str, config=None, **options) -> None:
-    with pytest.raises(Refusal, match=words):
+    with pytest.raises(UserError, match=words):
         await run(tmp_path / "replay", config or of_age(0), replay=folder, **options)
 
 

@@ -15,7 +15,7 @@ import pytest
 from mesh_world import DENSE, EXPERTS, LENGTH, ROWS, packed_batch
 from tpu_world import needs_libtpu
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.mesh import batch_sharding, make_mesh
 from astra_jax.models.layers import quantized
 from astra_jax.models.layers.linear import linear
@@ -198,6 +198,6 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch) -> None:
 def test_without_the_library_its_extra_is_named(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "qwix", None)
     quantized.qwix.cache_clear()
-    with pytest.raises(Refusal, match=r"need the library qwix .*pip install '\.\[quantized\]'"):
+    with pytest.raises(UserError, match=r"need the library qwix .*pip install '\.\[quantized\]'"):
         check_matmul("int8", DENSE, None)
     check_matmul("none", DENSE, None)

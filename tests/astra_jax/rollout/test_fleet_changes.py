@@ -12,7 +12,7 @@ import pytest
 from emulated_rollouts import EmulatedServer, emulated, policy_on, until
 from rollout_world import tiny_model
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.settings import SettingError
 from astra_jax.rollout.sampler import Sampling
 from astra_jax.rollout.vllm.addresses import Addresses
@@ -214,7 +214,7 @@ async def test_a_start_without_any_server_is_refused(policy, tmp_path) -> None:
         ((f"@{tmp_path / 'nowhere'}",), "nowhere is not a file of addresses"),
         (("dns+http://no-such-name.invalid:8000",), "no-such-name.invalid:8000 has no address"),
     ):
-        with pytest.raises(Refusal, match=said) as refused:
+        with pytest.raises(UserError, match=said) as refused:
             async with policy([], urls=urls):
                 pass
         assert bool(refused.value.away) == urls[0].startswith("dns")  # it may be there later

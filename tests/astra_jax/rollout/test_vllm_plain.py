@@ -73,7 +73,7 @@ async def test_synthesis_can_ask_it(plain) -> None:
     variables = {"question": "How many?", "dependencies": [first], "step": step, "feedback": ""}
     # Hot, so that a string ends some time: of 600 tokens only a few hold the quote that does it.
     # It is told what vLLM enforces: noise that is cut off would look like a form that is not heeded.
-    ask = {"temperature": 2.0, "max_tokens": 1000, "tries": 8, "answer_form": "json_schema"}
+    ask = {"temperature": 2.0, "max_tokens": 1000, "tries": 8, "structured_output": "json_schema"}
     config = OpenAITeacherConfig(f"{plain[0].url}/v1", "policy", KEY, **ask)  # type: ignore[arg-type]
     teacher = OpenAITeacher(config)
     asked = [

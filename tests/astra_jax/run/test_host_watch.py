@@ -15,7 +15,7 @@ from episodes_world import MODEL, make_episode
 from jax.errors import JaxRuntimeError
 from two_hosts_world import free_port, of_two_hosts
 
-from astra_jax.base.errors import InputError, Refusal
+from astra_jax.base.errors import InputError, UserError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import grpo_optimizer, update_step
 from astra_jax.rollout.filling import Group
@@ -178,7 +178,7 @@ def test_what_one_host_fails_of_ends_the_others_in_the_same_way(monkeypatch, err
     monkeypatch.setattr(hosts, "allgather_bytes", allgather_bytes)
     assert allgather_exception(error) is error
     other = allgather_exception(None)
-    assert isinstance(other, Refusal) and other.away is away is is_fault(error)
+    assert isinstance(other, UserError) and other.away is away is is_fault(error)
     assert str(other) == f"host 0 of 2 failed: {type(error).__name__}: {error}"
 
 
@@ -187,7 +187,7 @@ def test_a_bench_on_several_hosts_waits_for_its_data(monkeypatch, tmp_path) -> N
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(hosts, "allgather_bytes", lambda value, most: [b"!OSError: the disk is full", value])
-    with pytest.raises(Refusal, match="host 0 of 2 failed: OSError: the disk is full"):
+    with pytest.raises(UserError, match="host 0 of 2 failed: OSError: the disk is full"):
         bench.run(SFTConfig(), MODEL, lambda: pytest.fail("it trains"), None, tmp_path, None, steps=1)
     assert not list(tmp_path.iterdir())
 

@@ -11,7 +11,7 @@ import jax
 import pytest
 from rollout_world import tiny_model
 
-from astra_jax.base.errors import Refusal
+from astra_jax.base.errors import UserError
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.step import grpo_optimizer
 from astra_jax.rollout.vllm.server import Unreachable
@@ -74,7 +74,7 @@ def away() -> None:
 
 
 def refused() -> None:
-    raise Refusal("weights of another model")
+    raise UserError("weights of another model")
 
 
 def interrupted() -> None:
@@ -93,7 +93,7 @@ def test_a_run_counts_what_ends_it_with_a_fault(tmp_path, ends: Callable[[], Non
     for _ in range(2):
         try:
             start()
-        except (OSError, Refusal, KeyboardInterrupt) as error:
+        except (OSError, UserError, KeyboardInterrupt) as error:
             assert not isinstance(error, FaultsError)
     assert json.loads((tmp_path / FILE).read_text())["faults"] == 2 * counts
 

@@ -114,7 +114,7 @@ def test_a_tool_that_is_there_later_is_shown_from_then_on_alone(tokenizer, hf):
         Message("assistant", "", "", [ToolCall("call_1", "look_up", {})]), Message("tool", "7", tool_call_id="call_1"),
         Message("assistant", "It is 7."),
     ]  # fmt: skip
-    dialogue = Dialogue("later_tool", [Goal("Find it.")], 2, withheld=["look_up"], returned=2)
+    dialogue = Dialogue("later_tool", [Goal("Find it.")], 2, hidden_tools=["look_up"], restored_at_turn=2)
     one = msgspec.structs.replace(TALK, messages=messages, tools=[TOOL, late], dialogue=dialogue)
     first, second = by_round(one, APART)
     assert [tool.name for tool in first.tools] == [TOOL.name] and second.tools == [TOOL, late]

@@ -86,7 +86,13 @@ def record(tmp_path: Path) -> Iterator[Callable[[], Recording]]:
 
 
 def teacher_of(url: str, recording: Recording | None = None, mode: Any = "off", **config: Any) -> OpenAITeacher:
-    options = {"model": "m", "answer_form": "json_schema", "backoff_seconds": 0.01, "timeout_seconds": 5.0, **config}
+    options = {
+        "model": "m",
+        "structured_output": "json_schema",
+        "backoff_seconds": 0.01,
+        "timeout_seconds": 5.0,
+        **config,
+    }
     return OpenAITeacher(OpenAITeacherConfig(url, **options), recording, mode)
 
 
@@ -200,7 +206,7 @@ async def test_a_request_that_alone_fails_is_refused_and_the_others_go_on() -> N
 async def test_an_outage_stops_the_run_and_rejects_nothing(tmp_path: Path) -> None:
     down = True
     async with Scripted(lambda number, body: status(503) if down and number >= 8 else None) as url:
-        teacher = teacher_of(url, outage_seconds=0.3, longest_backoff_seconds=0.05, failures=3)
+        teacher = teacher_of(url, max_unavailable_seconds=0.3, longest_backoff_seconds=0.05, failures=3)
         with Journal(tmp_path / "journal") as journal:
             with pytest.raises(EndpointDown, match=r"has not answered.*stage draw: 8 of 20 inputs are finished.*again"):
                 await draw(teacher, journal)
@@ -329,7 +335,7 @@ async def test_a_request_that_is_put_off_for_as_long_as_an_outage_may_last_is_re
         return status(429) if "poison" in body["messages"][0]["content"] else None
 
     async with Scripted(script) as url:
-        teacher = teacher_of(url, outage_seconds=0.4, longest_backoff_seconds=0.02)
+        teacher = teacher_of(url, max_unavailable_seconds=0.4, longest_backoff_seconds=0.02)
 
         async def others() -> None:
             while True:

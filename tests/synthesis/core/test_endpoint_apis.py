@@ -89,7 +89,7 @@ async def test_a_conversation_of_another_author_is_taken(api: str) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 async def test_a_field_that_the_service_does_not_know_is_reported_with_its_name(api: str) -> None:
-    async with served(api, extra_body={"no_such_field": 1}, answer_form="text") as (teacher, _):
+    async with served(api, extra_body={"no_such_field": 1}, structured_output="text") as (teacher, _):
         with pytest.raises(EndpointUnusable, match="status 400.*no_such_field"):
             await teacher.answer(ChainVote, "Which?", "en", 5)
 
@@ -240,7 +240,7 @@ def test_an_api_belongs_to_its_address() -> None:
 
 
 async def test_a_form_that_the_api_lacks_is_not_asked_for() -> None:
-    async with served("anthropic", answer_form="json_object") as (teacher, server):
+    async with served("anthropic", structured_output="json_object") as (teacher, server):
         request = {"model": "m", "messages": [{"role": "user", "content": "?"}], "max_tokens": 9,
                    "response_format": {"type": "json_object"}}  # fmt: skip
         with pytest.raises((RequestRefused, EndpointUnusable), match="no json_object"):

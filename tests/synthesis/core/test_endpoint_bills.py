@@ -101,7 +101,7 @@ async def test_a_request_that_is_stopped_is_booked_and_one_that_reached_nobody_i
         await asyncio.gather(asking, return_exceptions=True)
         await endpoint.close()
         assert (endpoint.spent.requests, endpoint.spent.completion_tokens) == (1, 77)
-    nobody = endpoint_at("http://127.0.0.1:9/v1", outage_seconds=0.1)
+    nobody = endpoint_at("http://127.0.0.1:9/v1", max_unavailable_seconds=0.1)
     with pytest.raises(
         EndpointUnusable, match="does not answer as a model endpoint .*see that the endpoint is running"
     ):

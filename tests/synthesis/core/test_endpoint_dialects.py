@@ -49,7 +49,7 @@ async def served(script: Script, tls: ssl.SSLContext | None = None, **settings: 
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}/v1"
-    options = {"backoff_seconds": 0.01, "longest_backoff_seconds": 0.02, "answer_form": "text", **settings}
+    options = {"backoff_seconds": 0.01, "longest_backoff_seconds": 0.02, "structured_output": "text", **settings}
     teacher = OpenAITeacher(OpenAITeacherConfig(url, "m", **options))
     try:
         yield teacher, bodies
@@ -191,10 +191,10 @@ async def test_a_wrong_address_is_reported_to_all_requests_at_once(
     """It took as many times as long as there were requests, since each found out for itself."""
     monkeypatch.setattr(Endpoint, "STARTUP_SECONDS", 2.0)
     monkeypatch.setattr(Endpoint, "TELL_SECONDS", (0.1, 30.0))
-    async with served(script or _page, answer_form=form) as (teacher, _):
+    async with served(script or _page, structured_output=form) as (teacher, _):
         if script is None:
             nobody = f"http://127.0.0.1:{_free_port()}/v1"
-            teacher = OpenAITeacher(OpenAITeacherConfig(nobody, "m", answer_form=form, backoff_seconds=0.05))
+            teacher = OpenAITeacher(OpenAITeacherConfig(nobody, "m", structured_output=form, backoff_seconds=0.05))
         url = teacher.config.base_url
         began = time.monotonic()
         asked = [teacher.answer(ChainVote, "Which?", "en", number) for number in range(16)]
@@ -228,7 +228,7 @@ async def test_an_outage_of_an_address_that_answered_is_waited_for() -> None:
     def script(number: int, body: Any) -> Any:
         return _page(number, body) if down else completion({"content": "A."})
 
-    async with served(script, outage_seconds=0.5) as (teacher, _):
+    async with served(script, max_unavailable_seconds=0.5) as (teacher, _):
         await act(teacher)
         down = True
         began = time.monotonic()
@@ -426,7 +426,9 @@ async def test_the_key_is_in_no_message(status: int) -> None:
     key = "sk-0123456789abcdef"
     said = {"error": {"message": f"Incorrect API key provided: {key}"}}
 
-    async with served(lambda n, b: web.json_response(said, status=status), api_key=key, outage_seconds=0.1) as (one, _):
+    async with served(
+        lambda n, b: web.json_response(said, status=status), api_key=key, max_unavailable_seconds=0.1
+    ) as (one, _):
         with pytest.raises((EndpointUnusable, EndpointDown, RequestRefused)) as caught:
             await one.endpoints[0].complete("x", REQUEST, random.Random(0))
     assert key not in str(caught.value) and "[key]" in str(caught.value)
@@ -444,7 +446,10 @@ async def test_an_endpoint_over_tls_is_checked(trusted: bool, tmp_path: Any, mon
     context.load_cert_chain(cert, key)
     if trusted:
         monkeypatch.setenv("SSL_CERT_FILE", cert)
-    async with served(lambda number, body: completion({"content": "A."}), tls=context, outage_seconds=0.2) as (one, _):
+    async with served(lambda number, body: completion({"content": "A."}), tls=context, max_unavailable_seconds=0.2) as (
+        one,
+        _,
+    ):
         if trusted:
             assert (await act(one)).content == "A."
         else:

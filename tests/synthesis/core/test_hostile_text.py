@@ -17,7 +17,7 @@ from synthesis.core.locales import READ, locale_of
 from synthesis.core.matching import contains, match
 from synthesis.core.normal_text import fold, normalized
 from synthesis.core.quantities import quantities, written_number
-from synthesis.core.readings import MOST_VALUES, Reading
+from synthesis.core.readings import MOST_VALUES, NormalizedOutput
 from synthesis.core.records import Answer
 from synthesis.core.units import unit_of_key
 
@@ -57,7 +57,7 @@ def outputs(unit: str, size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("unit", by_day(UNITS, *UNITS[::4]), ids=ascii)
 def test_no_result_holds_the_loop(unit: str, size: int) -> None:
     def search(output: Any) -> None:
-        reading = Reading(output)
+        reading = NormalizedOutput(output)
         for answer in ANSWERS:
             match(reading, answer)
 
@@ -108,7 +108,7 @@ def test_no_language_holds_the_loop(language: str) -> None:
     answers = [*ANSWERS, A(NAMES.get(language, "Ankara")), A("Москва")]
 
     def search(output: Any) -> None:
-        reading = Reading(output, language)
+        reading = NormalizedOutput(output, language)
         for answer in answers:
             match(reading, answer)
 

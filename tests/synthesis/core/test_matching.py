@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from synthesis.core.matching import contains, match, same
-from synthesis.core.readings import Reading
+from synthesis.core.readings import NormalizedOutput
 from synthesis.core.records import Answer
 
 A = Answer
@@ -404,7 +404,9 @@ def test_chinese_numerals_are_read(number: int, other: int) -> None:
 def test_json_around_an_output_loses_nothing(pair: tuple[Any, Answer, str], other: Any, key: str) -> None:
     output, answer, _ = pair
     # Beside both booleans stands neither, and beside other values "NO" is a code.
-    assume(not isinstance(answer.value, bool) or not (Reading(other).said or Reading(output).is_doubtful))
+    assume(
+        not isinstance(answer.value, bool) or not (NormalizedOutput(other).said or NormalizedOutput(output).is_doubtful)
+    )
     assert contains({key: [other, {"inner": output}]}, answer)
     if not isinstance(output, str):
         assert contains(json.dumps([other, output]), answer)
@@ -424,7 +426,7 @@ def test_days_are_read_whole_however_far_they_are_from_another_of_their_year(
 ) -> None:
     """Long outputs are searched near the year alone; a day that the edge of that cuts is no other day."""
     written = f"{day:%d %B %Y}" if year_last else day.isoformat()
-    said = Reading(f"2026 {'x' * distance} {written}.").texts[0].days(2026)
+    said = NormalizedOutput(f"2026 {'x' * distance} {written}.").texts[0].days(2026)
     assert said == {day}
 
 

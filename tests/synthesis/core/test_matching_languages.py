@@ -13,7 +13,7 @@ import pytest
 
 from synthesis.core.locales import READ
 from synthesis.core.matching import contains, match, same
-from synthesis.core.readings import Reading
+from synthesis.core.readings import NormalizedOutput
 from synthesis.core.records import Answer
 from synthesis.core.reward import SubTask, solved_by
 
@@ -170,7 +170,9 @@ def test_not_contained(language: str, output: Any, answer: Answer) -> None:
 
 
 def test_a_reading_has_its_language() -> None:
-    assert contains(Reading("5 Millionen", "de"), A(5000000)) and not contains(Reading("5 Millionen"), A(5000000))
+    assert contains(NormalizedOutput("5 Millionen", "de"), A(5000000)) and not contains(
+        NormalizedOutput("5 Millionen"), A(5000000)
+    )
     assert same(A("3. Mai 2026"), A("2026-05-03"), "de")
 
 

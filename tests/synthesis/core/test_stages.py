@@ -18,7 +18,7 @@ from peak_memory import peak_memory
 from astra_jax.base.errors import InputError
 from astra_jax.base.progress import TRAFFIC, Progress, progress_bar
 from synthesis.core.records import Answer
-from synthesis.core.stages import Journal, NothingAccepted, Rejected, Stopped, Transient, rng_for, run_stage
+from synthesis.core.stages import AbortRun, Journal, NothingAccepted, Rejected, Transient, rng_for, run_stage
 
 
 async def run(function, inputs, path, **options):
@@ -207,11 +207,11 @@ async def test_keys_of_inputs_that_are_made_must_be_unique_too(tmp_path):
 async def test_a_stop_lets_others_finish_and_says_what_is_done(tmp_path):
     async def stops_at_five(number):
         if number == 5:
-            raise Stopped("no more money", "earn some")
+            raise AbortRun("no more money", "earn some")
         await asyncio.sleep(0.05)
         return [Answer(value=number)]
 
-    with pytest.raises(Stopped) as caught:
+    with pytest.raises(AbortRun) as caught:
         await run(stops_at_five, range(20), tmp_path / "journal", concurrency=4)
     assert str(caught.value) == (
         f"no more money; stage stage: 5 of 20 inputs are finished and kept in {tmp_path / 'journal'}; earn some"

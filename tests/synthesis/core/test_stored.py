@@ -11,7 +11,7 @@ import pytest
 from astra_jax.base.errors import InputError
 from synthesis.core.records import Answer
 from synthesis.core.stages import Journal, Rejected, run_stage
-from synthesis.core.stored import Chosen, Joined, Keys, Made, Records
+from synthesis.core.stored import Concat, Keys, MapView, Records, Select
 
 
 async def several(number: int) -> list[Answer]:
@@ -45,21 +45,21 @@ async def stored(journal: Journal) -> Records[Answer]:
 async def test_parts_and_sums_are_those_of_a_list(journal: Journal) -> None:
     made = await stored(journal)
     assert len(made) == len(EXPECTED) > 300 and list(made) == EXPECTED == list(await stored(journal))
-    assert [made[place] for place in (0, 200, -1)] == [EXPECTED[place] for place in (0, 200, -1)]
+    assert [made[position] for position in (0, 200, -1)] == [EXPECTED[position] for position in (0, 200, -1)]
     with pytest.raises(IndexError):
         made[len(EXPECTED)]
     assert list(made[5:400:3]) == EXPECTED[5:400:3] and list(made[::-1]) == EXPECTED[::-1]
-    short = made.where(lambda one: not one.unit)
+    short = made.filter(lambda one: not one.unit)
     expected = [one for one in EXPECTED if not one.unit]
     assert list(short) == expected and list(short[1:][::2]) == expected[1:][::2]
-    both = short + made[:10] + Chosen(EXPECTED, [1, 1])
+    both = short + made[:10] + Select(EXPECTED, [1, 1])
     assert list(both) == [*expected, *EXPECTED[:10], EXPECTED[1], EXPECTED[1]] and both[-1] == EXPECTED[1]
-    mixed = both.take([len(both) - 1, 0, len(short), 0])
+    mixed = both.select([len(both) - 1, 0, len(short), 0])
     assert list(mixed) == [EXPECTED[1], expected[0], EXPECTED[0], expected[0]]
-    assert list(Made(lambda one, other: (one.value, other.value), made[:2], short[:2])) == [
+    assert list(MapView(lambda one, other: (one.value, other.value), made[:2], short[:2])) == [
         (one.value, other.value) for one, other in zip(EXPECTED, expected[:2], strict=False)
     ]
-    assert list(Joined([])) == [] and not made[:0]
+    assert list(Concat([])) == [] and not made[:0]
 
 
 async def test_it_is_read_while_a_later_stage_is_written(journal: Journal) -> None:
@@ -80,7 +80,7 @@ async def test_rows_of_older_journals_are_read_and_large_ones_are_packed(journal
         old = msgspec.json.encode([Answer(value="old" * 1000)])
         db.execute("INSERT INTO done VALUES ('several', '7', ?, '', '')", (old,))
     made = await stored(journal)
-    assert made.where(lambda one: one.value.startswith("old"))[0] == Answer(value="old" * 1000)
+    assert made.filter(lambda one: one.value.startswith("old"))[0] == Answer(value="old" * 1000)
     with sqlite3.connect(journal.path) as db:
         (size,) = db.execute("SELECT length(outputs) FROM done WHERE key = '11'").fetchone()
     assert size < 200 < len(msgspec.json.encode([one for one in EXPECTED if one.value.startswith("11.")]))

@@ -36,7 +36,7 @@ from synthesis.core.stages import Journal, Rejected, rng_for
 from synthesis.environments.config import BANDS, EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.distract import twins_of
-from synthesis.environments.drafts import Built, Draft, NeededTool
+from synthesis.environments.drafts import Draft, NeededTool, ToolsetDraft
 from synthesis.environments.implement import implement, read_source
 from synthesis.environments.merge import merge
 from synthesis.environments.pipeline import synthesize
@@ -57,7 +57,7 @@ from synthesis.offline.environment_author import HANDLERS
 from synthesis.offline.facts.relations import all_relations
 from synthesis.offline.facts.tools import fact_tool
 from synthesis.pipeline.executors import Executor
-from synthesis.pipeline.track import Summary
+from synthesis.pipeline.pipeline_run import Summary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -515,10 +515,12 @@ async def test_twins_are_found_by_running_them(pool: SandboxPool) -> None:
     assert await twins_of(built, [crashing, no_json, *tools], context(pool)) == {"seat"}
 
 
-def finished(entities: list[str], **changes: Any) -> Built:
+def finished(entities: list[str], **changes: Any) -> ToolsetDraft:
     one = replace(CAPITAL.decomposition, entities=entities, answer=Answer("Tokyo"), **changes)
     call = ReferenceCall(1, "capital", {"c": "Japan"}, {"capital": "Tokyo"}, "string")
-    return Built(Draft(one, ["g"]), [NeededTool("capital", "g", CodeTool(SPEC, HONEST), [call], [{"c": "Italy"}])], {})
+    return ToolsetDraft(
+        Draft(one, ["g"]), [NeededTool("capital", "g", CodeTool(SPEC, HONEST), [call], [{"c": "Italy"}])], {}
+    )
 
 
 async def test_a_finished_environment_is_played_before_it_is_stored(pool: SandboxPool) -> None:
@@ -553,7 +555,7 @@ async def test_a_dependency_has_to_be_used(pool: SandboxPool) -> None:
     built = finished(["Japan"], sub_questions=steps)
     (tool,) = built.tools
     second = ReferenceCall(2, "capital", {"c": "Italy"}, {"capital": "Rome"}, "string")
-    both = replace(tool, calls=[*tool.calls, second], others=[{"c": "Italy"}, {"c": "Japan"}])
+    both = replace(tool, calls=[*tool.calls, second], negative_arguments=[{"c": "Italy"}, {"c": "Japan"}])
     with pytest.raises(Rejected, match="dependency_unused"):
         await finish(replace(built, tools=[both]), context(pool))
 
@@ -565,7 +567,7 @@ async def test_one_call_does_not_answer_two_sub_questions(pool: SandboxPool) -> 
     built = finished(["Japan"], sub_questions=[step, replace(step, id=2, question="And of Nippon?")])
     (tool,) = built.tools
     calls = [*tool.calls, ReferenceCall(2, "capital", {"c": "Nippon"}, {"capital": "Tokyo"}, "string")]
-    both = replace(tool, tool=CodeTool(SPEC, code), calls=calls, others=[{"c": "Italy"}, {"c": "Italy"}])
+    both = replace(tool, tool=CodeTool(SPEC, code), calls=calls, negative_arguments=[{"c": "Italy"}, {"c": "Italy"}])
     with pytest.raises(Rejected, match="shared_call"):
         await finish(replace(built, tools=[both]), context(pool))
 

@@ -21,12 +21,12 @@ from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.decompose import QuestionSeed, decompose, question_seeds
 from synthesis.environments.distract import Candidate, Index, distract
-from synthesis.environments.drafts import Built, Draft, NeededTool
+from synthesis.environments.drafts import Draft, NeededTool, ToolsetDraft
 from synthesis.environments.implement import implement
 from synthesis.environments.leaks import check_arguments_ask, check_questions, leaked
 from synthesis.environments.pipeline import synthesize
 from synthesis.environments.teacher_answers import Argument, DecompositionAnswer, ReferenceCallAnswer, SubQuestionAnswer
-from synthesis.pipeline.context import together
+from synthesis.pipeline.context import gather_or_cancel
 from synthesis.pipeline.embedding import document_text
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
@@ -268,12 +268,12 @@ async def test_what_else_fails_lets_the_others_finish() -> None:
         done.append(1)
         return 1
 
-    assert await together(after(0.01, None), after(0, None)) == [1, 1]
+    assert await gather_or_cancel(after(0.01, None), after(0, None)) == [1, 1]
     with pytest.raises(Transient):
-        await together(after(0.02, None), after(0, Transient("busy")))
+        await gather_or_cancel(after(0.02, None), after(0, Transient("busy")))
     assert len(done) == 3
     with pytest.raises(Rejected):
-        await together(after(60, None), after(0, Rejected("bad")))
+        await gather_or_cancel(after(60, None), after(0, Rejected("bad")))
     assert len(done) == 3
 
 
@@ -352,7 +352,7 @@ def test_irrelevant_tools_give_no_answer_away() -> None:
     candidates = [Candidate(one.spec.name, "other", one) for one in others]
     vectors = {document_text(one.spec): np.array([1.0, 0.0], np.float32) for one in (needed.tool, *others)}
     index = Index(candidates, [needed], vectors, high_cut=0.85, low_cut=0.4)
-    (made,) = asyncio.run(distract(Built(draft, [needed]), context(), {("en", draft.split): index}))
+    (made,) = asyncio.run(distract(ToolsetDraft(draft, [needed]), context(), {("en", draft.split): index}))
     assert [one.spec.name for band in made.distractors.values() for one in band] == ["one"]
 
 
@@ -381,7 +381,7 @@ async def test_what_a_model_asks_is_kept(tmp_path: Path) -> None:
             summary = await synthesize(config, executor=executor, journal=journal, out_dir=tmp_path, seed=0)
             other = await synthesize(straddling, executor=executor, journal=journal, out_dir=tmp_path / "i", seed=0)
     assert not summary.rejected["decompose"] and summary.counts["train"] >= 9 and summary.counts["held_out"] == 0
-    assert other.rejected["decompose"]["straddles_split"] >= 5
+    assert other.rejected["decompose"]["mixed_split"] >= 5
     for one in read_dataset(tmp_path / "train", ToolEnvironment):
         answers = [one.answer, *(part.answer for part in one.sub_questions)]
         offered = [*one.tools, *(tool for band in one.distractors.values() for tool in band)]

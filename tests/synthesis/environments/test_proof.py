@@ -17,7 +17,7 @@ from synthesis.core.reward import MadeCall, score
 from synthesis.core.stages import Rejected
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
-from synthesis.environments.proof import Case, anything, prove, searches, translated, translations
+from synthesis.environments.proof import Case, prove, searches, translated, translations, wildcards
 from synthesis.environments.verify import solve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -220,7 +220,7 @@ async def test_every_required_argument_is_made_one_that_finds_everything() -> No
     add = CodeTool(ToolSpec("add", "Adds.", numbers), "def add(a, b): ...")
     assert searches(add, Case(1, given, given, Answer(3.5))) == [], "the call itself is no search"
     # A letter of a short code may be another code.
-    assert anything("Na") == ["", "*", "%", ".*"] and anything(5) == [] and anything({"a": 1}) == [{}]
+    assert wildcards("Na") == ["", "*", "%", ".*"] and wildcards(5) == [] and wildcards({"a": 1}) == [{}]
 
 
 def of_search(code: str) -> ToolEnvironment:

@@ -33,8 +33,8 @@ from synthesis.offline import grammar, plans
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
+from synthesis.pipeline.pipeline_run import Summary
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
-from synthesis.pipeline.track import Summary
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "knowledge"
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason="real inputs are not beside this checkout")
@@ -345,7 +345,9 @@ class scripted:
 
 def teacher_of(url: str) -> OpenAITeacher:
     """It is told what the endpoint enforces, which has no answer but to the pipeline's questions."""
-    return OpenAITeacher(OpenAITeacherConfig(url, "scripted", tries=1, answer_form="json_schema", judge_own_text=True))
+    return OpenAITeacher(
+        OpenAITeacherConfig(url, "scripted", tries=1, structured_output="json_schema", judge_own_text=True)
+    )
 
 
 def two_steps(question: str) -> dict[str, Any]:
@@ -384,7 +386,7 @@ async def test_another_question_than_the_given_one_is_refused(tmp_path: Path) ->
     config = EnvironmentsConfig(count=1, questions=path, attempts=2, **EVERYTHING_TRAINS)  # type: ignore[arg-type]
     async with scripted({"decomposition_answer": two_steps("How many rows are there?")}) as (url, asked):
         context = EnvironmentContext(config, teacher_of(url), None, seed=0)  # type: ignore[arg-type]
-        with pytest.raises(Rejected, match="other_question"):
+        with pytest.raises(Rejected, match="question_rewritten"):
             await decompose(question_seeds(config, 0)[0], context)
     assert "give it back as it is" in asked["decomposition_answer"][1]
 
@@ -408,5 +410,5 @@ async def test_what_lies_on_both_sides_of_the_split_is_dropped(tmp_path: Path) -
     config = EnvironmentsConfig(count=1, questions=path, held_out_entities=0.0, held_out_questions=1.0)
     async with scripted({"decomposition_answer": two_steps("How many seats are there?")}) as (url, _):
         context = EnvironmentContext(config, teacher_of(url), None, seed=0)  # type: ignore[arg-type]
-        with pytest.raises(Rejected, match="straddles_split"):
+        with pytest.raises(Rejected, match="mixed_split"):
             await decompose(question_seeds(config, 0)[0], context)

@@ -47,7 +47,7 @@ GIVE = '    return {"transfer": id}'
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "a predicate that raises": ({"check": "def check(before, after):\n    return after['x']"}, "bad_check"),
     "a predicate that loops": ({"check": "def check(before, after):\n    while True: pass"}, "world_failed"),
-    "a predicate that always says yes": ({"check": "def check(before, after):\n    return True"}, "reading_writes"),
+    "a predicate that always says yes": ({"check": "def check(before, after):\n    return True"}, "read_tool_mutates"),
     "a predicate that never does": ({"check": "def check(before, after):\n    return False"}, "not_reached"),
     "a predicate that takes any payment": (
         {"check": "def check(before, after):\n    return len(after['transfers']) > 0"}, "ignores_arguments",
@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "a tool that fails": ({"code": CODE.replace(GIVE, "    raise ValueError('closed')")}, "tool_failed"),
     "a look-up that writes": (
         {"code": CODE.replace(FOUND, '            row["owner"] = row["owner"].upper()\n' + FOUND)},
-        "reading_writes",
+        "read_tool_mutates",
     ),
     "a look-up that finds whoever is first": (
         {"code": CODE.replace('if row["owner"] == owner:', 'if owner in row["owner"]:')}, "ignores_arguments",
@@ -138,7 +138,7 @@ async def test_an_order_that_does_not_matter_is_no_dependency(pool: SandboxPool)
     )
     with pytest.raises(Rejected) as refused:
         await prove_world(two, {**OTHERS, 4: {**second, "amount": 3}}, pool)
-    assert refused.value.reason == "needless_order"
+    assert refused.value.reason == "unneeded_dependency"
 
 
 async def test_a_record_that_was_changed_is_not_stored(pool: SandboxPool) -> None:

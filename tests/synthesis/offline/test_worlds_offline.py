@@ -122,7 +122,9 @@ async def test_each_kind_of_task_is_proven(key: tuple[str, str], pool: SandboxPo
     seed = QuestionSeed("env-0-000000", "en", "", "", "train", "world")
     [built] = await make_world(seed, context)
     others = {
-        call.sub_question: wrong for one in built.tools for call, wrong in zip(one.calls, one.others, strict=True)
+        call.sub_question: wrong
+        for one in built.tools
+        for call, wrong in zip(one.calls, one.negative_arguments, strict=True)
     }
     environment = assembled(built)
     await verify_world(environment, others, pool)

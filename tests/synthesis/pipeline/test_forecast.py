@@ -27,7 +27,7 @@ async def run(folder: Path, model: EmulatedModel, config: TrajectoriesConfig, pr
     async with model as url, SandboxPool(SandboxConfig()) as pool:
         teacher = OpenAITeacher(
             OpenAITeacherConfig(
-                url, "m", answer_form="json_schema", judge_own_text=True, price_prompt=10.0, price_completion=20.0
+                url, "m", structured_output="json_schema", judge_own_text=True, price_prompt=10.0, price_completion=20.0
             )
         )
         executor = Executor(teacher, pool)
@@ -49,7 +49,7 @@ async def test_five_records_foretell_what_the_whole_run_takes(tmp_path: Path) ->
     config = TrajectoriesConfig(
         trajectories=24, languages={"en": 1.0}, sources=(), mcp_share=0.0, walks=20, tools=(str(registry),),
         fact_servers=("numbers",), server_weights={"numbers": 1e-9}, proposals=2, failures=Failures(rate=0.0),
-        conducts={},  # of which five records hold too few to foretell anything
+        behaviours={},  # of which five records hold too few to foretell anything
     )  # fmt: skip
     preview = Preview(5)
     asked = await run(tmp_path / "few", EmulatedModel(memory=0.4), small(config, 5), preview)

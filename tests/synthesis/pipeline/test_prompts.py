@@ -17,10 +17,10 @@ from synthesis.environments import pipeline as environments
 from synthesis.environments import teacher_answers as of_environments
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.answer_forms import prompt_name
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.prompts import PROMPTS, render_prompt
+from synthesis.pipeline.structured_output import prompt_name
 from synthesis.trajectories import pipeline as trajectories
 from synthesis.trajectories import teacher_answers as of_trajectories
 from synthesis.trajectories.config import TrajectoriesConfig
@@ -101,7 +101,7 @@ async def test_trajectories_of_one_language_alone(tmp_path: Path, language: Lang
     config = TrajectoriesConfig(
         trajectories=24, languages={language: 1.0}, fact_servers=("elements", "colors"), emulated_servers=("colors",),
         mcp_share=0.2, min_tools=2, proposals=2, walks=12,
-        conducts={"missing_parameter": 0.1, "confirmation": 0.1, "dialogue": 0.2},
+        behaviours={"missing_parameter": 0.1, "confirmation": 0.1, "dialogue": 0.2},
     )  # fmt: skip
     teacher = Reading()
     async with SandboxPool(SandboxConfig()) as pool:

@@ -12,7 +12,7 @@ import pytest
 
 import synthesis.pipeline.prompts
 from synthesis.offline.teacher import OfflineTeacher
-from synthesis.pipeline.answer_forms import prompt_name
+from synthesis.pipeline.structured_output import prompt_name
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError
 
 
@@ -50,7 +50,7 @@ class Endpoint:
 
     def teacher(self, tries: int = 3) -> OpenAITeacher:
         url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        return OpenAITeacher(OpenAITeacherConfig(base_url=url, model="m", tries=tries, answer_form="json_schema"))
+        return OpenAITeacher(OpenAITeacherConfig(base_url=url, model="m", tries=tries, structured_output="json_schema"))
 
 
 @pytest.fixture

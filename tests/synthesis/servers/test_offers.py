@@ -142,7 +142,7 @@ async def test_of_very_many_the_first_are_kept(tmp_path):
 async def test_a_preview_shows_what_running_servers_offer(tmp_path):
     config = TrajectoriesConfig(
         trajectories=2, sources=(source(tmp_path, "all"), default_sources(["en"])[1]), fact_servers=("numbers",),
-        languages={"en": 1.0}, conducts={}, walks=5, proposals=1, mcp_share=0.0, mcp_timeout_seconds=120.0,
+        languages={"en": 1.0}, behaviours={}, walks=5, proposals=1, mcp_share=0.0, mcp_timeout_seconds=120.0,
     )  # fmt: skip
     seen = Preview(2)
     async with SandboxPool(SandboxConfig()) as pool:
@@ -151,7 +151,7 @@ async def test_a_preview_shows_what_running_servers_offer(tmp_path):
                 config, executor=Executor(OfflineTeacher(), pool), journal=journal, out_dir=tmp_path / "out",
                 workdir=tmp_path, seed=0, preview=seen,
             )  # fmt: skip
-    assert len(seen.told) == 2 and seen.told[0].endswith("2 prompts (greet, x)")
-    assert seen.told[1].startswith("mcp_git: ") and "resources" not in seen.told[1]
+    assert len(seen.source_notes) == 2 and seen.source_notes[0].endswith("2 prompts (greet, x)")
+    assert seen.source_notes[1].startswith("mcp_git: ") and "resources" not in seen.source_notes[1]
     page = rendered(seen, seen.forecast(lambda rates, inputs: expected(config, rates, inputs), concurrency=1))
     assert "Servers that run" in page and "3 resources (page 0, page 1, any)" in page

@@ -846,7 +846,7 @@ async def test_a_run_goes_on_with_what_is_left(tmp_path):
         min_tools=1,
         mcp_timeout_seconds=2,
         server_weights={"colors": 1e6},
-        conducts={},
+        behaviours={},
     )
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:

@@ -257,14 +257,23 @@ def test_a_document_at_a_url(shop):
         read_tools([f"{url}/gone"])
 
 
-@pytest.mark.parametrize("name", ["servers", "registries"])
-def test_former_names_are_refused_with_todays(tmp_path, name):
-    with pytest.raises(cli.UsageError, match=f"--config.{name}: this setting is called --config.tools now"):
+@pytest.mark.parametrize(
+    ("name", "today"),
+    [
+        ("servers", "tools"),
+        ("registries", "tools"),
+        ("surplus", "oversample_ratio"),
+        ("conducts", "behaviours"),
+        ("licence", "license"),
+    ],
+)
+def test_former_names_are_refused_with_todays(tmp_path, name, today):
+    with pytest.raises(cli.UsageError, match=f"--config.{name}: this setting is called --config.{today} now"):
         cli.overridden(TrajectoriesConfig(), [(name, '["x.json"]')])
     (tmp_path / "mine.py").write_text(
         f"from synthesis.trajectories.config import TrajectoriesConfig\nCONFIG = TrajectoriesConfig({name}=('x',))\n"
     )
-    with pytest.raises(cli.UsageError, match=f"'{name}'; this setting is called tools now"):
+    with pytest.raises(cli.UsageError, match=f"'{name}'; this setting is called {today} now"):
         cli.load_config(str(tmp_path / "mine.py"), "trajectories")
 
 

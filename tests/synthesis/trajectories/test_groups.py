@@ -51,8 +51,8 @@ def server(id: str, *tools: str, says: str = "", **fields) -> ToolServer:
     return ToolServer(id, id.title(), f"All of {id}.", language="en", tools=specs, **given)
 
 
-SHOP, BANK = server("shop", "search", "price", licence="MIT"), server("bank", "search", "rate", domain="money")
-GROUP = group_of([SHOP, BANK], licence="CC0-1.0")
+SHOP, BANK = server("shop", "search", "price", license="MIT"), server("bank", "search", "rate", domain="money")
+GROUP = group_of([SHOP, BANK], license="CC0-1.0")
 TASK = Task(
     "t", GROUP.id, "en", "server", "original", "?", ["price", "rate"], TaskScores(5, 5, 5), servers=GROUP.servers
 )
@@ -66,7 +66,7 @@ def test_a_tool_keeps_its_name_unless_another_server_has_it():
     )
     assert GROUP.origin("nothing") == ToolOrigin(GROUP.id, "nothing") and SHOP.servers == ["shop"]
     assert is_group(GROUP) and not is_group(SHOP)
-    assert GROUP.licence == "MIT AND CC0-1.0" and group_of([SHOP, BANK]).licence == ""  # one does not say
+    assert GROUP.license == "MIT AND CC0-1.0" and group_of([SHOP, BANK]).license == ""  # one does not say
     # The new name may be taken, or too long.
     taken = group_of([server("a", "x", "b_x"), server("b", "x")])
     assert [tool.name for tool in taken.tools] == ["a_x", "b_x", "b_x_2"]
@@ -201,7 +201,7 @@ def test_tasks_of_overlapping_groups_are_compared():
 
 
 CONFIG = TrajectoriesConfig(
-    trajectories=40, mcp_share=0.1, min_tools=2, proposals=3, walks=20, conducts={}, several_servers=0.6, groups=24,
+    trajectories=40, mcp_share=0.1, min_tools=2, proposals=3, walks=20, behaviours={}, several_servers=0.6, groups=24,
     fact_servers=("countries", "cities", "airports", "http", "timezones"), emulated_servers=("cities",),
     server_weights={"mcp_time": 3.0},
 )  # fmt: skip

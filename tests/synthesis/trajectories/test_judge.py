@@ -184,9 +184,9 @@ async def test_a_task_for_no_tool_is_one_on_purpose_and_labelled():
 @pytest.mark.parametrize(("turns", "roles"), [(1, []), (2, ["user"])])
 async def test_a_user_that_may_answer_is_among_the_models_of_a_record(turns, roles):
     class Modelled(OfflineTeacher):
-        casting = SimpleNamespace(names=lambda record, judged: dict.fromkeys(get_args(Role), "m"))
+        router = SimpleNamespace(names=lambda record, judged: dict.fromkeys(get_args(Role), "m"))
 
-        def cast(self, record):
+        def route(self, record):
             return self
 
     dialogue = Dialogue("missing_tool", [Goal(QUESTION, [FIRST, SECOND])], user_turns=turns)

@@ -18,11 +18,11 @@ from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.recording import Recording
 from synthesis.core.records import Provenance, Task, ToolChain, Trajectory
 from synthesis.core.stages import Journal, NothingAccepted
-from synthesis.offline.facts.catalog import LICENCE
+from synthesis.offline.facts.catalog import LICENSE
 from synthesis.pipeline.executors import Executor
+from synthesis.pipeline.pipeline_run import Summary
 from synthesis.pipeline.prompts import prompts_digest
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
-from synthesis.pipeline.track import Summary
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import Failures
 from synthesis.trajectories.pipeline import synthesize
@@ -40,7 +40,7 @@ async def made(folder: Path, model: EmulatedModel, *, seed: int = 0, replace: bo
         **{
             "trajectories": COUNT, "languages": {"en": 1.0}, "sources": (), "mcp_share": 0.0, "walks": 20,
             "tools": (str(registry),), "fact_servers": ("numbers",), "server_weights": {"numbers": 1e-9},
-            "proposals": 2, "failures": Failures(rate=0.0), "conducts": {}, **config,
+            "proposals": 2, "failures": Failures(rate=0.0), "behaviours": {}, **config,
         }
     )  # fmt: skip
     before = len(model.requests)
@@ -48,7 +48,12 @@ async def made(folder: Path, model: EmulatedModel, *, seed: int = 0, replace: bo
         recording = Recording(folder / "teacher.sqlite")
         teacher = OpenAITeacher(
             OpenAITeacherConfig(
-                url, name, "secret", answer_form="json_schema", judge_own_text=True, unusable_answers=unusable_answers
+                url,
+                name,
+                "secret",
+                structured_output="json_schema",
+                judge_own_text=True,
+                unusable_answers=unusable_answers,
             ),
             recording,
             "record",
@@ -111,7 +116,7 @@ async def test_turns_with_markup_are_never_stored_and_counted_by_their_own_reaso
 
 async def test_what_is_stored_is_what_was_asked_judged_and_paid_for(tmp_path):
     model = EmulatedModel(memory=0.4)
-    summary, requests = await made(tmp_path, model, trajectories=24, licence="of the settings")
+    summary, requests = await made(tmp_path, model, trajectories=24, license="of the settings")
     kept = stored(tmp_path)
     # An agent that answers from memory is told by what it called, before anybody judges it.
     called = [{call.name for message in one.messages for call in message.tool_calls} for one in kept]
@@ -145,13 +150,13 @@ async def test_what_is_stored_is_what_was_asked_judged_and_paid_for(tmp_path):
     assert teacher["prompts"] == prompts_digest() and len(teacher["prompts"]) == 16
     for card in cards:
         assert card["provenance"]["teacher"] == teacher and card["provenance"]["code"] == code_version()
-        assert card["provenance"]["licences"] == sorted(["CC0-1.0", LICENCE, "of the settings"])
+        assert card["provenance"]["licenses"] == sorted(["CC0-1.0", LICENSE, "of the settings"])
     made_by = {name: teacher[name] for name in ("model", "endpoint", "prompts", "temperature", "max_tokens")}
     for one in kept:
-        licence = "CC0-1.0" if one.server_id == "server-0" else "of the settings"
+        license = "CC0-1.0" if one.server_id == "server-0" else "of the settings"
         emulated = [] if "numbers" in one.server_id else ["emulator"]
         models = dict.fromkeys(["agent", "author", *emulated, "judge"], "m")
-        expected = Provenance("OpenAITeacher", **made_by, licence=licence, code=code_version(), models=models)
+        expected = Provenance("OpenAITeacher", **made_by, license=license, code=code_version(), models=models)
         assert one.provenance == expected and expected.judged_its_own
     card = read_card(tmp_path / "out" / "trajectories")
     assert card["models"]["agent"] == card["models"]["judge"] == card["judged_own_text"] == {"m": len(kept)}

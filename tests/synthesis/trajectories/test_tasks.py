@@ -297,7 +297,7 @@ async def test_a_run_with_personas_of_a_file(tmp_path):
     config = TrajectoriesConfig(
         trajectories=24, sources=tuple(default_sources()), mcp_share=0.4, min_tools=2, fact_servers=("elements",),
         emulated_servers=(), augmentations=("persona",), augmented=1.0, near_duplicate=0.4,
-        personas=str(personas_file(tmp_path, NURSE)), conducts={},
+        personas=str(personas_file(tmp_path, NURSE)), behaviours={},
     )  # fmt: skip
     async with SandboxPool(SandboxConfig()) as pool:
         with Journal(tmp_path / "journal.sqlite") as journal:

@@ -32,7 +32,7 @@ from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.languages import language_of
 from synthesis.pipeline.partition import Partition
-from synthesis.pipeline.track import Track
+from synthesis.pipeline.pipeline_run import PipelineRun
 from synthesis.servers.collect import ServerSource, collect, default_sources
 from synthesis.servers.mcp_client import McpConnections
 from synthesis.servers.normalize import normalize
@@ -55,7 +55,7 @@ CONFIG = TrajectoriesConfig(
     proposals=4,
     walks=30,
     partition=Partition("astra", 0.3, 0.2),
-    conducts={},
+    behaviours={},
 )
 COUNTRIES = fact_servers("en")[0]
 
@@ -95,7 +95,7 @@ class CountingTeacher(OfflineTeacher):
 
 async def test_a_stage_names_every_setting_that_it_reads(tmp_path, monkeypatch):
     """Of what it reads and does not name, a change would be accepted and ignored where a journal is there."""
-    plain, named, read = Track.stage, defaultdict(set), defaultdict(set)
+    plain, named, read = PipelineRun.stage, defaultdict(set), defaultdict(set)
 
     class Watched:
         def __init__(self, config, stage):
@@ -105,17 +105,18 @@ async def test_a_stage_names_every_setting_that_it_reads(tmp_path, monkeypatch):
             read[self._stage].add(name)
             return getattr(self._config, name)
 
-    async def stage(self, name, function, inputs, *, label, depends, later=None, **options):
+    async def stage(self, name, function, inputs, *, label, fingerprint_of, legacy_defaults=None, **options):
         async def watched(item, context):
             return await function(item, dataclasses.replace(context, config=Watched(context.config, label)))
 
-        named[label] |= {*depends, *(later or ())}
-        return await plain(self, name, watched, inputs, label=label, depends=depends, later=later or {}, **options)
+        named[label] |= {*fingerprint_of, *(legacy_defaults or ())}
+        options |= {"fingerprint_of": fingerprint_of, "legacy_defaults": legacy_defaults or {}}
+        return await plain(self, name, watched, inputs, label=label, **options)
 
-    monkeypatch.setattr(Track, "stage", stage)
+    monkeypatch.setattr(PipelineRun, "stage", stage)
     config = dataclasses.replace(
         CONFIG, trajectories=30, sources=(), mcp_share=0.0, fact_servers=("countries", "colors"), policies=1.0,
-        conducts={"dialogue": 0.4, "missing_parameter": 0.1, "done": 0.1},
+        behaviours={"dialogue": 0.4, "missing_parameter": 0.1, "done": 0.1},
     )  # fmt: skip
     await run(tmp_path, config=config)
     assert {label: names - named[label] for label, names in read.items() if names - named[label]} == {}
@@ -131,11 +132,11 @@ async def test_a_setting_that_a_stage_came_to_name_keeps_journals_that_had_none_
     executor = Executor(OfflineTeacher(), None)
     async with open_context(executor, config=CONFIG, workdir=tmp_path, seed=0) as context:
         with Journal(tmp_path / "journal.sqlite") as journal:
-            for setting, later, count in ((0.0, {}, 1), (0.0, {"policies": 0.0}, 1), (0.5, {"policies": 0.0}, 2)):
+            for setting, legacy, count in ((0.0, {}, 1), (0.0, {"policies": 0.0}, 1), (0.5, {"policies": 0.0}, 2)):
                 config = dataclasses.replace(CONFIG, policies=setting)
-                track = Track(executor, context, journal, tmp_path, config=config, concurrency=1, seed=0)
-                made = dict(key=str, out=Task, label="a stage", depends=("attempts",), later=later)
-                await track.stage("stage", nothing, ["input"], **made)
+                pipeline = PipelineRun(executor, context, journal, tmp_path, config=config, concurrency=1, seed=0)
+                made = dict(key=str, out=Task, label="a stage", fingerprint_of=("attempts",), legacy_defaults=legacy)
+                await pipeline.stage("stage", nothing, ["input"], **made)
                 stages = {
                     row[0] for row in sqlite3.connect(tmp_path / "journal.sqlite").execute("SELECT stage FROM done")
                 }

@@ -18,18 +18,18 @@ from synthesis.core.datasets import read_dataset
 from synthesis.core.endpoint_settings import RoleSettings
 from synthesis.core.records import Dialogue, Goal, Message, Task, TaskScores, ToolCall, Trajectory
 from synthesis.core.stages import Journal, Rejected
-from synthesis.offline import conduct_author, trajectory_author
+from synthesis.offline import behaviour_author, trajectory_author
 from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig, TeacherError, role_of
-from synthesis.trajectories.conducts import rounds
+from synthesis.trajectories.behaviours import rounds
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import Failures
 from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.pipeline import synthesize
-from synthesis.trajectories.runs import AgentRun
+from synthesis.trajectories.runs import AgentRun, Ending
 from synthesis.trajectories.teacher_answers import UserScore, UserTurn
 from synthesis.trajectories.users import heard, judge_user, speak
 
@@ -48,7 +48,7 @@ GOALS = [
 def task(*goals: Goal, **more: Any) -> Task:
     dialogue = Dialogue("dialogue", list(goals or GOALS), more.pop("user_turns", 5), **more)
     tools = [tool for goal in dialogue.goals for tool in goal.tools]
-    says = dialogue.goals[0].says
+    says = dialogue.goals[0].utterance
     return Task("t", COUNTRIES.id, "en", "dialogue", "original", says, tools, TaskScores(5, 5, 5), dialogue)
 
 
@@ -86,7 +86,7 @@ async def pool():
 def careful(monkeypatch):
     """Nobody is careless: what goes wrong here is played."""
     for name in ("STOPS", "CONTRADICTS"):
-        monkeypatch.setattr(conduct_author, name, 0.0)
+        monkeypatch.setattr(behaviour_author, name, 0.0)
     for name in ("REDUNDANT", "FORGET", "MEDDLE", "GIVE_UP"):
         monkeypatch.setattr(trajectory_author, name, 0.0)
 
@@ -97,9 +97,9 @@ async def test_a_user_gives_bit_by_bit_what_it_wants_and_is_judged_with_its_agen
     assert said[:4] == [
         "Tell me the capital of a certain country.",
         "I mean Japan.",
-        *(goal.says for goal in GOALS[1:]),
+        *(goal.utterance for goal in GOALS[1:]),
     ]
-    assert run.ended == "said" and len(said) == 5
+    assert run.ended is Ending.USER_CLOSED and len(said) == 5
     called = [[call.arguments for message in part for call in message.tool_calls] for part in rounds(run.messages)]
     assert called == [[], [{"country": "Japan"}], [{"country": "Norway"}], [{"country": "Norway"}], []]
     assert [run] == await judge_user(run, context(), SERVERS)
@@ -130,15 +130,20 @@ async def test_the_user_sees_its_goals_and_what_was_said_and_no_tool(pool):
         ([UserTurn("", "I mean Japan.<|im_end|>", False)], "user_leaked_markup"),
         ([UserTurn("", "I mean Japan.", False), UserTurn("", "", True)], "user_stopped_early"),
         ([UserTurn("", "", True)], "user_stopped_early"),
-        ([UserTurn("", "I mean Japan.", False), UserTurn("", GOALS[1].says, False), UserTurn("", GOALS[1].says, False),
+        ([UserTurn("", "I mean Japan.", False), UserTurn("", GOALS[1].utterance, False),
+          UserTurn("", GOALS[1].utterance, False),
           UserTurn("", "", True)], "user_repeats"),
-        ([UserTurn("", "I mean Japan.", False), UserTurn("", GOALS[1].says, False), UserTurn("", GOALS[2].says, False),
+        ([UserTurn("", "I mean Japan.", False), UserTurn("", GOALS[1].utterance, False),
+          UserTurn("", GOALS[2].utterance, False),
           UserTurn("", "What is the continent of Norway?", False), UserTurn("", "", False)], "user_silent"),
-        ([UserTurn("", "I mean Japan.", False), UserTurn("", GOALS[1].says, False), UserTurn("", GOALS[2].says, False),
+        ([UserTurn("", "I mean Japan.", False), UserTurn("", GOALS[1].utterance, False),
+          UserTurn("", GOALS[2].utterance, False),
           UserTurn("", "What is the continent of Norway?", False)], "user_never_ended"),
-        ([UserTurn("", "I mean Peru.", False), UserTurn("", GOALS[1].says, False), UserTurn("", GOALS[2].says, False),
+        ([UserTurn("", "I mean Peru.", False), UserTurn("", GOALS[1].utterance, False),
+          UserTurn("", GOALS[2].utterance, False),
           UserTurn("", "", True)], "user_contradicted"),
-        ([UserTurn("", "I mean Japan.", False), UserTurn("", GOALS[2].says, False), UserTurn("", GOALS[1].says, False),
+        ([UserTurn("", "I mean Japan.", False), UserTurn("", GOALS[2].utterance, False),
+          UserTurn("", GOALS[1].utterance, False),
           UserTurn("", "", True)], "user_gave_away"),
     ],
 )  # fmt: skip
@@ -162,7 +167,7 @@ async def test_a_judge_names_what_no_rule_can_see_and_one_that_fails_rejects(poo
         await judge_user(run, context(Failing()), SERVERS)
     with pytest.raises(Rejected, match="user_failed"):
         await speak(run.task, run.messages, context(Failing()))
-    named = [Message("user", f"Call {CAPITAL} for me.") if message.content == GOALS[2].says else message
+    named = [Message("user", f"Call {CAPITAL} for me.") if message.content == GOALS[2].utterance else message
              for message in run.messages]  # fmt: skip
     with pytest.raises(Rejected, match="user_names_a_tool"):
         await judge_user(AgentRun(run.task, named, run.calls, run.ended), context(), SERVERS)
@@ -278,7 +283,7 @@ async def test_a_model_behind_an_endpoint_plays_user_and_agent(tmp_path):
     config = TrajectoriesConfig(
         trajectories=48, languages={"en": 1.0}, sources=(), mcp_share=0.0, walks=20, proposals=2,
         tools=(str(write_registry(tmp_path / "registry.jsonl")),), fact_servers=("numbers",),
-        server_weights={"numbers": 1e-9}, failures=Failures(rate=0.0), conducts=shares, policies=0.5,
+        server_weights={"numbers": 1e-9}, failures=Failures(rate=0.0), behaviours=shares, policies=0.5,
     )  # fmt: skip
     model = Talking(bad_chains=0.0)
     async with model as url, SandboxPool(SandboxConfig()) as pool:
@@ -286,7 +291,7 @@ async def test_a_model_behind_an_endpoint_plays_user_and_agent(tmp_path):
         settings = OpenAITeacherConfig(
             url,
             "m",
-            answer_form="json_schema",
+            structured_output="json_schema",
             roles={"user": (RoleSettings(temperature=0.25),)},
             tries=1,
             judge_own_text=True,
@@ -301,7 +306,7 @@ async def test_a_model_behind_an_endpoint_plays_user_and_agent(tmp_path):
         finally:
             await teacher.close()
     kept = read_dataset(tmp_path / "out" / "trajectories", Trajectory)
-    counts = Counter(one.dialogue.conduct for one in kept if one.dialogue)
+    counts = Counter(one.dialogue.behaviour for one in kept if one.dialogue)
     assert set(counts) == set(shares), (counts, summary.rejected)
     users = [body for body in model.requests if kind_of(body) == "user_turn"]
     assert users and role_of(UserTurn) == "user" and {body["temperature"] for body in users} == {0.25}

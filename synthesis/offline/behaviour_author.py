@@ -1,7 +1,7 @@
 """Rules of the offline teacher for conversations that are more than a request and its answer.
 
-Their requests are `conduct_words` around the grammar's phrases. The user states what its goals contain. It is careless
-in a seeded share of its turns, so that its judge has work to do.
+Their requests are `behaviour_words` around the grammar's phrases. The user states what its goals contain. It is
+careless in a seeded share of its turns, so that its judge has work to do.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from synthesis.core.records import Conduct, Dialogue, Language, Message, Task, ToolServer
+from synthesis.core.records import Behaviour, Dialogue, Language, Message, Task, ToolServer
 from synthesis.offline import grammar, plans, sampling
-from synthesis.offline.conduct_words import ENTRIES, LISTS, QUESTIONS, THAT, say
+from synthesis.offline.behaviour_words import ENTRIES, LISTS, QUESTIONS, THAT, say
 from synthesis.offline.facts.relations import all_relations, joinable
 from synthesis.offline.situations import Path, next_words, open_subject, plain_phrase, replies, situation
 from synthesis.offline.trajectory_author import TRIES, Keep, Variables, chain_plan, chain_question, keep_of, paths
 from synthesis.offline.wording import FRAMES, PERSONAS
 from synthesis.trajectories import teacher_answers as a
-from synthesis.trajectories.desk import WRITES
+from synthesis.trajectories.todo_fixture import WRITES
 
 STOPS, CONTRADICTS = 0.04, 0.04
 """Shares of the user's careless turns: it ends with goals left; it takes back what it wants."""
@@ -34,18 +34,18 @@ _OPEN_ENDS = (" of {x}", " in {x}", " after {x}", " using {x}", "{x}的")
 
 
 def restrained_task(variables: Variables, language: Language, rng: random.Random) -> a.RestrainedTask:
-    conduct: Conduct = variables["conduct"]
-    if conduct == "confirmation":
+    behaviour: Behaviour = variables["conduct"]
+    if behaviour == "confirmation":
         return _write(variables["server"], language, rng)
     path: Path = tuple(variables["chain"])
-    if conduct == "refused":
+    if behaviour == "refused":
         policy = say("forbids", rng, language, rng.choice(path))
         return a.RestrainedTask("", chain_question(variables, language, rng), [], [], policy)
-    if conduct == "later_tool":
+    if behaviour == "later_tool":
         question = chain_question(variables, language, rng)
         return a.RestrainedTask("", question, list(path), [say("again", rng, language)], "")
     subject, path = _asked(path, keep_of(variables), rng)
-    if conduct == "missing_parameter":
+    if behaviour == "missing_parameter":
         question = _open_question(path, rng, language)
         return a.RestrainedTask("", question, list(path), [say("value", rng, language, subject)], "")
     phrase = grammar.phrase(path, subject, rng, language)
@@ -202,7 +202,7 @@ def user_score(variables: Variables, language: Language, rng: random.Random) -> 
     for number, text in enumerate(users):
         possible, _ = next_words(dialogue, said[:number], language)
         if text not in possible:
-            later = [one for goal in dialogue.goals for one in (goal.says, *goal.when_asked)]
+            later = [one for goal in dialogue.goals for one in (goal.utterance, *goal.when_asked)]
             return a.UserScore(f"it says {text!r}", "gave_away" if text in later else "contradicted")
     # What closes a conversation is its last message, or nothing at all.
     _, finished = next_words(dialogue, said[: len(users) - 1] if dialogue.thanks else said, language)

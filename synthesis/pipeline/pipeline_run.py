@@ -14,6 +14,7 @@ import msgspec
 
 from astra_jax.base.errors import InputError
 from astra_jax.base.versions import code_version
+from synthesis.core.compat import encode_for_fingerprint, former_setting
 from synthesis.core.datasets import CARD_FILE, read_card, write_dataset
 from synthesis.core.mirror import fetched
 from synthesis.core.rate_limits import STAGE, Spent, summed
@@ -52,7 +53,7 @@ class Summary:
     datasets: dict[str, Path] = field(default_factory=dict, compare=False)
 
 
-class Track(Generic[C]):
+class PipelineRun(Generic[C]):
     """Runs stages and writes datasets.
 
     Args:
@@ -69,7 +70,7 @@ class Track(Generic[C]):
         seed: int, prefix: str = "", files: Mapping[str, str] = {}, preview: Preview | None = None,
     ) -> None:  # fmt: skip
         self.summary = Summary()
-        self.licences: set[str] = set()
+        self.licenses: set[str] = set()
         """Licences of the sources, added by their readers. An empty text: a source names none."""
         self._executor, self._context, self._teacher = executor, context, description(executor.teacher)
         self._journal, self._out_dir, self._prefix = journal, out_dir, prefix
@@ -78,8 +79,8 @@ class Track(Generic[C]):
         self._config, self._defaults = resolved(config), resolved(type(config)())
 
     def claim(
-        self, name: str, *, grows: Collection[str], free: Collection[str], replace: bool,
-        before: Mapping[str, Any] = {}, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+        self, name: str, *, may_grow: Collection[str], changeable_on_resume: Collection[str], replace: bool,
+        legacy_defaults: Mapping[str, Any] = {}, read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> None:  # fmt: skip
         """Check that a finished dataset is not replaced by a different one; call this before anything is written.
 
@@ -99,12 +100,14 @@ class Track(Generic[C]):
             return
         card = read_card(folder)
         # As JSON holds them; a card of a version without a setting was made with its default.
-        both = msgspec.json.encode([{**self._defaults, **before, **read(card.get("config", {}))}, self._config])
-        then, now = msgspec.json.decode(both)
+        settings = {**self._defaults, **legacy_defaults, **read(card.get("config", {}))}
+        then, now = msgspec.json.decode(msgspec.json.encode([settings, self._config]))
         found = [
             (f"config.{key}", then.get(key), now[key])
             for key in now
-            if key not in free and then.get(key) != now[key] and not (key in grows and now[key] > then.get(key, 0))
+            if key not in changeable_on_resume
+            and then.get(key) != now[key]
+            and not (key in may_grow and now[key] > then.get(key, 0))
         ]
         if card.get("seed") != self._seed:
             found.append(("seed", card.get("seed"), self._seed))
@@ -137,9 +140,9 @@ class Track(Generic[C]):
         out: type[Out],
         label: str,
         concurrency: int = 0,
-        depends: Sequence[str] | None = None,
-        later: Mapping[str, Any] = {},
-        about: Callable[[In], str] | None = None,
+        fingerprint_of: Sequence[str] | None = None,
+        legacy_defaults: Mapping[str, Any] = {},
+        extra_key: Callable[[In], str] | None = None,
         judged: bool = True,
     ) -> Records[Out]:
         """Run a stage and count its rejections. Its results are read from the journal on demand.
@@ -159,14 +162,18 @@ class Track(Generic[C]):
         """
         stage = self._prefix + name
         teacher = of_records(self._teacher)
-        if depends is not None:
-            settings = {one: self._config[one] for one in depends}
-            settings |= {one: self._config[one] for one, then in later.items() if self._config[one] != then}
+        if fingerprint_of is not None:
+            settings = {former_setting(one): self._config[one] for one in fingerprint_of}
+            settings |= {
+                former_setting(one): self._config[one]
+                for one, then in legacy_defaults.items()
+                if self._config[one] != then
+            }
             stage += f"/{digest_of([settings, self._seed, teacher])}"
             plain = key
 
             def key(item: In) -> str:
-                return f"{plain(item)} {digest_of([item, about(item) if about else ''])}"
+                return f"{plain(item)} {digest_of([item, extra_key(item) if extra_key else ''])}"
 
         elif "model" in teacher:
             stage += f"/{digest_of(teacher)}"
@@ -190,10 +197,10 @@ class Track(Generic[C]):
         assert isinstance(result.outputs, Records), "as asked for"
         return result.outputs
 
-    def tell(self, lines: Iterable[str]) -> None:
+    def note_sources(self, lines: Iterable[str]) -> None:
         """Add lines on the sources to a preview; a run keeps them in its datasets."""
         if self._preview is not None:
-            self._preview.told += lines
+            self._preview.source_notes += lines
 
     def reject(self, stage: str, reasons: Counter[str], details: Mapping[str, str] | None = None) -> None:
         """Add the records that a step dropped: reason → count, and one example of each."""
@@ -216,7 +223,7 @@ class Track(Generic[C]):
             "provenance": {
                 "teacher": dict(self._teacher),
                 "code": code_version(),
-                "licences": sorted(self.licences),
+                "licenses": sorted(self.licenses),
             },
             "files": self._files,
             "statistics": statistics,
@@ -260,7 +267,7 @@ def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
 
 def digest_of(value: Any) -> str:
     """Return a short digest of a JSON value, independent of the order of its keys."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+    return hashlib.sha256(encode_for_fingerprint(value)).hexdigest()[:16]
 
 
 def digests_of_files(names: Iterable[str]) -> dict[str, str]:
@@ -283,12 +290,12 @@ def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
         records: number of records in the dataset.
     """
 
-    def figures(spent: Spent) -> dict[str, Any]:
+    def numbers_of(spent: Spent) -> dict[str, Any]:
         each = {"tokens_per_record": round(spent.tokens / records, 1)} if records else {}
         return {**dataclasses.asdict(spent), **each}
 
     every = summed(stages.values())
-    return {**figures(every), "stages": {name: figures(stages[name]) for name in sorted(stages)}}
+    return {**numbers_of(every), "stages": {name: numbers_of(stages[name]) for name in sorted(stages)}}
 
 
 def resolved(config: Any) -> dict[str, Any]:

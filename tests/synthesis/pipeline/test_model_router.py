@@ -18,10 +18,10 @@ from synthesis.core.rate_limits import BudgetSpent
 from synthesis.core.recording import Recording
 from synthesis.core.records import Message, Provenance, Task, TaskScores
 from synthesis.environments import teacher_answers as of_environments
-from synthesis.pipeline.casting import Casting, judged_by, role_of
+from synthesis.pipeline.model_router import ModelRouter, judged_by, role_of
+from synthesis.pipeline.pipeline_run import models_on_card, of_records
 from synthesis.pipeline.prompts import Prompts
-from synthesis.pipeline.teacher import OpenAITeacher, cast, models_of
-from synthesis.pipeline.track import models_on_card, of_records
+from synthesis.pipeline.teacher import OpenAITeacher, models_of, route
 from synthesis.trajectories import teacher_answers as of_trajectories
 from synthesis.trajectories.teacher_answers import BackTranslatedQuery, FinalAnswerScore, TaskRating
 
@@ -58,13 +58,13 @@ async def test_each_role_asks_its_own_endpoint_with_its_own_key() -> None:
     first, second = Keyed(), Keyed()
     async with first as one, second as two:
         config = OpenAITeacherConfig(
-            one, "base", "of-the-first", answer_form="json_schema",
+            one, "base", "of-the-first", structured_output="json_schema",
             roles={
                 "judge": (RoleSettings(base_url=two, model="judge", temperature=0),),
                 "agent": (RoleSettings(base_url=two, model="agent", api_key="of-the-agent"),),
             },
         )  # fmt: skip
-        teacher = OpenAITeacher(config, prompts=PROMPTS).cast("task-0")
+        teacher = OpenAITeacher(config, prompts=PROMPTS).route("task-0")
         await teacher.ask(BackTranslatedQuery, {}, language="en", seed=0)
         await teacher.ask(FinalAnswerScore, {}, language="en", seed=0)
         second.turns['[{"role": "user", "content": "Hello"}]', 0] = {"role": "assistant", "content": "Yes."}
@@ -93,22 +93,22 @@ def test_what_cards_say_of_roles_holds_no_key_and_moving_a_server_is_no_other_ru
 def test_models_are_drawn_by_weight_the_same_for_a_record_whatever_else_is_drawn() -> None:
     roles = {"agent": (RoleSettings(model="a", weight=3), RoleSettings(model="b"))}
     config = OpenAITeacherConfig("http://127.0.0.1:9/v1", "base", roles=roles)  # type: ignore[arg-type]
-    casting = Casting.of(config)
-    names = [casting.names(f"task-{number}", "agent") for number in range(2_000)]
-    drawn = Counter(one["agent"] for one in names)
-    assert 1_420 < drawn["a"] < 1_580 and drawn["a"] + drawn["b"] == 2_000
+    router = ModelRouter.of(config)
+    names = [router.names(f"task-{number}", "agent") for number in range(2_000)]
+    sample = Counter(one["agent"] for one in names)
+    assert 1_420 < sample["a"] < 1_580 and sample["a"] + sample["b"] == 2_000
     assert {one["author"] for one in names} == {one["judge"] for one in names} == {"base"}
-    again = pickle.loads(pickle.dumps(casting))
+    again = pickle.loads(pickle.dumps(router))
     assert [again.names(f"task-{number}", "agent") for number in reversed(range(2_000))] == names[::-1]
 
 
 def test_a_judge_is_never_the_model_whose_text_it_judges() -> None:
-    casting = Casting.of(settings(author=["a", "b"], agent=["a", "b", "c"], judge=["a", "b", "c"]))
-    casting.check()
+    router = ModelRouter.of(settings(author=["a", "b"], agent=["a", "b", "c"], judge=["a", "b", "c"]))
+    router.check()
     for judged in ("author", "agent"):
         pairs = Counter()
         for number in range(300):
-            models = casting.names(f"task-{number}", judged)
+            models = router.names(f"task-{number}", judged)
             pairs[models[judged], models["judge"]] += 1
         assert all(wrote != judge for wrote, judge in pairs) and len({judge for _, judge in pairs}) == 3
 
@@ -125,15 +125,15 @@ def test_a_judge_is_never_the_model_whose_text_it_judges() -> None:
 def test_an_only_judge_of_its_own_text_is_refused_unless_it_is_wanted(roles: Any, who: str) -> None:
     config = settings(**roles)
     with pytest.raises(InputError, match=f"{who} of what it writes.*--roles=.*--judge_own_text"):
-        Casting.of(config).check()
-    Casting.of(wanted(config)).check()
+        ModelRouter.of(config).check()
+    ModelRouter.of(wanted(config)).check()
 
 
 async def test_a_stage_that_asks_the_only_judge_about_its_own_text_is_refused() -> None:
     """Whoever gives a pipeline a teacher, and never came by the flags."""
     teacher = OpenAITeacher(settings(agent=["other"]), prompts=PROMPTS)
     with pytest.raises(InputError, match="'base' is the author and the only judge"):
-        await cast(teacher, "task-1").ask(TaskRating, {}, language="en", seed=0)
+        await route(teacher, "task-1").ask(TaskRating, {}, language="en", seed=0)
 
 
 def test_every_judge_says_whose_text_it_judges() -> None:
@@ -174,8 +174,10 @@ async def test_a_budget_is_of_all_models_together_at_the_prices_of_each(tmp_path
     endpoint = Answering(Guided())
     async with endpoint as url:
         judge = RoleSettings(model="j", price_prompt=1e6, price_completion=1e6, requests_per_minute=6e4)
-        config = OpenAITeacherConfig(url, "m", answer_form="json_schema", token_budget=300, roles={"judge": (judge,)})
-        teacher = OpenAITeacher(config, Recording(tmp_path / "t.sqlite"), "record", PROMPTS).cast("task-1")
+        config = OpenAITeacherConfig(
+            url, "m", structured_output="json_schema", token_budget=300, roles={"judge": (judge,)}
+        )
+        teacher = OpenAITeacher(config, Recording(tmp_path / "t.sqlite"), "record", PROMPTS).route("task-1")
         for seed in range(2):
             await teacher.ask(BackTranslatedQuery, {}, language="en", seed=seed)
         await teacher.ask(FinalAnswerScore, {}, language="en", seed=0)

@@ -27,7 +27,7 @@ def judged_by(answer: type[msgspec.Struct]) -> Role:
 
 
 @dataclass(frozen=True)
-class Casting:
+class ModelRouter:
     """Models of each role. It holds no key, so it can be sent to other processes.
 
     Attributes:
@@ -39,7 +39,7 @@ class Casting:
     judge_own_text: bool
 
     @classmethod
-    def of(cls, config: OpenAITeacherConfig) -> Casting:
+    def of(cls, config: OpenAITeacherConfig) -> ModelRouter:
         """Return the models that the settings of an endpoint name."""
         roles: tuple[Role, ...] = get_args(Role)
         named = {
@@ -50,7 +50,7 @@ class Casting:
         }
         return cls(named, config.judge_own_text)
 
-    def drawn(self, record: str, role: Role, judged: Role = "agent") -> int:
+    def sample(self, record: str, role: Role, judged: Role = "agent") -> int:
         """Which of a role's models answers for a record: by weight, and the same whenever it is asked for.
 
         Args:
@@ -62,7 +62,7 @@ class Casting:
         models = self.models[role]
         open_to = range(len(models))
         if role == "judge" and not self.judge_own_text:
-            wrote = self.models[judged][self.drawn(record, judged)][0]
+            wrote = self.models[judged][self.sample(record, judged)][0]
             open_to = [index for index in open_to if models[index][0] != wrote]  # type: ignore[assignment]
             if not open_to:
                 raise self._only_judge(wrote, judged)
@@ -73,7 +73,7 @@ class Casting:
 
     def names(self, record: str, judged: Role = "agent") -> dict[Role, str]:
         """Return the model of each role for a record; raises as `drawn`."""
-        return {role: self.models[role][self.drawn(record, role, judged)][0] for role in self.models}
+        return {role: self.models[role][self.sample(record, role, judged)][0] for role in self.models}
 
     def check(self) -> None:
         """See that each text has a judge. Raises `InputError`: the only judge is a model that writes it."""

@@ -24,7 +24,7 @@ from synthesis.core.loose_json import read_loosely, unfenced
 from synthesis.core.markup import THINK_END
 from synthesis.core.normal_text import fold, normalized
 
-Form = Literal["json_schema", "json_object", "text"]
+StructuredOutput = Literal["json_schema", "json_object", "text"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -70,7 +70,7 @@ def prompt_name(answer: type[msgspec.Struct]) -> str:
 
 
 @cache
-def response_format(answer: type[msgspec.Struct], form: Form) -> msgspec.Raw | None:
+def response_format(answer: type[msgspec.Struct], form: StructuredOutput) -> msgspec.Raw | None:
     """Return a request's `response_format` for an answer type, or None. It is encoded once, since a schema is larger
     than many prompts."""
     if form == "text":

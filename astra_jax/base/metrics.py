@@ -17,7 +17,7 @@ PREFIX = "astra_"
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricSample:
     """One sample.
 
     Attributes:
@@ -30,7 +30,7 @@ class Figure:
     value: float
 
 
-class Figures:
+class MetricRegistry:
     """The newest value of each name and labels; from any thread."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class Figures:
             else:
                 self.put(name, value)
 
-    def all(self) -> list[Figure]:
+    def all(self) -> list[MetricSample]:
         """Return all numbers in the order of their names."""
         with self._lock:
             values = dict(self._values)
-        return [Figure(*key, value) for key, value in sorted(values.items())]
+        return [MetricSample(*key, value) for key, value in sorted(values.items())]
 
 
-FIGURES = Figures()
+METRICS = MetricRegistry()
 """Metrics of this process."""

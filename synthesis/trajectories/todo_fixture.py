@@ -57,16 +57,16 @@ _SAYS: Mapping[Language, Mapping[str, str]] = {
 }  # fmt: skip
 
 
-def desk_id(language: Language) -> str:
+def todo_server_id(language: Language) -> str:
     """Id of the desk that users of a language have: in their own, else in English."""
     return "desk" if language == "en" or language not in _SAYS else f"desk_{language}"
 
 
-def is_desk(server_id: str) -> bool:
-    return server_id in {desk_id(language) for language in _SAYS}
+def is_todo_server(server_id: str) -> bool:
+    return server_id in {todo_server_id(language) for language in _SAYS}
 
 
-def desk_documents(languages: Iterable[Language]) -> list[ServerDocument]:
+def todo_documents(languages: Iterable[Language]) -> list[ServerDocument]:
     """Return the desk in each of the languages that it is documented in."""
     documents = []
     for language in (one for one in PACKAGED_LANGUAGES if one in languages):
@@ -81,14 +81,14 @@ def desk_documents(languages: Iterable[Language]) -> list[ServerDocument]:
         ]
         documents.append(
             ServerDocument(
-                desk_id(language),
+                todo_server_id(language),
                 says["title"],
                 says["description"],
                 "office",
                 language,
                 tools,
                 CodeExecution(_CODE),
-                licence="Apache-2.0",
+                license="Apache-2.0",
             )  # fmt: skip
         )
     return documents

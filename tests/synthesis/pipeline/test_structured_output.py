@@ -12,7 +12,7 @@ from answering_endpoint import Answering, Deaf, Guided, JsonOnly, Refused, Serve
 from synthesis.core.endpoint import EndpointUnusable
 from synthesis.core.endpoint_settings import RoleSettings
 from synthesis.environments import teacher_answers as of_environments
-from synthesis.pipeline.answer_forms import (
+from synthesis.pipeline.structured_output import (
     BadAnswer,
     Probe,
     open_format,
@@ -264,13 +264,13 @@ async def test_a_code_block_around_an_answer_is_no_weaker_form() -> None:
     async with Fencing(Deaf()) as url:
         teacher = OpenAITeacher(OpenAITeacherConfig(url, "m"))
         assert await ask(teacher) == Note("Oslo")
-        assert await teacher._form_of_answers(*teacher._model("author")) == "json_schema"
+        assert await teacher._structured_output(*teacher._model("author")) == "json_schema"
 
 
 async def test_a_form_that_is_given_is_not_asked_for() -> None:
     endpoint = Writing(JsonOnly())
     async with endpoint as url:
-        assert await ask(OpenAITeacher(OpenAITeacherConfig(url, "m", answer_form="json_object"))) == Note("Oslo")
+        assert await ask(OpenAITeacher(OpenAITeacherConfig(url, "m", structured_output="json_object"))) == Note("Oslo")
     assert len(endpoint.requests) == 1
 
 
@@ -291,14 +291,14 @@ async def test_a_spoilt_answer_is_not_taken_for_a_form_that_is_unknown() -> None
     async with endpoint as url:
         teacher = OpenAITeacher(OpenAITeacherConfig(url, "m"))
         assert await ask(teacher) == Note("Oslo")
-        assert await teacher._form_of_answers(*teacher._model("author")) == "json_schema"
+        assert await teacher._structured_output(*teacher._model("author")) == "json_schema"
 
 
 async def test_every_answer_of_the_rules_passes_strict_endpoints() -> None:
     """As a hosted service would take it: each schema, and the answer as a decoder constrained by it writes it."""
     endpoint = Answering(Strict())
     async with endpoint as url:
-        teacher = OpenAITeacher(OpenAITeacherConfig(url, "m", answer_form="json_schema"))
+        teacher = OpenAITeacher(OpenAITeacherConfig(url, "m", structured_output="json_schema"))
         for answer in ANSWERS:
             body = json.loads(teacher._request(teacher.config, answer, "Go.", "en", 0, "json_schema", ""))
             endpoint.server.check(body)
@@ -314,7 +314,7 @@ async def test_every_answer_of_the_rules_passes_strict_endpoints() -> None:
 async def test_settings_of_requests_by_role() -> None:
     own = RoleSettings(temperature=0, max_tokens=50, tries=2, extra_body={"reasoning_effort": "high"})
     config = OpenAITeacherConfig(
-        "http://127.0.0.1:9/v1", "m", temperature=0.7, max_tokens=900, answer_form="json_schema",
+        "http://127.0.0.1:9/v1", "m", temperature=0.7, max_tokens=900, structured_output="json_schema",
         extra_body={"reasoning_effort": "low", "seed": None},
         roles={"judge": (own,)},
     )  # fmt: skip
@@ -343,7 +343,9 @@ def test_every_answer_has_a_role() -> None:
 async def test_a_role_has_its_own_time_and_tries() -> None:
     endpoint = Answering(Guided(), noise=1.0)
     async with endpoint as url:
-        config = OpenAITeacherConfig(url, "m", answer_form="json_schema", roles={"judge": (RoleSettings(tries=2),)})
+        config = OpenAITeacherConfig(
+            url, "m", structured_output="json_schema", roles={"judge": (RoleSettings(tries=2),)}
+        )
         with pytest.raises(Exception, match="TaskRating: no valid answer in 2 tries"):
             await OpenAITeacher(config).answer(TaskRating, "x", "en", 0)
     assert len(endpoint.requests) == 2 and response_format(TaskRating, "text") is None

@@ -12,26 +12,36 @@ from trajectories_world import context
 from astra_jax.base.settings import SettingError
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.datasets import read_card, read_dataset
-from synthesis.core.records import Conduct, Dialogue, Goal, Message, Task, TaskScores, ToolCall, ToolServer, Trajectory
+from synthesis.core.records import (
+    Behaviour,
+    Dialogue,
+    Goal,
+    Message,
+    Task,
+    TaskScores,
+    ToolCall,
+    ToolServer,
+    Trajectory,
+)
 from synthesis.core.stages import Journal, Rejected, rng_for
-from synthesis.offline.conduct_words import SENTENCES, heard, say
+from synthesis.offline.behaviour_words import SENTENCES, heard, say
 from synthesis.offline.facts.servers import fact_servers
 from synthesis.offline.situations import situation
 from synthesis.offline.teacher import OfflineTeacher
 from synthesis.pipeline.executors import Executor
-from synthesis.trajectories.conducts import STANDINGS, check_conduct, offered, rounds, score_any, write_any
+from synthesis.trajectories.behaviours import PRECONDITIONS, check_behaviour, offered, rounds, score_any, write_any
 from synthesis.trajectories.config import TrajectoriesConfig
-from synthesis.trajectories.desk import WRITES
-from synthesis.trajectories.draws import Draws
 from synthesis.trajectories.execution import Failures
 from synthesis.trajectories.judge import AXES, judge
 from synthesis.trajectories.pipeline import synthesize
-from synthesis.trajectories.runs import AgentRun, CallStatus
+from synthesis.trajectories.runs import AgentRun, CallStatus, Ending
+from synthesis.trajectories.task_sampler import TaskSampler
 from synthesis.trajectories.tasks import TaskSeed
 from synthesis.trajectories.teacher_answers import ConductRating, DialoguePlan, PlannedGoal, RestrainedTask
+from synthesis.trajectories.todo_fixture import WRITES
 from synthesis.trajectories.tool_graph import chains_of
 
-CONDUCTS: tuple[Conduct, ...] = get_args(Conduct)
+BEHAVIOURS: tuple[Behaviour, ...] = get_args(Behaviour)
 COUNTRIES = fact_servers("en")[0]
 ELEMENTS = fact_servers("en", ("elements",))[0]
 SERVERS = {one.id: one for one in (COUNTRIES, ELEMENTS)}
@@ -56,57 +66,63 @@ async def made(folder, *, replace=False, **more):
 @pytest.fixture(scope="module")
 async def run(tmp_path_factory):
     """A run of which nine tenths teach something beside calling tools."""
-    shares = {conduct: {"dialogue": 0.18, "missing_parameter": 0.12}.get(conduct, 0.09) for conduct in CONDUCTS}
-    return await made(tmp_path_factory.mktemp("conducts"), conducts=shares)
+    shares = {behaviour: {"dialogue": 0.18, "missing_parameter": 0.12}.get(behaviour, 0.09) for behaviour in BEHAVIOURS}
+    return await made(tmp_path_factory.mktemp("behaviours"), behaviours=shares)
 
 
 def called(one: Trajectory) -> list[list[str]]:
     return [[call.name for message in part for call in message.tool_calls] for part in rounds(one.messages)]
 
 
-async def test_each_conduct_is_in_the_records_and_held_by_them(run):
+async def test_each_behaviour_is_in_the_records_and_held_by_them(run):
     """Re-derived from the records alone."""
     records = read_dataset(run.datasets["trajectories"], Trajectory)
     servers = {one.id: one for one in read_dataset(run.datasets["servers"], ToolServer)}
     marked = [one for one in records if one.dialogue]
-    counts = Counter(one.dialogue.conduct for one in marked)
-    assert set(counts) == set(CONDUCTS) and {one.language for one in marked} == {"en", "zh"}
+    counts = Counter(one.dialogue.behaviour for one in marked)
+    assert set(counts) == set(BEHAVIOURS) and {one.language for one in marked} == {"en", "zh"}
     for one in marked:
         dialogue, calls, names = one.dialogue, called(one), {tool.name for tool in one.tools}
-        lacks = dialogue.lacks(len(calls))
+        lacks = dialogue.hidden_at(len(calls))
         assert names == {tool.name for tool in servers[one.server_id].tools} - set(lacks)
-        assert bool(dialogue.returned) == (dialogue.conduct == "later_tool") == bool(dialogue.withheld and not lacks)
+        assert (
+            bool(dialogue.restored_at_turn)
+            == (dialogue.behaviour == "later_tool")
+            == bool(dialogue.hidden_tools and not lacks)
+        )
         assert len(calls) <= dialogue.user_turns and one.messages[-1].content and set(one.scores) <= set(AXES)
         every = {name for part in calls for name in part}
         assert set(one.needs) == every  # nothing beside what its goals need, and all of that
         assert bool(dialogue.policy) == (one.messages[0].role == "system")
-        assert bool(dialogue.policy) == (dialogue.conduct in ("refused", "confirmation") or bool(dialogue.forbids))
-        if dialogue.conduct in ("missing_tool", "irrelevant_tools", "infeasible", "refused"):
+        assert bool(dialogue.policy) == (dialogue.behaviour in ("refused", "confirmation") or bool(dialogue.forbids))
+        if dialogue.behaviour in ("missing_tool", "irrelevant_tools", "infeasible", "refused"):
             assert not every and len(calls) == 1 and one.needs == []
-        if dialogue.conduct == "missing_tool":
-            assert len(dialogue.withheld) == 1
-        if dialogue.conduct == "later_tool":
-            assert len(calls) == 2 == dialogue.returned and not calls[0] and dialogue.withheld[0] in calls[1]
-            assert {tool.name for tool in one.tools_once(1)} == names - set(dialogue.withheld)
+        if dialogue.behaviour == "missing_tool":
+            assert len(dialogue.hidden_tools) == 1
+        if dialogue.behaviour == "later_tool":
+            assert (
+                len(calls) == 2 == dialogue.restored_at_turn and not calls[0] and dialogue.hidden_tools[0] in calls[1]
+            )
+            assert {tool.name for tool in one.tools_once(1)} == names - set(dialogue.hidden_tools)
             assert (
                 one.tools_once(2) == one.tools
                 and heard("again", rounds(one.messages)[1][0].content, one.language) == ()
             )
-        if dialogue.conduct == "missing_parameter":
+        if dialogue.behaviour == "missing_parameter":
             assert not calls[0] and one.messages[1].content.endswith(("?", "？"))
-        if dialogue.conduct == "confirmation":
+        if dialogue.behaviour == "confirmation":
             assert dialogue.writes == list(WRITES) and not any(calls[: len(dialogue.goals[0].when_asked)])
         if dialogue.thanks:
             assert not calls[-1] and len(calls) > 1
-    answered = Counter(len(rounds(one.messages)) for one in marked if one.dialogue.conduct == "missing_parameter")
+    answered = Counter(len(rounds(one.messages)) for one in marked if one.dialogue.behaviour == "missing_parameter")
     assert set(answered) == {1, 2}  # some end with the agent's question
-    confirmed = {bool(one.needs) for one in marked if one.dialogue.conduct == "confirmation"}
+    confirmed = {bool(one.needs) for one in marked if one.dialogue.behaviour == "confirmation"}
     assert confirmed == {True, False}  # some users take it back
 
 
 async def test_conversations_have_two_to_five_turns_that_refer_to_each_other(run):
     records = read_dataset(run.datasets["trajectories"], Trajectory)
-    talks = [one for one in records if one.dialogue and one.dialogue.conduct == "dialogue"]
+    talks = [one for one in records if one.dialogue and one.dialogue.behaviour == "dialogue"]
     assert {len(rounds(one.messages)) for one in talks} == {2, 3, 4, 5}
     said = [(message.content, one.language) for one in talks for message in one.messages if message.role == "user"]
     for what in ("follow_up", "changed", "value", "thanks"):
@@ -118,13 +134,13 @@ async def test_conversations_have_two_to_five_turns_that_refer_to_each_other(run
 async def test_a_policy_forbids_one_thing_of_some_conversations_and_is_kept(run):
     """What it forbids is asked for, and answered without the call; the rest is served."""
     records = read_dataset(run.datasets["trajectories"], Trajectory)
-    talks = [one for one in records if one.dialogue and one.dialogue.conduct == "dialogue"]
+    talks = [one for one in records if one.dialogue and one.dialogue.behaviour == "dialogue"]
     told = [one for one in talks if one.dialogue.forbids]
     assert told and len(told) < len(talks)
     for one in told:
         (refused,) = [goal for goal in one.dialogue.goals if not goal.tools]
         parts, (forbidden,) = rounds(one.messages), one.dialogue.forbids
-        asked = [part for part in parts if part[0].content == refused.says]
+        asked = [part for part in parts if part[0].content == refused.utterance]
         assert len(asked) == 1 and not any(message.tool_calls for message in asked[0])
         assert heard("not_allowed", asked[0][-1].content, one.language)
         assert forbidden not in one.needs and set(one.needs) == {name for names in called(one) for name in names}
@@ -134,7 +150,7 @@ async def test_a_policy_forbids_one_thing_of_some_conversations_and_is_kept(run)
 async def test_the_card_counts_them_and_tells_the_users_faults_from_the_agents(run):
     card = read_card(run.datasets["trajectories"])["statistics"]
     records = read_dataset(run.datasets["trajectories"], Trajectory)
-    assert card["conducts"] == Counter(one.dialogue.conduct for one in records if one.dialogue)
+    assert card["behaviours"] == Counter(one.dialogue.behaviour for one in records if one.dialogue)
     assert card["user_turns_per_conversation"] == {
         str(turns): count for turns, count in Counter(len(rounds(one.messages)) for one in records).items()
     }
@@ -145,12 +161,12 @@ async def test_the_card_counts_them_and_tells_the_users_faults_from_the_agents(r
     assert card["rejected_for"]["user"] == of_user and sum(of_user.values()) > 0
     assert not any(reason.startswith("user_") for reason in run.rejected["judge"])
     assert card["rejected_for"]["agent"] > 0 and run.rejected["judge"]["unneeded_call"] > 0
-    assert run.statistics["tasks"]["conducts"].keys() == set(CONDUCTS)
+    assert run.statistics["tasks"]["behaviours"].keys() == set(BEHAVIOURS)
 
 
 async def test_shares_change_no_other_record_and_none_is_today(run, tmp_path):
     """What is drawn without them is drawn with them; without any, no record, card or server knows of them."""
-    none = await made(tmp_path, conducts={})
+    none = await made(tmp_path, behaviours={})
     tasks = {one.id: one for one in read_dataset(none.datasets["tasks"], Task)}
     assert not any(one.dialogue or one.mode in ("no_tool", "dialogue") for one in tasks.values())
     kept = [one for one in read_dataset(run.datasets["tasks"], Task) if not one.dialogue]
@@ -159,47 +175,53 @@ async def test_shares_change_no_other_record_and_none_is_today(run, tmp_path):
         msgspec.json.encode(one) == msgspec.json.encode(tasks[one.id]) for one in originals
     )
     data = msgspec.json.encode(read_dataset(none.datasets["trajectories"], Trajectory))
-    assert b'"dialogue"' not in data and "conducts" not in none.statistics["trajectories"]
+    assert b'"dialogue"' not in data and "behaviours" not in none.statistics["trajectories"]
     assert not any(one.id.startswith("desk") for one in read_dataset(none.datasets["servers"], ToolServer))
 
 
 async def test_what_is_finished_without_them_is_not_gone_on_with_under_the_default(tmp_path):
     """A card of a version that knew nothing of them was made with none, whatever the default is now."""
-    await made(tmp_path, trajectories=3, conducts={})
+    await made(tmp_path, trajectories=3, behaviours={})
     file = tmp_path / "out" / "trajectories" / "dataset_card.json"
     card = msgspec.json.decode(file.read_bytes())
-    del card["config"]["conducts"]
+    del card["config"]["behaviours"]
     file.write_bytes(msgspec.json.encode(card))
-    assert (await made(tmp_path, trajectories=3, conducts={})).counts["trajectories"] == 3
+    assert (await made(tmp_path, trajectories=3, behaviours={})).counts["trajectories"] == 3
     file.write_bytes(msgspec.json.encode(card))
-    with pytest.raises(Exception, match="made with another config.conducts: {}"):
+    with pytest.raises(Exception, match="made with another config.behaviours: {}"):
         await made(tmp_path, trajectories=3)
 
 
 def test_shares_are_what_they_say():
     with pytest.raises(SettingError, match="are 1.200 of the tasks; lower some"):
-        TrajectoriesConfig(conducts={"done": 0.6, "dialogue": 0.6})
+        TrajectoriesConfig(behaviours={"done": 0.6, "dialogue": 0.6})
     with pytest.raises(SettingError):
-        TrajectoriesConfig(conducts={"gossip": 0.1})  # type: ignore[dict-item]
+        TrajectoriesConfig(behaviours={"gossip": 0.1})  # type: ignore[dict-item]
     walks = {(CAPITAL,): 1.0, ("largest_neighbor_of_country", CAPITAL): 1.0, ("symbol_of_element",): 1.0}
     chains = [
         one for server in SERVERS.values()
         for one in chains_of(server, {walk: 1.0 for walk in walks if walk[0] in {tool.name for tool in server.tools}})
     ]  # fmt: skip
     shares = {"missing_tool": 0.2, "irrelevant_tools": 0.1}
-    draws = Draws(TrajectoriesConfig(conducts=shares, languages={"en": 1.0}), list(SERVERS.values()), chains, 0)
-    drawn = [next(draws.of(index)) for index in range(1_000)]
-    counts = Counter(one.conduct for one in drawn if one.conduct)
+    sampler = TaskSampler(
+        TrajectoriesConfig(behaviours=shares, languages={"en": 1.0}), list(SERVERS.values()), chains, 0
+    )
+    drawn = [next(sampler.candidates(index)) for index in range(1_000)]
+    counts = Counter(one.behaviour for one in drawn if one.behaviour)
     assert abs(counts["missing_tool"] - 200) < 40 and abs(counts["irrelevant_tools"] - 100) < 30
-    assert all(one.chain for one in drawn if one.conduct)
-    assert all(one.shown and one.shown != one.server_id for one in drawn if one.conduct == "irrelevant_tools")
+    assert all(one.chain for one in drawn if one.behaviour)
+    assert all(
+        one.offered_server and one.offered_server != one.server_id
+        for one in drawn
+        if one.behaviour == "irrelevant_tools"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The gate
 
 
-def a_run(conduct: Conduct, *parts: tuple[str, list[str]], ended="silent", **more) -> AgentRun:
+def a_run(behaviour: Behaviour, *parts: tuple[str, list[str]], ended=Ending.USER_LEFT, **more) -> AgentRun:
     """A run: for each message of the user, what it says and which tools are called before the agent's answer."""
     messages, statuses = [], []
     for says, names in parts:
@@ -211,7 +233,7 @@ def a_run(conduct: Conduct, *parts: tuple[str, list[str]], ended="silent", **mor
         messages.append(Message("assistant", "So it is."))
     mode = more.pop("mode", "dialogue")
     goal = Goal(parts[0][0], ["a"], more.pop("when_asked", []))
-    dialogue = Dialogue(conduct, [goal], 5, **more)
+    dialogue = Dialogue(behaviour, [goal], 5, **more)
     task = Task("t", COUNTRIES.id, "en", mode, "original", parts[0][0], ["a"], TaskScores(5, 5, 5), dialogue)
     return AgentRun(task, messages, statuses, ended)
 
@@ -227,24 +249,25 @@ def a_run(conduct: Conduct, *parts: tuple[str, list[str]], ended="silent", **mor
         (a_run("confirmation", ("Q", []), ("No, Y", ["a"]), ("Yes", []), when_asked=["No, Y", "Yes"], writes=["a"]),
          "unconfirmed_write"),
         (a_run("confirmation", ("Q", ["b"]), ("Yes", ["a"]), when_asked=["Yes"], writes=["a"]), ""),
-        (a_run("done", ("Q", ["a"]), ("Thanks", ["a"]), ended="said"), "called_after_the_end"),
-        (a_run("done", ("Q", ["a"]), ("Thanks", []), ended="said"), ""),
-        (a_run("dialogue", ("Q", ["a"]), ("R", ["a"]), ended="silent"), ""),
-        (a_run("later_tool", ("Q", ["b"]), ("R", ["a"]), withheld=["a"], returned=2), "called_too_early: t: b was"),
-        (a_run("later_tool", ("Q", []), ("R", ["a"]), withheld=["a"], returned=2), ""),
+        (a_run("done", ("Q", ["a"]), ("Thanks", ["a"]), ended=Ending.USER_CLOSED), "called_after_the_end"),
+        (a_run("done", ("Q", ["a"]), ("Thanks", []), ended=Ending.USER_CLOSED), ""),
+        (a_run("dialogue", ("Q", ["a"]), ("R", ["a"]), ended=Ending.USER_LEFT), ""),
+        (a_run("later_tool", ("Q", ["b"]), ("R", ["a"]), hidden_tools=["a"], restored_at_turn=2),
+         "called_too_early: t: b was"),
+        (a_run("later_tool", ("Q", []), ("R", ["a"]), hidden_tools=["a"], restored_at_turn=2), ""),
     ],
 )  # fmt: skip
 def test_what_is_called_where_it_must_not_be_is_rejected(run, reason):
     if not reason:
-        return check_conduct(run)
+        return check_behaviour(run)
     with pytest.raises(Rejected, match=reason):
-        check_conduct(run)
+        check_behaviour(run)
 
 
 async def test_an_agent_that_meddles_is_rejected_and_one_that_answers_from_memory_too():
     """Judges that like everything are not asked about a call; a made-up answer is theirs to find."""
     question = "What is the capital of Japan?"
-    dialogue = Dialogue("missing_tool", [Goal(question)], withheld=[CAPITAL])
+    dialogue = Dialogue("missing_tool", [Goal(question)], hidden_tools=[CAPITAL])
     task = Task("t", COUNTRIES.id, "en", "no_tool", "original", question, [], TaskScores(5, 5, 5), dialogue)
     honest = say("missing", rng_for(0), "en", "the capital of Japan")
     opening = [Message("user", task.question)]
@@ -267,7 +290,7 @@ async def test_an_agent_that_meddles_is_rejected_and_one_that_answers_from_memor
 
 async def test_a_tool_that_is_withheld_cannot_be_called():
     task = Task("t", COUNTRIES.id, "en", "no_tool", "original", "Q", [], TaskScores(5, 5, 5),
-                Dialogue("missing_tool", [Goal("Q")], withheld=[CAPITAL]))  # fmt: skip
+                Dialogue("missing_tool", [Goal("Q")], hidden_tools=[CAPITAL]))  # fmt: skip
     assert CAPITAL not in {tool.name for tool in offered(task, COUNTRIES)} and len(offered(task, COUNTRIES)) > 3
     session = context().executor.session(COUNTRIES, task, Failures(rate=0.0))
     (result,) = await session.call_all([ToolCall("call_1", CAPITAL, {"country": "Japan"})])
@@ -275,7 +298,7 @@ async def test_a_tool_that_is_withheld_cannot_be_called():
 
 
 async def test_a_tool_that_returns_can_be_called_from_then_on():
-    dialogue = Dialogue("later_tool", [Goal("Q"), Goal("R", [CAPITAL])], 2, withheld=[CAPITAL], returned=2)
+    dialogue = Dialogue("later_tool", [Goal("Q"), Goal("R", [CAPITAL])], 2, hidden_tools=[CAPITAL], restored_at_turn=2)
     task = Task("t", COUNTRIES.id, "en", "dialogue", "original", "Q", [CAPITAL], TaskScores(5, 5, 5), dialogue)
     assert CAPITAL not in {tool.name for tool in offered(task, COUNTRIES)}
     assert offered(task, COUNTRIES, 2) == COUNTRIES.tools
@@ -286,8 +309,8 @@ async def test_a_tool_that_returns_can_be_called_from_then_on():
         session.spoken = 2
         (after,) = await session.call_all([call])
     assert before.error == "unknown_tool" and after.ok and "Tokyo" in after.content
-    forever = msgspec.structs.replace(dialogue, returned=0)
-    assert forever.lacks(5) == [CAPITAL]
+    forever = msgspec.structs.replace(dialogue, restored_at_turn=0)
+    assert forever.hidden_at(5) == [CAPITAL]
 
 
 async def test_what_would_offer_nothing_later_is_refused():
@@ -300,7 +323,7 @@ async def test_what_would_offer_nothing_later_is_refused():
     with pytest.raises(Rejected, match="`when_asked` has 2 sentences; it must have one"):
         await write_any(seed, context(Author(twice), attempts=1), SERVERS, {"en": ["a teacher"]})
     (task,) = await write_any(seed, context(), SERVERS, {"en": ["a teacher"]})
-    assert task.tools == task.dialogue.withheld == [CAPITAL] and task.dialogue.goals[0].tools == []
+    assert task.tools == task.dialogue.hidden_tools == [CAPITAL] and task.dialogue.goals[0].tools == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -324,8 +347,8 @@ class Author(OfflineTeacher):
 PEOPLE = {"en": ["a teacher"], "zh": ["老师"]}
 
 
-def a_seed(conduct: Conduct) -> TaskSeed:
-    return TaskSeed("task-0-000001", COUNTRIES.id, "en", [CAPITAL], 0, conduct)
+def a_seed(behaviour: Behaviour) -> TaskSeed:
+    return TaskSeed("task-0-000001", COUNTRIES.id, "en", [CAPITAL], 0, behaviour)
 
 
 def restrained(**more) -> RestrainedTask:
@@ -342,10 +365,11 @@ def policed(policy: str, *tools: list[str]) -> DialoguePlan:
 
 
 @pytest.mark.parametrize(
-    ("conduct", "given", "reason"),
+    ("behaviour", "given", "reason"),
     [
-        ("missing_parameter", restrained(when_asked=[]), "never_asked"),
-        ("missing_parameter", restrained(question="The capital of Japan?", when_asked=["of japan"]), "gives_away"),
+        ("missing_parameter", restrained(when_asked=[]), "no_clarification"),
+        ("missing_parameter", restrained(question="The capital of Japan?", when_asked=["of japan"]),
+         "opening_leaks_answer"),
         ("missing_parameter", restrained(tools=["nothing"]), "unknown_tool"),
         ("missing_parameter", restrained(tools=[]), "no_tools"),
         ("missing_parameter", restrained(question=f"Call {CAPITAL}."), "names_a_tool"),
@@ -357,13 +381,13 @@ def policed(policy: str, *tools: list[str]) -> DialoguePlan:
         ("dialogue", plan(("One?",)), "too_few_turns"),
         ("dialogue", plan(*[(f"Number {n}?",) for n in range(6)]), "too_many_turns"),
         ("dialogue", policed("", [], []), "no_tools"),
-        ("dialogue", plan(("One of Japan?", "of Japan"), ("Two?",)), "gives_away"),
+        ("dialogue", plan(("One of Japan?", "of Japan"), ("Two?",)), "opening_leaks_answer"),
     ],
 )  # fmt: skip
-async def test_what_is_planned_badly_goes_back_to_the_author_and_is_rejected(conduct, given, reason):
+async def test_what_is_planned_badly_goes_back_to_the_author_and_is_rejected(behaviour, given, reason):
     author = Author(given)
     with pytest.raises(Rejected, match=reason):
-        await write_any(a_seed(conduct), context(author, policies=0.0), SERVERS, PEOPLE)
+        await write_any(a_seed(behaviour), context(author, policies=0.0), SERVERS, PEOPLE)
     assert len(author.feedback) == 3 and author.feedback[0] == "" and author.feedback[1]
 
 
@@ -400,26 +424,26 @@ async def test_what_a_policy_forbids_may_not_be_called():
     call = Message("assistant", "", "", [ToolCall("call_1", forbidden, {})])
     broken = AgentRun(task, [Message("user", task.question), call], [])
     with pytest.raises(Rejected, match=f"forbidden_call: .*{forbidden} was called"):
-        check_conduct(broken)
+        check_behaviour(broken)
 
 
-@pytest.mark.parametrize("conduct", [one for one in CONDUCTS if one != "confirmation"])
-async def test_an_opening_that_stands_otherwise_than_meant_is_rejected(conduct):
+@pytest.mark.parametrize("behaviour", [one for one in BEHAVIOURS if one != "confirmation"])
+async def test_an_opening_that_stands_otherwise_than_meant_is_rejected(behaviour):
     seed = msgspec.structs.replace(
-        a_seed(conduct), shown=ELEMENTS.id if conduct == "irrelevant_tools" else msgspec.UNSET
+        a_seed(behaviour), offered_server=ELEMENTS.id if behaviour == "irrelevant_tools" else msgspec.UNSET
     )
     (task,) = await write_any(seed, context(), SERVERS, PEOPLE)
     (rated,) = await score_any(task, context(), SERVERS)
-    assert rated.scores == TaskScores(5, 5, 5) and task.dialogue.conduct == conduct
+    assert rated.scores == TaskScores(5, 5, 5) and task.dialogue.behaviour == behaviour
     for standing in ("servable", "tool_missing", "value_missing", "impossible", "forbidden", "unconfirmed"):
         judge_of_it = Author(ConductRating("so", standing, 5, 5))
-        if standing in STANDINGS[conduct]:
+        if standing in PRECONDITIONS[behaviour]:
             assert await score_any(task, context(judge_of_it), SERVERS)
         else:
-            with pytest.raises(Rejected, match=f"standing_changed: .*{standing}, meant as"):
+            with pytest.raises(Rejected, match=f"precondition_mismatch: .*{standing}, meant as"):
                 await score_any(task, context(judge_of_it), SERVERS)
     with pytest.raises(Rejected, match="low_question_quality"):
-        await score_any(task, context(Author(ConductRating("so", STANDINGS[conduct][0], 1, 5))), SERVERS)
+        await score_any(task, context(Author(ConductRating("so", PRECONDITIONS[behaviour][0], 1, 5))), SERVERS)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

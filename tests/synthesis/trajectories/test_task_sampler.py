@@ -9,7 +9,7 @@ from trajectories_world import context
 from astra_jax.base.errors import InputError
 from synthesis.core.records import EmulatedExecution, ToolServer, ToolSpec
 from synthesis.trajectories.config import TrajectoriesConfig
-from synthesis.trajectories.draws import Draws, draw_tasks, wanted_tasks
+from synthesis.trajectories.task_sampler import TaskSampler, sample_tasks, wanted_tasks
 from synthesis.trajectories.teacher_answers import BackTranslatedChain, BackTranslatedQuery, ChainVote
 from synthesis.trajectories.tool_graph import back_translation, chain_id, chains_of, vote
 
@@ -37,8 +37,8 @@ class Verifier:
 
 async def drawn(count, passes, *, seed=0, **config):
     verifier = Verifier(passes)
-    draws = Draws(TrajectoriesConfig(**{"conducts": {}, **config}), SERVERS, CHAINS, seed)
-    seeds, chains = await draw_tasks(draws, count, BY_ID, verifier)
+    sampler = TaskSampler(TrajectoriesConfig(**{"behaviours": {}, **config}), SERVERS, CHAINS, seed)
+    seeds, chains = await sample_tasks(sampler, count, BY_ID, verifier)
     return seeds, chains, verifier.asked
 
 
@@ -75,7 +75,7 @@ async def test_tasks_without_a_chain_need_no_verdict():
     with pytest.raises(InputError, match="no chain passed verification; allow more walks or fewer operators"):
         await drawn(4, lambda chain: False, server_tasks=0.0)
     with pytest.raises(InputError, match="no server has a chain"):
-        Draws(TrajectoriesConfig(), SERVERS, [], 0)
+        TaskSampler(TrajectoriesConfig(), SERVERS, [], 0)
 
 
 async def test_more_tasks_change_no_earlier_one():
@@ -86,9 +86,9 @@ async def test_more_tasks_change_no_earlier_one():
 
 
 def test_how_many_tasks_are_wanted():
-    assert wanted_tasks(TrajectoriesConfig(trajectories=100, surplus=0.3, augmented=0.5, conducts={})) == 87
+    assert wanted_tasks(TrajectoriesConfig(trajectories=100, oversample_ratio=0.3, augmented=0.5, behaviours={})) == 87
     # What has no variation makes one record, not one and a half.
-    assert wanted_tasks(TrajectoriesConfig(trajectories=100, surplus=0.3, conducts={"done": 1.0})) == 130
+    assert wanted_tasks(TrajectoriesConfig(trajectories=100, oversample_ratio=0.3, behaviours={"done": 1.0})) == 130
 
 
 class Answers:

@@ -14,22 +14,24 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
+import msgspec
+
 from astra_jax.base.errors import InputError
-from astra_jax.base.progress import say_beside_bars
-from synthesis.core.records import Conduct, Language, McpExecution, ToolChain, ToolServer
+from astra_jax.base.progress import log_above_progress
+from synthesis.core.records import Behaviour, Language, McpExecution, ToolChain, ToolServer
 from synthesis.core.stages import rng_for
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.trajectories.config import TrajectoriesConfig
-from synthesis.trajectories.desk import desk_id, is_desk
 from synthesis.trajectories.groups import is_group
 from synthesis.trajectories.tasks import TaskSeed
+from synthesis.trajectories.todo_fixture import is_todo_server, todo_server_id
 from synthesis.trajectories.tool_graph import chain_id
 
 Verify = Callable[[Sequence[ToolChain]], Awaitable[Sequence[ToolChain]]]
 """Return the chains that pass, with their verdicts."""
 
 
-class Draws:
+class TaskSampler:
     """Sampler of task subjects. The samples of a task depend on the seed and its number only: more tasks change none.
 
     Args:
@@ -46,7 +48,7 @@ class Draws:
         self._chains: dict[str, dict[int, list[ToolChain]]] = defaultdict(lambda: defaultdict(list))
         for one in chains:
             self._chains[one.server_id][len(one.tools)].append(one)
-        self._desks = {server.id for server in servers if is_desk(server.id)}
+        self._todo_servers = {server.id for server in servers if is_todo_server(server.id)}
         self._groups: dict[Language, list[ToolServer]] = defaultdict(list)
         self._pools: dict[tuple[Language, bool], list[ToolServer]] = defaultdict(list)
         for server in servers:
@@ -56,7 +58,7 @@ class Draws:
                 self._pools[server.language, isinstance(server.execution, McpExecution)].append(server)
         known = {re.sub(r"\.\d+$", "", one.id) for one in servers} | {one.id for one in servers}
         if unknown := sorted(config.server_weights.keys() - known):
-            say_beside_bars(
+            log_above_progress(
                 f"--config.server_weights names {', '.join(unknown):.300}: no tasks can be about a server of that id; "
                 f"there are {', '.join(sorted(one.id for one in servers if not is_group(one))):.1000}"
             )
@@ -73,16 +75,16 @@ class Draws:
         if not any(config.languages[name] for name in self._languages):
             raise InputError("no server has a chain that a task could be about; allow more walks, or shorter chains")
 
-    def of(self, index: int) -> Iterator[TaskSeed]:
+    def candidates(self, index: int) -> Iterator[TaskSeed]:
         """Yield the subject of task `index`, then a replacement each time that the chain of the previous one fails.
 
         The server is sampled by weight, then the length, then a chain of that length. A server without chains left is
-        replaced. The conduct is sampled first, with a generator of its own, then whether the task is over several
+        replaced. The behaviour is sampled first, with a generator of its own, then whether the task is over several
         servers. So the other tasks stay the same for all shares.
         """
         config = self._config
-        if conduct := self._conduct(index):
-            yield from self._of_conduct(index, conduct)
+        if behaviour := self._behaviour(index):
+            yield from self._of_behaviour(index, behaviour)
             return
         if rng_for(self._seed, "several", index).random() < config.several_servers:
             yield from self._of_group(index)
@@ -141,16 +143,16 @@ class Draws:
             if not left:
                 del lengths[length]
 
-    def _conduct(self, index: int) -> Conduct | None:
+    def _behaviour(self, index: int) -> Behaviour | None:
         drawn = rng_for(self._seed, "conduct", index).random()
-        for conduct in get_args(Conduct):
-            drawn -= self._config.conducts.get(conduct, 0.0)
+        for behaviour in get_args(Behaviour):
+            drawn -= self._config.behaviours.get(behaviour, 0.0)
             if drawn < 0:
-                found: Conduct = conduct
+                found: Behaviour = behaviour
                 return found
         return None
 
-    def _of_conduct(self, index: int, conduct: Conduct) -> Iterator[TaskSeed]:
+    def _of_behaviour(self, index: int, behaviour: Behaviour) -> Iterator[TaskSeed]:
         """Yield the subjects of a task that teaches something beside calling tools.
 
         A task about a write uses a desk. A task with irrelevant tools uses one server, and shows the agent another
@@ -159,19 +161,19 @@ class Draws:
         config, rng = self._config, rng_for(self._seed, "conduct_seed", index)
         language = rng.choices(self._languages, [config.languages[name] for name in self._languages])[0]
         id = f"task-{self._seed}-{index:06d}"
-        if conduct == "confirmation":
-            if (desk := desk_id(language)) in self._desks:
-                yield TaskSeed(id, desk, language, [], 0, conduct)
+        if behaviour == "confirmation":
+            if (todo_server := todo_server_id(language)) in self._todo_servers:
+                yield TaskSeed(id, todo_server, language, [], 0, behaviour)
             return
         pool = self._pool(language, rng)
         while pool:
             server = self._drawn(pool, rng)
-            others = [one for one in self._others(server, language) if conduct == "irrelevant_tools"]
-            if conduct == "irrelevant_tools" and not others:
+            others = [one for one in self._others(server, language) if behaviour == "irrelevant_tools"]
+            if behaviour == "irrelevant_tools" and not others:
                 return
-            shown: dict[str, str] = {"shown": self._drawn(others, rng).id} if others else {}
+            offered = self._drawn(others, rng).id if others else msgspec.UNSET
             for chain in self._chains_of(server, rng):
-                yield TaskSeed(id, server.id, language, chain, 0, conduct, **shown)
+                yield TaskSeed(id, server.id, language, chain, 0, behaviour, offered)
             pool.remove(server)
 
     def _others(self, server: ToolServer, language: Language) -> list[ToolServer]:
@@ -181,8 +183,8 @@ class Draws:
         return [one for one in every if one.id != server.id and names.isdisjoint(tool.name for tool in one.tools)]
 
 
-async def draw_tasks(
-    draws: Draws, count: int, chains: Mapping[str, ToolChain], verify: Verify
+async def sample_tasks(
+    sampler: TaskSampler, count: int, chains: Mapping[str, ToolChain], verify: Verify
 ) -> tuple[list[TaskSeed], list[ToolChain]]:
     """Return the subjects of `count` tasks, and the chains that passed.
 
@@ -213,7 +215,7 @@ async def draw_tasks(
         left = array("Q")
         for index in waiting:
             # Sampled from the start in each round: a suspended generator takes more memory than its seed.
-            one = next((one for one in draws.of(index) if chain_of(one) not in failed), None)
+            one = next((one for one in sampler.candidates(index) if chain_of(one) not in failed), None)
             if one is None:
                 continue
             if not one.chain or chain_of(one) in passed:
@@ -232,5 +234,5 @@ async def draw_tasks(
 
 def wanted_tasks(config: TrajectoriesConfig) -> int:
     """Return the number of original tasks to write, so that enough trajectories are left after the filters."""
-    varied = config.augmented * max(0.0, 1 - sum(config.conducts.values()))
-    return math.ceil(config.trajectories * (1 + config.surplus) / (1 + varied))
+    varied = config.augmented * max(0.0, 1 - sum(config.behaviours.values()))
+    return math.ceil(config.trajectories * (1 + config.oversample_ratio) / (1 + varied))

@@ -10,7 +10,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-class Shared(Generic[K, T]):
+class AsyncOnce(Generic[K, T]):
     """Values made once for each key. Concurrent requests wait for the same value; a failed one is retried by the next
     request."""
 
