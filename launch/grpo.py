@@ -367,7 +367,7 @@ def _write_serving_folder(config: GRPORun) -> None:
 
 
 def _servers(run: str | None = None) -> VLLMConfig:
-    """Return the rollout servers of the flags, for the run with this id. Raises `Refusal` and `SettingError`."""
+    """Return the rollout servers of the flags, for the run with this id. Raises `UserError` and `SettingError`."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.sampler import VLLMConfig
 
@@ -388,7 +388,7 @@ def _servers(run: str | None = None) -> VLLMConfig:
 
 
 def _publisher(servers: VLLMConfig, model: Model, published: epath.Path) -> AnyPublisher:
-    """Return the publisher of weights for the servers. Raises `Refusal` and `SettingError`: this host cannot serve
+    """Return the publisher of weights for the servers. Raises `UserError` and `SettingError`: this host cannot serve
     them."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.direct import DirectPublisher, listening_address

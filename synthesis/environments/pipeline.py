@@ -70,7 +70,7 @@ async def synthesize(
     Args:
         executor: teacher, sandbox and embedder of the stages; the result does not depend on where the sandbox runs.
         replace: replace existing datasets of another seed, setting or teacher in `out_dir`.
-        preview: see `Track`.
+        preview: see `PipelineRun`.
         journal: journal of this run. Another configuration or seed in the same journal starts from scratch, under other
             stage names.
 
