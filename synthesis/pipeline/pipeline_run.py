@@ -86,10 +86,11 @@ class PipelineRun(Generic[C]):
 
         Args:
             name: the run's last dataset; if it exists, the run is finished.
-            grows: settings that may be larger than before: existing records stay, and more are added.
-            free: settings that change no record.
-            before: values for settings that a card does not have; any other missing setting had its default.
-            replace: the user wants to replace the dataset.
+            may_grow: settings that may be larger than before: existing records stay, and more are added.
+            changeable_on_resume: settings that change no record.
+            legacy_defaults: values of settings that an older run did not have, if they differ from the current
+                defaults.
+            replace: replace the dataset.
             read: returns the settings of a card under their current names.
 
         Raises:
@@ -145,19 +146,19 @@ class PipelineRun(Generic[C]):
         extra_key: Callable[[In], str] | None = None,
         judged: bool = True,
     ) -> Records[Out]:
-        """Run a stage and count its rejections. Its results are read from the journal on demand.
+        """Run a stage and count its rejections. Its outputs are read from the journal on demand.
 
-        Stored results are reused if the stage's dependencies are equal: its inputs, the seed, the teacher and the
-        settings that it names. So a run of more records, or with another setting of a later stage, continues from the
-        stored results.
+        The stage's key in the journal is a fingerprint of everything that its outputs depend on: its inputs, the seed,
+        the teacher and the settings that it names. So a run of more records, or with another setting of a later stage,
+        resumes from the journal.
 
         Args:
             label: label of the progress bar.
-            concurrency: replaces the track's.
-            depends: names of the settings that the stage reads; None: those of the track's prefix.
-            later: further such settings that earlier versions did not name, each with the value that all of their runs
-                had. With that value the stored results of earlier versions are reused.
-            about: digest of data that is bound to the function and belongs to an input.
+            concurrency: replaces the pipeline's.
+            fingerprint_of: names of the settings that the stage reads; None: they are in the prefix of the pipeline.
+            legacy_defaults: further such settings that earlier versions did not put in the fingerprint, each with the
+                value that all of their runs had. With that value the fingerprint is theirs.
+            extra_key: returns a digest of data that is bound to the function and belongs to an input.
             judged: stop the run if the stage accepts almost nothing; see `run_stage`.
         """
         stage = self._prefix + name
