@@ -41,7 +41,7 @@ def read_object(file: epath.Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{file} is not JSON ({error}); write it again") from None
     if not isinstance(content, dict):
-        raise TokenizerError(f"{file} is no JSON object; copy it again")
+        raise TokenizerError(f"{file} is not a JSON object; copy it again")
     return content
 
 

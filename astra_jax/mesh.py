@@ -94,7 +94,9 @@ def _slices(devices: Sequence[Any]) -> int:
         return 1
     if len(set(of_each.values())) > 1:
         sizes = ", ".join(f"slice {index} has {count}" for index, count in sorted(of_each.items()))
-        raise InputError(f"a mesh wants slices of one size, but {sizes} devices; leave out what is more")
+        raise InputError(
+            f"all slices of a mesh must have the same number of devices, but {sizes} devices; leave out what is more"
+        )
     return len(of_each)
 
 

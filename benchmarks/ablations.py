@@ -1,9 +1,9 @@
-"""The paper's two ablations, in small: what the reward and the irrelevant tools of training are for.
+"""Measure the effect of the reward and of irrelevant tools in training: the paper's two ablations, on a small scale.
 
-For each seed the quickstart is run to its end (a finished run is not repeated). From the weights after its SFT, GRPO is
-then run again: with recall in F1's place, with precision in it, and without irrelevant tools in training. All are
-evaluated on the same held-out environments, irrelevant tools among theirs. A row for each seed and arm; prints the
-means over seeds, and --figure draws the training curves. What is finished is not run again.
+For each seed the quickstart runs to its end (a finished run is not repeated). From its weights after SFT, GRPO then
+runs again in three arms: with recall instead of F1, with precision, and without irrelevant tools in training. All are
+evaluated on the same held-out environments, with irrelevant tools. Writes a row for each seed and arm, and prints the
+means over seeds. --figure plots the training curves. Finished work is not repeated.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def main() -> None:
 
 
 def folder_of(run: Path, arm: str) -> Path:
-    """Where an arm's checkpoints and metrics are."""
+    """Return the folder of an arm's checkpoints and metrics."""
     return run / "grpo" if arm == "f1" else result_of(run, arm).with_suffix("")
 
 
 def result_of(run: Path, arm: str) -> Path:
-    """Where its scores are, once it is finished."""
+    """Return the file of an arm's scores, which exists once it is finished."""
     return run.with_name(f"{run.name}-ablations") / f"{arm.replace(' ', '_')}.json"
 
 

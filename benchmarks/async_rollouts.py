@@ -9,8 +9,8 @@ engine and with quick tools. In the arms rollouts are 0 (strictly online), 1, 2 
 into running requests. Further arms drain the server first: new requests wait until all others have ended. All else is
 the product, with the quickstart's own settings.
 
-A row for each arm and seed: updates, what the trainer waited, tokens' ages, F1 and answers before and after. What is
-finished is not done again.
+Writes a row for each arm and seed: updates, waiting time of the trainer, tokens' ages, F1 and answers before and after.
+Finished work is not repeated.
 """
 
 from __future__ import annotations
@@ -205,11 +205,11 @@ async def _measured(start: Quickstart, arm: Arm, folder: Path, seconds: float, t
 
 
 def means(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Of an arm's metrics: updates, an hour of which those after the first, whose pipeline is empty, would fill.
+    """Return means of an arm's metrics. The first update is left out, since its pipeline is empty.
 
     Returns:
-        `updates`; `updates_an_hour`; seconds of a step, and of the parts that its trainer waits for, in the mean;
-        `mean_age`: updates that a trained group's weights are old; `valid_share` of groups.
+        `updates`; `updates_an_hour`; mean seconds of a step, and of the parts that its trainer waits for; `mean_age`,
+        the age in updates of the weights of trained groups; `valid_share` of groups.
     """
     history = [row for row in history if "seconds/step" in row]  # the last one may be of no update: of the end
     steady = history[1:] or history

@@ -30,13 +30,14 @@ Figures = dict[str, Any]
 def compile_peer(
     peer: str, python: str, size: str, slice_: Slice, batch_size: int, tokens: int, depth: int, cuts: Sequence[int]
 ) -> Figures:
-    """What `plan.make_plan` says of ours, of a step whose rows are all taken at once.
+    """Compile a step of another library with all rows at once. Return the numbers that `plan.make_plan` returns for
+    ours.
 
     Args:
-        python: of the peer's environment.
-        size: of Qwen3, as presets have it.
+        python: interpreter of the peer's environment.
+        size: size of Qwen3, as in the presets.
         depth: layers of the model.
-        cuts: two numbers of layers, ascending, that are compiled; or one, the depth.
+        cuts: two ascending numbers of layers to compile, or one, the depth.
     """
     work = {"size": size, "topology": slice_.name, "chips": slice_.chips, "rows": batch_size, "tokens": tokens}
     found = [_compiled(peer, python, work | {"layers": layers}, slice_) for layers in cuts]

@@ -1,10 +1,9 @@
-"""Compiles a training step of another library for a TPU slice that is not here: `python -m … PEER WORK HLO`.
+"""Compile a training step of another library for a TPU slice without the chips: `python -m … PEER WORK HLO`.
 
 WORK is JSON: `size` (`4b`), `layers`, `topology`, `chips`, `rows` and `tokens` of a step. Parameters and optimizer
-state are float32 and spread over all chips (the axis `fsdp`), each of which has its part of the rows. Writes the
-compiled text to the file HLO and prints JSON: `mesh` (sizes by axis) and `devices` (ids in its order), `versions`,
-`seconds` of compiling, the memory of a chip in bytes; or `refused`, what the compiler said to a program that does not
-fit.
+state are float32 and sharded over all chips (the axis `fsdp`), each of which has its part of the rows. Writes the
+compiled text to the file HLO. Prints JSON: `mesh` (sizes by axis), `devices` (ids in its order), `versions`, `seconds`
+of compiling, and the memory of a chip in bytes. Or `refused`, the compiler's message about a program that does not fit.
 """
 
 from __future__ import annotations

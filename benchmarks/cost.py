@@ -1,11 +1,11 @@
-"""What the paper's run costs: chips x hours and dollars, on four kinds of chips; writes docs/cost.md.
+"""Estimate the cost of the paper's run: chips x hours and dollars, on four kinds of chips; writes docs/cost.md.
 
     python -m benchmarks.cost
     python -m benchmarks.cost --prices=v6e=1.9,h100=2.2 --conversation_tokens=4000 --sampled_tokens=12000
 
-Nothing is compiled and nothing measured here: the time of training goes by the plan nearest in size, of each kind of
-chip (`benchmarks/results/plans.jsonl`, compiled cycles), or, of GPUs, by arithmetic; that of rollouts is arithmetic.
-The page says which figure is which.
+Nothing is compiled or measured here. Training time comes from the plan nearest in size, for each kind of chip
+(`benchmarks/results/plans.jsonl`, compiled cycles), or for GPUs from arithmetic. Rollout time is arithmetic. The page
+names the source of each number.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PRICES = {"v5p": 4.2, "v6e": 2.7, "h100": 3.0, "h200": 4.0}
 """Dollars a chip and hour, on demand: Google's list in the United States, and for GPUs the middle of what specialised
 clouds asked in 2026."""
 MEMORY_SHARE = 0.9
-"""Of a server's memory, for weights and cache; vLLM's default."""
+"""Share of a server's memory for weights and cache; vLLM's default."""
 SERVERS = (1, 2, 4, 8)
 """Chips of a rollout server that are tried; the cheapest is taken."""
 MOST_SEQUENCES = 256
-"""That a server draws for at once; vLLM's default."""
+"""Maximum sequences that a server decodes at the same time; vLLM's default."""
 
 _Share = Annotated[float, Bound(above=0, most=1)]
 _PRICES = flags.DEFINE_list("prices", [], "KIND=DOLLARS a chip and hour, in place of the page's.")
@@ -55,7 +55,7 @@ _GROUP = number_flag("group_size", 8, Count, "Episodes of a group.")
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the paper does not say: lengths in tokens, in the mean."""
+    """Assumptions where the paper gives no number: mean lengths in tokens."""
 
     conversation: int
     prompt: int
@@ -70,20 +70,20 @@ class Assumed:
 
     @property
     def episodes(self) -> int:
-        """That are trained on, in all updates."""
+        """Return the number of episodes that all updates train on."""
         return UPDATES * GROUPS * self.group_size
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one model on one kind of chip.
+    """Work of one model on one kind of chip.
 
     Attributes:
-        mfu, update_mfu: of SFT, and of GRPO's updates; useful arithmetic over the bf16 peak.
-        source, update_source: where these come from.
+        mfu, update_mfu: model flops utilization of SFT, and of GRPO's updates: useful arithmetic over the bf16 peak.
+        source, update_source: sources of these numbers.
         sft, update, rollout: chip-hours.
-        server: chips of a rollout server; `sequences` are drawn for at once there.
-        bound: what a token of a server waits for.
+        server: chips of a rollout server, which decodes `sequences` at the same time.
+        bound: resource that limits a server's decoding.
         trainer: see `planned_slice`.
     """
 
@@ -102,18 +102,18 @@ class Work:
 
     @property
     def is_bound(self) -> bool:
-        """Whether real training takes longer for certain."""
+        """Return whether real training certainly takes longer."""
         return not self.source.startswith("compiled")
 
 
 def fitting_plans(kind: str) -> list[dict[str, Any]]:
-    """The newest row of each plan on a kind of chip, of those that fit."""
+    """Return the newest row of each plan on a kind of chip that fits."""
     newest = rows.newest(rows.read("plans"), "job", "size", "tokens", "topology")
     return [row for row in newest if row["fits"] and row["topology"].startswith(f"{kind}:")]
 
 
 def attended(length: int, chip: Chip) -> int:
-    """How long a document is for attention: on TPUs two blocks longer, those at its ends, in which others are too."""
+    """Return a document's length for attention: on TPUs two blocks longer, for the shared blocks at its ends."""
     from astra_jax.attention.splash import LARGEST_BLOCK
 
     return length if chip.clock is None else length + 2 * LARGEST_BLOCK
@@ -147,8 +147,8 @@ def training_mfu(size: str, kind: str, tokens: int, job: str = "sft") -> tuple[f
 
 @functools.cache
 def decode_share() -> float:
-    """Of the memory's bandwidth, what decoding reaches: the median of the engine's compiled programs, the newest row of
-    each."""
+    """Return the share of the memory's bandwidth that decoding reaches: the median of the engine's compiled
+    programs."""
     found = [{"stored": "none"} | row for row in rows.read("compiled_decode")]  # as it was before there was a choice
     programs = rows.newest(found, "model", "topology", "mesh", "slots", "length", "steps", "stored")
     return statistics.median(row["share"] for row in programs)
@@ -197,10 +197,10 @@ def _server(model: Decoder, chip: Chip, chips: int, mfu: float, assumed: Assumed
 def decode_seconds(
     model: Decoder, chip: Chip, chips: int, mfu: float, sequences: int, cached: float
 ) -> tuple[float, float]:
-    """What a step of a server takes that draws a token of each sequence: (for its memory, for its arithmetic).
+    """Return the seconds of a decoding step, which samples a token of each sequence: (for memory, for arithmetic).
 
     Args:
-        cached: tokens that are read of all caches.
+        cached: tokens read from all caches.
     """
     weights = 2.0 * sum(model.matmul_parameters())
     memory = (weights + cached * cache_bytes(model)) / (chips * chip.hbm_bandwidth * decode_share())
@@ -208,7 +208,7 @@ def decode_seconds(
 
 
 def cache_bytes(model: Decoder) -> float:
-    """Of a token in the cache, in bfloat16."""
+    """Return the bytes of a token in the cache, in bfloat16."""
     return 2.0 * 2 * model.n_layers * model.n_kv_heads * model.head_dim
 
 
@@ -222,10 +222,11 @@ def planned_slice(size: str, kind: str) -> tuple[str, int]:
 
 
 def exact(update: float, rollout: float) -> float:
-    """Of a run that samples and trains in turns, each on chips of its own, in dollars (or chip-hours) of both.
+    """Return the cost of a run that alternates sampling and training, each on its own chips, in dollars or chip-hours
+    of both.
 
-    With T chips that train and S that serve an update takes rollout/S + update/T, and T + S are paid for meanwhile:
-    least at S/T = sqrt(rollout/update).
+    With T chips for training and S for serving, an update takes rollout/S + update/T, in which T + S are paid for. The
+    cost is least at S/T = sqrt(rollout/update).
     """
     return (math.sqrt(update) + math.sqrt(rollout)) ** 2
 
@@ -367,7 +368,7 @@ def _cheapest(works: dict[str, Work], price: dict[str, float]) -> str:
 
 
 def _smallest(works: dict[str, Work]) -> str:
-    """How long GRPO in turns takes on the smallest slice that it fits on."""
+    """Return how long alternating GRPO takes on the smallest slice that it fits on."""
     found = []
     for one in works.values():
         name, train = one.trainer
@@ -405,7 +406,7 @@ def _longer(every: dict[str, dict[str, Work]], assumed: Assumed) -> str:
 
 
 def assumed() -> Assumed:
-    """What the flags say."""
+    """Return the assumptions of the flags."""
     given = (_CONVERSATION, _PROMPT, _SAMPLED, _TOOLS, _VALID, _GROUP)
     return Assumed(*(flag.value for flag in given))
 

@@ -13,18 +13,18 @@ from launch.flags.cli import UsageError
 
 
 def check(figure: str | None) -> None:
-    """See, before hours of runs, that a figure can be drawn. Raises `UsageError`."""
+    """Check that a figure can be plotted, before hours of runs. Raises `UsageError`."""
     if figure and importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"--figure={figure} wants matplotlib, which is not installed: pip install 'astra-jax[bench]'")
 
 
 def draw(groups: Mapping[str, Sequence[Path]], metrics: Mapping[str, str], path: Path) -> None:
-    """A panel for each metric, by GRPO update: each run thin, the mean over a group's runs thick.
+    """Plot a panel for each metric, by GRPO update: each run thin, the mean over a group's runs thick.
 
-    Where some runs of a group have ended, the mean is over those that go on.
+    If some runs of a group have ended, the mean is over the others.
 
     Args:
-        groups: folders of metrics, by the name that the legend gives to them.
+        groups: folders of metrics, by their name in the legend.
         metrics: titles by the metrics' names.
         path: the SVG file to write.
     """

@@ -1,8 +1,8 @@
-"""Tokens a second of the embedded engine, transformers' `generate` and vLLM, on the same CPU with random weights.
+"""Compare tokens per second of the embedded engine, transformers' `generate` and vLLM, on one CPU with random weights.
 
 Each side is a process with the same shapes, prompts, lengths, threads and dtype, sampling at temperature 1. They take
-turns, and those that wait are stopped, so that a noisy machine is noisy for all. Prompts are new each time. vLLM takes
-part where its environment is (`launch/vllm_cpu.sh .venv-vllm`). Prints a row for each model and batch.
+turns, and the waiting ones are stopped, so that a noisy machine affects all. Prompts are new each time. vLLM takes part
+if its environment exists (`launch/vllm_cpu.sh .venv-vllm`). Prints a row for each model and batch.
 
     python -m benchmarks.decode --case=1m,30m --batches=1,16,64 --save
 """

@@ -1,9 +1,9 @@
-"""One side of `benchmarks.decode`: builds its model, then answers prompts when a line on stdin tells it to.
+"""One side of `benchmarks.decode`: builds its model, then answers prompts on commands from stdin.
 
 ready         answer each batch once (compiles); answers {"seconds"}
-generate B    B prompts at once, all new tokens drawn; answers {"seconds"}
+generate B    B prompts at once, all new tokens sampled; answers {"seconds"}
 
-`transformers` and `vllm` import nothing of the project but the shapes: vLLM has an environment of its own.
+`transformers` and `vllm` import only the shapes from the project, since vLLM has its own environment.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""How cost grows, each time beside the line that it would follow if nothing were lost: a row for each part.
+"""Measure how cost grows with each size, beside the ideal growth: a row for each part.
 
-tokens, vocabulary, layers   an SFT step of 1M parameters with one size made larger; processor seconds, and the compiled
+tokens, vocabulary, layers   an SFT step of 1M parameters with one size increased; processor seconds, and the compiled
                              program's bytes. Ideal: the arithmetic's share of the first point; the state, and the first
-                             point's temporaries for as many tokens or layers
-devices                      the same step over `fsdp` of fake devices: processor seconds that do not grow, bytes that
-                             are divided
-synthesis, sandbox           requests of a stage a second, calls a second, by how many are under way. Ideal: the
-                             endpoint's latency; the first point for each core
-ray                          environments a minute, proven on CPUs of Ray on this machine. Ideal: as many as without
-                             Ray, whose sandbox has all cores too
-cluster                      proofs a second that this process hands to Ray, by CPUs that each is busy for 0.05 s: a
-                             stand-in for other machines' cores. Ideal: the first point for each CPU
-records                      memory that a run's process holds, its processor ms and the journal's bytes, by the records
-                             of two stages and a dataset. Ideal: an index of INDEX_BYTES a record; the first point
-restart                      seconds to the first step, of a run and of the one that goes on. Ideal: its imports
+                             point's temporaries for as many tokens or layers.
+devices                      the same step over `fsdp` of fake devices: processor seconds, ideally constant, and bytes,
+                             ideally divided.
+synthesis, sandbox           requests of a stage per second, and calls per second, by concurrency. Ideal: the
+                             endpoint's latency; the first point for each core.
+ray                          environments per minute, proven on CPUs of Ray on this machine. Ideal: as many as without
+                             Ray, whose sandbox has all cores too.
+cluster                      proofs per second that this process gives to Ray, by CPUs that each is busy for 0.05 s, to
+                             represent the cores of other machines. Ideal: the first point for each CPU.
+records                      memory of a run's process, its processor ms and the journal's bytes, by the records of two
+                             stages and a dataset. Ideal: an index of INDEX_BYTES per record; the first point.
+restart                      seconds to the first step, of a new and of a resumed run. Ideal: the imports.
 
     python -m benchmarks.growth --save
 """
@@ -49,7 +49,7 @@ CLUSTER = (1, 4, 16)
 RECORDS = (1_000, 10_000, 100_000)
 INDEX_BYTES = 200
 LATENCY = 0.1
-"""Of the endpoint, seconds."""
+"""Latency of the endpoint, in seconds."""
 
 Curves = dict[str, dict[str, list[float]]]
 
@@ -63,7 +63,7 @@ def told(*command: str, **environment: str) -> dict[str, Any]:
 
 
 def grown(part: str) -> tuple[str, list[Any], Curves]:
-    """Of a training step: (axis, values, curves)."""
+    """Return (axis, values, curves) of a training step."""
     name, axis, values = SIZES[part]
     rows_ = max(values) if part == "devices" else BASE["rows"]
     points = []
@@ -75,10 +75,10 @@ def grown(part: str) -> tuple[str, list[Any], Curves]:
 
 
 def step_curves(part: str, values: Sequence[int], points: Sequence[Mapping[str, float]]) -> Curves:
-    """What was measured at each value, and what it would be.
+    """Return the measured curves and the ideal ones.
 
     Args:
-        points: of `growth_side.step`.
+        points: results of `growth_side.step`.
     """
     first = points[0]
     seconds, mib, ideal = [], [], []

@@ -1,4 +1,4 @@
-"""How cost grows, as a table and a figure of the newest row of each part: for `benchmarks.report`."""
+"""Table and figure of how cost grows, from the newest row of each part, for `benchmarks.report`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What `benchmarks.growth` measures, each point in a process of its own; prints a line of JSON.
+"""Measurements of `benchmarks.growth`, each point in a separate process; prints a line of JSON.
 
 step SHAPE      an SFT step of a `Shape` with rows, tokens and devices (JSON): seconds, processor seconds, bytes
 sandbox N       calls a second with N callers
 environments N  environments a minute, proven here (0) or on N CPUs of Ray
 cluster N       proofs a second that keep N machines' cores busy for TASK seconds each
-start FOLDER T  seconds from T (of time.time) to the first step of a run that goes on there
+start FOLDER T  seconds from T (of time.time) to the first step of a run that resumes there
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 STEPS = 5
 SECONDS = 2.0
-"""Of calls."""
+"""Duration of the calls' measurement."""
 ENVIRONMENTS = 100
 TASK = 0.05
 """Seconds that a proof takes of a core."""

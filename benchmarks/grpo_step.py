@@ -1,13 +1,14 @@
-"""One update of GRPO against TRL's and Tunix's on the CPU: the same weights, episodes and advantages.
+"""Compare one update of GRPO with TRL's and Tunix's on the CPU: the same weights, episodes and advantages.
 
-The objective is what all three have, and the paper's (eq. 32): token-level clip of 0.2 below and 0.28 above, a sum over
-the trained tokens divided by their number ("dapo" in TRL, "token-mean" in Tunix), no KL term, no entropy bonus, no
-importance sampling; tool outputs are masked. The episodes of a group begin with one prompt. First each side computes
-loss and gradients once, with old logprobs that are not the current ones, so that the clip is at work; then they train
-in turns, strictly on policy, AdamW and all. The other two are given tensors that are padded already; ours starts from
-episodes, as in training. Sampling is no part.
+The objective is the common one, and the paper's (eq. 32): token-level clip of 0.2 below and 0.28 above, and a sum over
+the trained tokens divided by their number ("dapo" in TRL, "token-mean" in Tunix). It has no KL term, no entropy bonus
+and no importance sampling; tool outputs are masked. The episodes of a group start with one prompt.
 
-Each side is a process in an environment of its own. Those of the other two, once:
+First each side computes loss and gradients once, with old logprobs that differ from the current ones, so that tokens
+are clipped. Then they train in turns, strictly on policy, AdamW included. The other two get tensors that are padded
+already; ours starts from episodes, as in training. Sampling is not included.
+
+Each side is a process in its own environment. Create those of the other two once:
 
     python -m venv .venv-trl && .venv-trl/bin/pip install torch==2.13.0 transformers==5.23.0 trl==1.16.0 accelerate
     python -m venv .venv-tunix && .venv-tunix/bin/pip install google-tunix==0.1.7 jax==0.10.2 flax==0.12.8
@@ -193,10 +194,11 @@ def first_gradients(command: list[str], environment: Mapping[str, str], folder: 
 
 
 def apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, float]:
-    """How far two sides' losses are apart, and their gradients: of a parameter, by the norm of ours; the worst.
+    """Return the distance of two sides' losses, and of their gradients: the largest of a parameter, relative to our
+    norm.
 
     Raises:
-        ValueError: they have other parameters.
+        ValueError: the sides have different parameters.
     """
     mine, other = ours["gradients"], theirs["gradients"]
     if mine.keys() != other.keys():

@@ -45,14 +45,14 @@ class Built:
 
 
 def read_work(folder: Path) -> Work:
-    """What all sides do. `shape` is the model's."""
+    """Return the work of all sides. `shape` is the model's."""
     work = json.loads((folder / "work.json").read_text())
     shape = {field.name: work["case"][field.name] for field in fields(Shape)}
     return work | {"shape": shape, "folder": str(folder), "hf": str(folder / "hf")}
 
 
 def read_episodes(folder: Path) -> dict[str, Any]:
-    """What `grpo_step.prepare` wrote: arrays; `_bt` are [episodes, tokens], each episode from the left."""
+    """Return the arrays that `grpo_step.prepare` wrote; `_bt` are [episodes, tokens], each episode from the left."""
     import numpy as np
 
     with np.load(folder / "episodes.npz") as file:

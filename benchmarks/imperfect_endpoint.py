@@ -1,9 +1,9 @@
-"""Trajectories from an endpoint that errs on purpose: yield, faults in the stored records, and cost.
+"""Measure trajectories from an endpoint with deliberate errors: yield, faults in the stored records, and cost.
 
 The model is the tests' (`tests/worlds/emulated_model.py`) with seeded errors: unreadable bodies, refusals, questions or
-results in Chinese, questions that name a tool, an agent that answers from memory, markup and unfinished thoughts in the
-agent's answers, and half answers with an error inside HTTP 200. It also makes right results that hold names from many
-countries, which no check may reject. The audit finds the faults again from the stored records alone. Prints a row;
+results in Chinese, and questions that name a tool. Its agent answers from memory, or with markup and unfinished
+reasoning, and some HTTP 200 responses have half an answer and an error. It also makes correct results with names from
+many countries, which no check may reject. The audit finds the faults again from the stored records alone. Prints a row;
 `--save` appends it.
 
     python -m benchmarks.imperfect_endpoint --workdir=DIR
@@ -119,7 +119,7 @@ class ImperfectModel(EmulatedModel):
         return json.dumps(answer)
 
     def _agent_turn(self, prompt: str, rng: random.Random) -> Any:
-        """What versions ask of an agent that ask for text about its calls."""
+        """Return an agent's turn for versions that request text about its calls."""
         messages = [{"role": "user", "content": re.findall(r"^\[user\] (.*)$", prompt, re.M)[0]}]
         messages += [{"role": "tool", "content": text} for text in re.findall(r"^\[tool \S+\] (.*)$", prompt, re.M)]
         made = self.agent(messages, rng)
@@ -128,7 +128,7 @@ class ImperfectModel(EmulatedModel):
 
 
 def faults(trajectory: Trajectory) -> list[str]:
-    """What must not be in a stored trajectory, by the record alone."""
+    """Return the faults of a stored trajectory that the record alone shows."""
     found = []
     users = [message.content for message in trajectory.messages if message.role == "user"]
     said = [message.content for message in trajectory.messages if message.role == "assistant" and message.content]
@@ -173,7 +173,7 @@ async def _run(model: ImperfectModel, folder: Path, checkout: Path) -> int:
 
 
 def figures(stored: Sequence[Trajectory], model: ImperfectModel, tokens: int) -> dict[str, Any]:
-    """Of a finished run."""
+    """Return the numbers of a finished run."""
     wrong = [faults(one) for one in stored]
     return {
         "asked": _COUNT.value,

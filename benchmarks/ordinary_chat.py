@@ -1,12 +1,12 @@
-"""Does a model that learns to use tools forget how to talk? Asked of a run of the quickstart's profile `pretrained`.
+"""Measure whether a model that learns to use tools keeps its chat ability, for a run of the profile `pretrained`.
 
     python -m benchmarks.ordinary_chat --workdir=DIR
 
-200 ordinary requests, in which there is no tool. The weights that the run began with answer each of them, drawn at
-temperature 1; then each stage's weights say how likely those answers are. Their loss, less that of the first weights,
-is how far a stage has moved in what it had nothing to learn about: an estimate of the divergence KL(first, stage), in
-nats a token. Each stage's weights then answer themselves: how often do they call a tool though there is none, and how
-often do they come to an end? Intervals are of 95 %, over requests.
+There are 200 ordinary requests without tools. The run's initial weights answer each of them, at temperature 1. Then
+each stage's weights give the likelihood of those answers. Their loss, minus that of the initial weights, estimates the
+divergence KL(first, stage), in nats per token: how far a stage has moved where it had nothing to learn. Each stage's
+weights also answer themselves. Measured are the shares of answers that call a tool although there is none, and of those
+that end. Intervals are of 95 %, over requests.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def table(figures: Mapping[str, Any]) -> str:
 async def _answers(
     params: Params, config: QuickstartConfig, tokenizer: ChatTokenizer, prompts: Sequence[list[int]], max_tokens: int
 ) -> list[Completion]:
-    """One to each prompt, drawn at temperature 1."""
+    """Return an answer to each prompt, sampled at temperature 1."""
     from astra_jax.rollout.engine.engine import Engine
     from astra_jax.rollout.engine.slots import EngineConfig
     from astra_jax.rollout.sampler import Sampling
@@ -158,7 +158,7 @@ async def _answers(
 def _losses(
     params: Params, model: Model, prompts: Sequence[list[int]], answers: Sequence[list[int]], pad: int, most: int
 ) -> list[float]:
-    """Of each answer, in nats a token."""
+    """Return the loss of each answer, in nats per token."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -78,7 +78,7 @@ _CHIPS = flags.DEFINE_list("chips", None, "Kinds, for example v5p,h200; by defau
 
 
 def plan(one: Asked) -> dict:
-    """What `launch.plan` says, as its JSON."""
+    """Return the JSON output of `launch.plan`."""
     asked = [f"--config={one.job}:{one.size}", f"--topology={one.topology}", f"--tokens={one.tokens}"]
     asked += [f"--config.{one.job}.remat={one.remat}"]
     asked += [f"--config.{one.job}.micro_batch_size={one.rows}"] if one.rows else []
@@ -88,7 +88,7 @@ def plan(one: Asked) -> dict:
 
 
 def table(found: list[dict]) -> str:
-    """The newest row of each plan, as Markdown, in the order of `PLANS`; rows of before there were times have none."""
+    """Return the newest row of each plan, as Markdown, in the order of `PLANS`; old rows may have no times."""
     newest = {tuple(row[name] for name in OF_A_PLAN): row for row in rows.newest(found, *OF_A_PLAN)}
     heads = ["job", "size", "tokens", "slice", "mesh", "rows at once", "`remat`", "fits", "GiB a chip", "s a step"]
     heads += ["tokens/s a chip", "MFU", "most of it"]

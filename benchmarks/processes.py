@@ -35,7 +35,7 @@ def run(module: str, *arguments: str, environment: Mapping[str, str] | None = No
 
 
 def descendants() -> dict[int, list[str]]:
-    """What /proc says of each process below this one, from its state on (proc(5)), by its id."""
+    """Return the fields of /proc/PID/stat, from the state on (proc(5)), of each process below this one, by its id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,8 +1,8 @@
-"""Does the quickstart learn? Runs it for several seeds, one after the other, and writes a row for each.
+"""Measure whether the quickstart learns: runs it for several seeds, one after the other, and writes a row for each.
 
-A row has the held-out F1 and the share of right answers of the untrained model, after SFT and after GRPO, the run's
-seconds and its peak memory; the last line counts the seeds whose gains reach the thresholds. --figure draws GRPO's
-curves.
+A row has the held-out F1 and the share of right answers, of the untrained model, after SFT and after GRPO. It also has
+the run's seconds and peak memory. The last line counts the seeds whose gains reach the thresholds. --figure plots
+GRPO's curves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What `benchmarks.growth` measures of a run's process by its records; prints a line of JSON.
+"""Measurement of `benchmarks.growth`: resources of a run's process by its number of records; prints a line of JSON.
 
     python -m benchmarks.record_side RECORDS
 
-Two stages of trajectories (5 KB of JSON each, invented here: real ones would take an hour), their statistics and their
-dataset, as `trajectories/pipeline.py` has them: the most memory that this process held beyond what it began with, its
-processor time, and the bytes of the journal and of the dataset.
+The process runs two stages of trajectories with their statistics and dataset, as in `trajectories/pipeline.py`. The
+records are synthetic, 5 KB of JSON each: real ones would take an hour. Measured are the peak memory of this process
+above its initial memory, its processor time, and the bytes of the journal and of the dataset.
 """
 
 from __future__ import annotations

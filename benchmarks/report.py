@@ -1,14 +1,14 @@
-"""What the committed rows say: the tables and figures of docs/performance.md, docs/comparison.md and README.
+"""Generate the tables and figures of docs/performance.md, docs/comparison.md and README from the committed rows.
 
-Each comparison is shown by its newest row: the figure, what it is compared with, the goal, the processor, the date and
-the commit. A newest row that is behind the row before of the same case and hardware by more than the spread of both is
-named, and the program ends with 1; so it does when a measurement fails, after the others.
+Each comparison is shown by its newest row: the number, the baseline, the goal, the processor, the date and the commit.
+A newest row that is worse than the previous one of the same case and hardware, by more than the spread of both, is
+named, and the program exits with 1. It does so too when a measurement fails, after the others.
 
-python -m benchmarks.report                          # from the rows there are
-python -m benchmarks.report --measure --workdir=DIR  # measures here first: three hours on two quiet cores
+python -m benchmarks.report                          # from the existing rows
+python -m benchmarks.report --measure --workdir=DIR  # measures here first: three hours on two idle cores
 
-What --measure cannot measure here, because a peer is not installed, it says; TRL and Tunix, which want environments of
-their own, are named with --trl and --tunix, as to `benchmarks.grpo_step`.
+--measure prints which measurements are impossible here because another library is not installed. TRL and Tunix need
+their own environments, which --trl and --tunix name as in `benchmarks.grpo_step`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from launch.flags.cli import UsageError
 
 DOCS, README = rows.ROOT / "docs", rows.ROOT / "README.md"
 SPREAD = 0.1
-"""Of a figure whose row does not say how far its rounds were apart: what two runs of an hour differ by on machines that
-have other users."""
+"""Spread of a number whose row has none: the difference of two runs of an hour on machines with other users."""
 MEASURED: tuple[tuple[str, ...], ...] = (
     ("benchmarks.quickstart", "--seeds=0,1,2,3,4"),
     ("benchmarks.train_step", "--rounds=5", "--save"),
@@ -46,7 +45,7 @@ MEASURED: tuple[tuple[str, ...], ...] = (
     ("benchmarks.sandbox", "--only=rates", "--save"),
     ("benchmarks.growth", "--save"),
 )
-"""What --measure runs, one after the other."""
+"""Measurements of --measure, in order."""
 NEEDS = {"benchmarks.train_step": "torch", "benchmarks.sft_vs_pytorch": "trl", "benchmarks.growth": "ray"}
 """Packages without which they are left out."""
 FRONT = {
@@ -57,7 +56,7 @@ FRONT = {
     "Decoding beside vLLM": ", 16",
     "Sandbox calls a second and core": "",
 }
-"""What README shows of the comparisons, and what its cases end in."""
+"""Comparisons in README, and the suffixes of their cases."""
 
 _MEASURE = flags.DEFINE_bool("measure", False, "Run the benchmarks of the tables first.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where --measure runs the quickstart; finished runs are not run again.")
@@ -122,12 +121,12 @@ class Line:
 
     @property
     def missed(self) -> bool:
-        """Whether there is a goal, and it is not reached."""
+        """Return whether there is a goal that is not reached."""
         goal = self.comparison.goal(self.case)
         return goal is not None and not self.comparison.reached(self.value, goal)
 
     def behind(self) -> str | None:
-        """What to say where it is worse than the row before by more than both rows' spread."""
+        """Return a message if the row is worse than the previous one by more than both rows' spread."""
         if self.before is None or (old := self.comparison.value(self.before)) is None or not old or not self.value:
             return None
         spread = sum((self.comparison.spread or (lambda row: SPREAD / 2))(row) for row in (self.row, self.before))
@@ -142,7 +141,7 @@ class Line:
 
 
 def at(*path: str) -> Callable[[Row], float | None]:
-    """What lies in a row under names within names."""
+    """Return a function that reads a nested field of a row."""
 
     def value(row: Row) -> float | None:
         found: Any = row
@@ -166,7 +165,7 @@ def over(path: Sequence[str], other: Sequence[str]) -> Callable[[Row], float | N
 def where(
     name: str, value: Any, figure: Callable[[Row], float | None], *, before: Any = None
 ) -> Callable[[Row], float | None]:
-    """A figure of the rows that have this value; rows of before there was a choice have that of `before`."""
+    """Return a number of the rows with this value; rows from before the choice existed have the value `before`."""
     return lambda row: figure(row) if row.get(name, before) == value else None
 
 

@@ -1,12 +1,12 @@
-"""How long a step of GRPO takes on a fleet, how stale its tokens are, and what bounds it: simulated, for 14B.
+"""Simulate GRPO on a fleet, for 14B: the time of a step, the staleness of its tokens, and the bottleneck.
 
     python -m benchmarks.rl_simulation --save                     # 8 to 64 servers, strictly online and asynchronous
     python -m benchmarks.rl_simulation --servers=32 --async_steps=2 --sandboxes=16 --tool_seconds=2
-    python -m benchmarks.rl_simulation --validate --save          # beside a real run, some minutes
+    python -m benchmarks.rl_simulation --validate --save          # compares with a real run, some minutes
 
-`benchmarks/simulated_fleet.py` is the simulation: the trainer's own classes decide, in simulated time. What things take
-is arithmetic, that of `benchmarks.cost`, whose flags (lengths, the share of valid groups) hold here too.
---validate trains a tiny model on emulated servers whose latencies are sleeps, simulates the same, and compares
+The simulation is `benchmarks/simulated_fleet.py`: the trainer's own classes decide, in simulated time. Durations are
+arithmetic, as in `benchmarks.cost`, whose flags (lengths, the share of valid groups) apply here too. --validate trains
+a tiny model on emulated servers whose latencies are sleeps, simulates the same, and compares
 (`benchmarks/rl_validation.py`).
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # --help does not wait for it
 BATCH = 256
 MOST_TURN = 49_152
 CALLS = 3.98
-"""Of an episode, in the mean: of the paper's environments most have two to five, all one to twenty."""
+"""Mean calls of an episode: most of the paper's environments have two to five, all one to twenty."""
 
 _Rate = Annotated[float, Bound(above=0, most=1e6)]
 _SIZE = flags.DEFINE_enum("size", "14b", cost.SIZES, "The model.")
@@ -86,7 +86,7 @@ def episode(
 
 
 def server_speed(mfu: float) -> ServerSpeed:
-    """Of the flags' servers, by the arithmetic of `benchmarks.cost`."""
+    """Return the speed of the flags' servers, by the arithmetic of `benchmarks.cost`."""
     from astra_jax.run.chips import CHIPS
     from benchmarks.simulated_fleet import ServerSpeed
     from configs.training import MODELS

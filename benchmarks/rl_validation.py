@@ -1,9 +1,9 @@
-"""The simulation beside a real GRPO run: a tiny model, and rollout servers whose latencies are sleeps.
+"""Compare the simulation with a real GRPO run of a tiny model, on rollout servers whose latencies are sleeps.
 
-All of the run is the product: `astra_jax.grpo.train`, its batches, the policy over HTTP, the sandbox, publishing,
-syncs, updates. Only what the servers draw is given: turns of given lengths, each token of which takes a given time,
-whatever else is drawn. What else takes time is read from the run's own metrics (update, publish, sync) and from its
-policy (what a turn takes beside its tokens), and fed to the simulation.
+The run is the product: `astra_jax.grpo.train`, its batches, the policy over HTTP, the sandbox, publishing, syncs,
+updates. Only the servers' sampling is given: turns of given lengths, each token of which takes a given time, whatever
+the load. Other durations are read from the run's own metrics (update, publish, sync) and from its policy (the overhead
+of a turn), and given to the simulation.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from rollout_world import CAPITAL, DISTRACTORS, POPULATION, call, make_environme
 
 SERVERS, BATCH, GROUP, UPDATES, SIMULATED = 2, 6, 2, 20, 400
 LENGTHS = (40, 80)
-"""Of a turn, in tokens."""
+"""Lengths of a turn, in tokens."""
 GOES_ON, MOST_CALLS = 0.6, 3
 """Of the turns before an episode's last possible one, the share that calls a tool."""
 EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=700, max_response_tokens=700, distractors_per_band=1)
 
 
 class SleepingServer(EmulatedServer):
-    """Draws turns of given lengths, each token in a given time, whatever else it draws."""
+    """Server that samples turns of given lengths, each token in a given time, whatever the load."""
 
     def __init__(self, tokenizer: ChatTokenizer, token_seconds: float) -> None:
         super().__init__()

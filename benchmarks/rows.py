@@ -1,4 +1,4 @@
-"""What every row of a benchmark says besides its figures: when, on what hardware, of which commit, by which command."""
+"""Common fields of all benchmarks' rows: time, hardware, commit and command."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read(name: str) -> list[dict[str, Any]]:
 
 
 def newest(found: Iterable[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
-    """Of rows that have the same in these fields the last one; a field that a row has not is None there."""
+    """Return the last row of each combination of these fields; a missing field counts as None."""
     last = {json.dumps([row.get(name) for name in names]): row for row in sorted(found, key=lambda row: row["date"])}
     return list(last.values())
 

@@ -212,10 +212,11 @@ async def service(*command: str) -> AsyncIterator[tuple[str, Callable[[], float]
 
 
 async def http(pool: SandboxPool) -> dict[str, Any]:
-    """What the service adds for one caller on loopback, its process apart from the caller's.
+    """Measure the overhead of the service for one caller on loopback; its process is separate from the caller's.
 
-    CPU times are of the caller's and the service's process, those of the sandbox apart. Beside them aiohttp's own: a
-    service that does nothing, which the same caller asks as soon as it has an answer, so that its caches are warm.
+    CPU times are those of the caller's and the service's process, without the sandbox. For comparison, aiohttp alone is
+    measured: a service that does nothing, which the same caller asks again after each answer, so that its caches are
+    warm.
     """
     import aiohttp
 

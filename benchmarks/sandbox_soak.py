@@ -58,15 +58,15 @@ def fill(nonce):
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a pool holds.
+    """Resources of a pool.
 
     Attributes:
         host_bytes: memory of the host's process.
         zygote_bytes: memory of the zygote's process.
-        host_descriptors: open in the host.
-        zygote_descriptors: open in the zygote.
-        processes: of the pool, those that have ended and were not reaped included.
-        mounts: in the host's namespace.
+        host_descriptors: open descriptors in the host.
+        zygote_descriptors: open descriptors in the zygote.
+        processes: processes of the pool, including ended ones that were not reaped.
+        mounts: mounts in the host's namespace.
     """
 
     host_bytes: int
@@ -112,7 +112,7 @@ def processes(pool: SandboxPool) -> Iterator[int]:
 
 
 def wrong(function: str, nonce: int, environment: int, size: int, result: CallResult) -> bool:
-    """Whether a result is neither the right one nor an infrastructure outcome."""
+    """Return whether a result is neither the right one nor an infrastructure outcome."""
     if result.is_infrastructure:
         return False
     if function == "echo":

@@ -41,7 +41,7 @@ _ONLY = flags.DEFINE_list("only", list(CLIENTS), "Clients to run.")
 _WEIGHTS = flags.DEFINE_string("weights", None, "Hugging Face folder to serve; by default a tiny random model.")
 _LENGTH = 4_096
 _SECONDS = 1_200
-"""Of one client; most of it is the first compilation of each of the server's programs."""
+"""Time limit of one client; most of it is the first compilation of each of the server's programs."""
 
 
 def random_model(folder: Path) -> None:

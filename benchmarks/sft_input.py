@@ -1,8 +1,8 @@
-"""How fast SFT's batches are made, beside how fast they are trained on, and how full they are.
+"""Compare how fast SFT's batches are made with how fast they are trained on, and measure how full they are.
 
-Conversations of the paper's shape (4.4 calls, 10.8 messages in the mean) are rendered, tokenised, shuffled and packed;
-the training step is that of the smallest model that anything here trains, the quickstart's, which asks for most. Both
-take turns. Prints a row; `--save` appends it.
+Conversations of the paper's shape (on average 4.4 calls and 10.8 messages) are rendered, tokenised, shuffled and
+packed. The training step is that of the quickstart's model, the smallest in this project, which needs the most batches
+per second. Both take turns. Prints a row; `--save` appends it.
 
     python -m benchmarks.sft_input --workers=0,2
 """

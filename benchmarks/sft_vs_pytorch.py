@@ -1,11 +1,12 @@
-"""A whole SFT run against TRL's `SFTTrainer`, from the same Hugging Face checkpoint, on the same trajectories.
+"""Compare a whole SFT run with TRL's `SFTTrainer`, from the same Hugging Face checkpoint, on the same trajectories.
 
-Both pack, train on the assistant's tokens alone, and follow the same schedule; each shuffles and packs in its own way
-so that their curves agree as two seeds of one of them do: each side is run with two (--seeds=1 leaves that out, and
-their memory). They take turns, a few steps each.
-TRL is run as it packs (a batch is one long row) and with a row at a time, accumulated; the ratio is to the faster one.
-On a GPU all sides share it and multiply in bfloat16, with weights in float32 (TRL: bf16=True, attention of torch).
-Needs `pip install astra-jax[bench]`. Prints a row; `--save` appends it.
+Both pack, train on the assistant's tokens alone, and follow the same schedule. Each shuffles and packs in its own way,
+so their curves agree as two seeds of one side do. Each side runs with two seeds; --seeds=1 saves their memory. They
+take turns, a few steps each.
+
+TRL runs with its own packing (a batch is one long row) and with one row at a time, accumulated; the ratio is to the
+faster one. On a GPU all sides share it and multiply in bfloat16, with weights in float32 (TRL: bf16=True, attention of
+torch). Needs `pip install astra-jax[bench]`. Prints a row; `--save` appends it.
 
     python -m benchmarks.sft_vs_pytorch --steps=100
     python -m benchmarks.sft_vs_pytorch --steps=60 --texts=0.3     # of 0.6 of a row each: rows are three quarters full
@@ -160,7 +161,7 @@ def _apart(one: list[float], other: list[float]) -> float:
 
 def main() -> None:
     if _STEPS.value % _TURN.value:
-        raise cli.UsageError(f"--steps={_STEPS.value} is no multiple of --turn={_TURN.value}")
+        raise cli.UsageError(f"--steps={_STEPS.value} is not a multiple of --turn={_TURN.value}")
     with tempfile.TemporaryDirectory() as folder:
         rows.report("sft_vs_pytorch", compare(prepare(Path(folder))), save=_SAVE.value)
 

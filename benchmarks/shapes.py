@@ -32,13 +32,14 @@ SMOLLM2 = Shape(49_280, 576, 30, 9, 3, 64, 1_536)
 
 
 def is_llama(shape: dict[str, int]) -> bool:
-    """Whether a `Shape`, as a dictionary that may say more, is of the Llama, which computes in bfloat16."""
+    """Return whether a `Shape`, as a dictionary with possible other fields, is the Llama's, which computes in
+    bfloat16."""
     sizes = asdict(SMOLLM2)
     return {name: shape[name] for name in sizes} == sizes
 
 
 def dtype_of(shape: dict[str, int]) -> str:
-    """What all sides of a comparison multiply in."""
+    """Return the dtype in which all sides of a comparison multiply."""
     return "bfloat16" if is_llama(shape) else "float32"
 
 

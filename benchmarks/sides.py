@@ -19,10 +19,10 @@ class Side:
     """One process group. Each line that it is sent it answers with a line of JSON on stdout."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, pauses: bool = False) -> None:
-        """Starts it, and waits for its answer to `ready`, whose `seconds` are `first`.
+        """Start the process and wait for its answer to `ready`, whose `seconds` are `first`.
 
         Args:
-            pauses: stop its processes while another side has its turn; for those that wait busily.
+            pauses: stop its processes during another side's turn; for processes that wait busily.
         """
         self._pauses = pauses
         self.process = subprocess.Popen(
@@ -62,9 +62,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Measured:
-    """What sides took that trained in turns, by name: medians of a step's seconds and of a matmul's GFLOP/s.
+    """Measurements of sides that trained in turns, by name: medians of a step's seconds and of a matmul's GFLOP/s.
 
-    Processor seconds are of all threads: what a step takes on a machine whose other users do not let it run.
+    Processor seconds are those of all threads: the time of a step without the time in which other users of the machine
+    stop it.
     """
 
     seconds: dict[str, float]

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.SelectSelector):
-    """Waits for nothing: the clock goes on instead."""
+    """Selector that never waits: the clock advances instead."""
 
     now = 0.0
 
@@ -65,15 +65,16 @@ def now() -> float:
 
 @dataclass(frozen=True)
 class ServerSpeed:
-    """How fast a server is.
+    """Speed of a server.
 
     Attributes:
-        token_seconds: of a step, which draws a token of each sequence, by (sequences, tokens in their caches).
-        prefill_seconds: of a token of a prompt that is not cached.
-        cache_tokens: that its cache has room for.
-        requests: at once.
-        read_seconds: of a sync, while it draws; `load_seconds`: while it is paused.
-        recomputes: whether what is under way at a sync has its cache computed anew, as vLLM's has.
+        token_seconds: seconds of a step, which samples a token of each sequence, by (sequences, tokens in their
+            caches).
+        prefill_seconds: seconds for an uncached token of a prompt.
+        cache_tokens: capacity of its cache, in tokens.
+        requests: maximum concurrent requests.
+        read_seconds: seconds of a sync during which it samples; `load_seconds`: during which it is paused.
+        recomputes: a sync recomputes the caches of running sequences, as in vLLM.
     """
 
     token_seconds: Callable[[int, float], float]
@@ -85,7 +86,7 @@ class ServerSpeed:
     recomputes: bool = True
 
     def most_sequences(self, context: float) -> int:
-        """Of this length, that it has room for."""
+        """Return how many sequences of this length fit."""
         return max(1, min(self.requests, int(self.cache_tokens / max(1.0, context))))
 
     def most_tokens_per_second(self, context: float) -> float:
@@ -95,7 +96,7 @@ class ServerSpeed:
 
 
 class SimulatedServer:
-    """One server. Progress is counted in tokens that each sequence has had drawn, so that an event costs log(n)."""
+    """One server. Progress is counted in tokens sampled by each sequence, so that an event costs log(n)."""
 
     def __init__(self, name: str, speed: ServerSpeed) -> None:
         self.name, self.speed, self.version, self.cleared = name, speed, 0, 0
@@ -110,7 +111,7 @@ class SimulatedServer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def draw(self, context: int, uncached: int, tokens: int) -> None:
-        """Draw so many tokens of a sequence of `context` tokens, of which `uncached` are to be read before."""
+        """Sample this many tokens of a sequence of `context` tokens, `uncached` of which must be prefilled."""
         self._advance()
         self._stall(uncached * self.speed.prefill_seconds)
         done = asyncio.get_running_loop().create_future()
@@ -128,7 +129,7 @@ class SimulatedServer:
             self._schedule()
 
     async def sync(self, version: int) -> None:
-        """Take new weights over; what is under way is drawn on, what is new waits."""
+        """Load new weights; running sequences continue afterwards, and new ones wait."""
         self.settled.clear()
         await asyncio.sleep(self.speed.read_seconds)
         self._advance()
@@ -151,7 +152,7 @@ class SimulatedServer:
         return self.speed.token_seconds(len(self._sequences), self._cache)
 
     def _advance(self) -> None:
-        """Count what was drawn since the last event."""
+        """Count the tokens sampled since the last event."""
         here = now()
         if self._sequences:
             drawing = max(0.0, here - max(self._at, self._stalled_until))
@@ -182,7 +183,7 @@ class SimulatedServer:
 
 @dataclass(frozen=True)
 class SimulatedTurn:
-    """What the policy draws, and what its tool takes and says; a last turn calls none."""
+    """Sampled tokens of a turn, with the duration and output length of its tool; a last turn has no call."""
 
     tokens: int
     tool_seconds: float
@@ -191,13 +192,13 @@ class SimulatedTurn:
 
 @dataclass(frozen=True)
 class SimulatedWork:
-    """What episodes are like.
+    """Distribution of episodes.
 
     Attributes:
-        episode: the turns of one.
-        prompt: tokens of a group's prompt, a mean.
-        most: tokens that a turn may draw.
-        valid_share: of the groups, those whose rewards differ; None: those whose episodes differ in their turns.
+        episode: samples the turns of an episode.
+        prompt: mean tokens of a group's prompt.
+        most: maximum tokens of a turn.
+        valid_share: share of groups whose rewards differ; None: the groups whose episodes differ in their turns.
     """
 
     episode: Callable[[random.Random], list[SimulatedTurn]]
@@ -210,11 +211,11 @@ class SimulatedWork:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """The run's settings and what else takes time.
+    """Settings of the run, and other durations.
 
     Attributes:
-        update_seconds: of an update, by the batch's tokens (prompts, drawn, of tools).
-        sandboxes: calls at once.
+        update_seconds: seconds of an update, by the batch's tokens (prompts, sampled, of tools).
+        sandboxes: maximum concurrent calls.
     """
 
     work: SimulatedWork
@@ -249,7 +250,7 @@ class SimulatedStep:
 
 @dataclass
 class Outcome:
-    """What a simulated run came to; `steps` without the first ones, in which not as much was ahead as later."""
+    """Result of a simulated run. `steps` excludes the first ones, in which fewer groups were ahead than later."""
 
     steps: list[SimulatedStep]
     stayed: float
@@ -262,13 +263,13 @@ class Outcome:
     requests: int
 
     def mean(self, name: str) -> float:
-        """Of the steps."""
+        """Return the mean over the steps."""
         return sum(float(getattr(one, name)) for one in self.steps) / len(self.steps)
 
 
 @dataclass
 class _Drawn:
-    """What a group has come to: the bound of its longest episode, its tokens drawn and read."""
+    """State of a group: the bottleneck of its longest episode, its sampled and read tokens."""
 
     longest: float = 0.0
     tokens: int = 0
@@ -277,7 +278,7 @@ class _Drawn:
 
 
 _Home = tuple[SimulatedServer, int, int]
-"""Where an episode's prefix is cached, since which clearing, and how much of it."""
+"""Server with an episode's cached prefix, number of cache clearings at that time, and the prefix's length."""
 
 
 class Simulation:
@@ -299,7 +300,7 @@ class Simulation:
     async def _turn(
         self, session: str, context: int, uncached: Callable[[SimulatedServer], int], tokens: int
     ) -> tuple[SimulatedServer, int]:
-        """Place a request, and draw it; (where, the version that drew its first token)."""
+        """Place a request and sample it. Return its server, and the version that sampled its first token."""
         ready = asyncio.Event()
         place = self.router.ask(session, context, self.work.most, ready.set)
         drawn: int | None = None
@@ -318,7 +319,7 @@ class Simulation:
     async def _episode(
         self, index: int, number: int, turns: list[SimulatedTurn], prompt: int, seen: _Drawn, oldest: list[int]
     ) -> int:
-        """Play one; its drawn tokens."""
+        """Run an episode. Return its sampled tokens."""
         session, context, drawn = f"group{index}.{number}", prompt, 0
         home: _Home | None = None
         alone, speed = 0.0, self.run_settings.servers[0]
@@ -447,17 +448,18 @@ class Simulation:
 
 
 class _NoLonger(Exception):
-    """What was drawn of a group is too old."""
+    """The tokens of a group are too old."""
 
 
 def _episode(reward: float, drawn: int, context: int) -> Episode:
-    """Of so many drawn tokens, and of a whole length; both are told by one entry, not one a token."""
+    """Return an episode with these numbers of sampled and of all tokens; each number is one entry, not one for each
+    token."""
     score = Reward(value=reward, recall=reward, precision=reward, solved=0, needed=1, calls=1)
     return Episode("e", [context], 0, [drawn], [0.0], [0], [], score, 1, "answered", [])
 
 
 def simulated(run: SimulatedRun) -> Outcome:
-    """What a run comes to."""
+    """Return the result of a run."""
 
     async def whole() -> Outcome:
         return await Simulation(run).run()
@@ -470,11 +472,11 @@ def simulated(run: SimulatedRun) -> Outcome:
 
 
 def bound_of(outcome: Outcome, run: SimulatedRun) -> str:
-    """Which of rollout, sandbox, sync and update the others wait for.
+    """Return the bottleneck: rollout, sandbox, sync or update.
 
-    Strictly online nothing goes on beside another, and it is what takes most of a step. Else it is rollouts wherever
-    the trainer waits for them (for more than a twentieth of a step), and the sandbox where its processes are busier
-    than the servers then.
+    Strictly online nothing runs in parallel, so it is the part that takes most of a step. Otherwise it is rollouts if
+    the trainer waits for them for more than a twentieth of a step, or the sandbox if its processes are busier than the
+    servers. Else it is the update or the sync.
     """
     wait, update = outcome.mean("wait"), outcome.mean("update")
     sync = outcome.mean("publish") + outcome.mean("sync")
@@ -486,5 +488,5 @@ def bound_of(outcome: Outcome, run: SimulatedRun) -> str:
 
 
 def lognormal(draws: random.Random, mean: float, sigma: float) -> float:
-    """A draw with this mean."""
+    """Return a sample with this mean."""
     return draws.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)

@@ -27,11 +27,11 @@ RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length
 
 @dataclass
 class Seen:
-    """What the endpoint saw.
+    """Measurements of the endpoint.
 
     Attributes:
-        answered: requests.
-        peak: most requests that were there at once, from the first of their bytes read to their answer sent.
+        answered: number of requests.
+        peak: maximum concurrent requests, from a request's first byte read to its answer sent.
         late_ms: mean time from a request's last byte read to its answer sent, beyond the latency.
     """
 

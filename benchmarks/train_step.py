@@ -1,7 +1,7 @@
-"""A whole SFT training step against Hugging Face transformers on PyTorch, eager and compiled, as ratios.
+"""Compare a whole SFT training step with Hugging Face transformers on PyTorch, eager and compiled, as ratios.
 
-Each side is a process of its own with the same shapes, dtype, threads and malloc settings; they take turns, a second or
-more each, so that a noisy machine is noisy for all. Prints a row for each case; `--save` appends them to the results.
+Each side is a separate process with the same shapes, dtype, threads and malloc settings. They take turns of a second or
+more, so that a noisy machine affects all. Prints a row for each case; `--save` appends them to the results.
 
     python -m benchmarks.train_step --case=1m,30m,vocabulary
 """

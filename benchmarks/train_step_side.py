@@ -113,7 +113,7 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def own_stdout() -> TextIO:
-    """Where answers go: what libraries print goes to stderr from now on."""
+    """Return a stream for answers. Output of libraries goes to stderr from now on."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

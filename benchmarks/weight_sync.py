@@ -1,17 +1,18 @@
-"""A sync of a vLLM server from the trainer's Orbax checkpoint, beside vLLM's own reload of safetensors, interleaved;
-and what brings weights there through files, beside what does out of the trainer's memory, interleaved too.
+"""Compare a vLLM server's sync from the trainer's Orbax checkpoint with vLLM's reload of safetensors, interleaved.
+
+A second part compares transfer through files with transfer out of the trainer's memory, interleaved too.
 
     python -m benchmarks.weight_sync [--part=reload|memory] [--save]
 
-One real server on the CPU with the plugin and vLLM's development endpoints; a Qwen3 of 445 million random bfloat16
-parameters in 28 layers (0.9 GB), published in both forms. Files are in the page cache for both. The reload is timed
-with the pause and resume that it needs, and checks nothing of what it loads. What a sync reads from the disk is
-measured once more with the files out of the cache; the temporary folder must be on a disk for that.
+The first part has one real server on the CPU, with the plugin and vLLM's development endpoints. The model is a Qwen3 of
+445 million random bfloat16 parameters in 28 layers (0.9 GB), published in both forms. Files are in the page cache for
+both. The reload is timed with its necessary pause and resume, and checks nothing that it loads. A sync's reads from
+disk are measured once more with the files out of the cache; the temporary folder must be on a disk for that.
 
-The second part is publishing by the trainer and reading by the plugin's own code in another process, without a model
-that loads them, which is the same work either way. Every number of the weights is another one each time, so that memory
-has no changes to send instead; what those come to is measured beside it: float32 weights of which each moves by 1e-6,
-published in bfloat16. Processor seconds are both processes'.
+In the second part the trainer publishes, and the plugin's own code reads in another process. No model loads the
+weights, since that is the same work either way. Every weight changes each time, so that sending changes alone would not
+help. The size of such changes is measured as well: float32 weights of which each moves by 1e-6, published in bfloat16.
+Processor seconds are those of both processes.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Server:
             return json.loads(answer.read())
 
     def disk_bytes(self) -> int:
-        """What all of its processes have had read from a disk so far."""
+        """Return the bytes that all of its processes have read from a disk so far."""
         total = 0
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -266,7 +267,7 @@ def _read(pipe: Connection, root: str, key: str, shapes: dict[str, tuple[int, ..
 
 
 def tensor_shapes() -> dict[str, tuple[int, ...]]:
-    """Of Hugging Face's tensors of the model, by name."""
+    """Return the shapes of the model's Hugging Face tensors, by name."""
     import jax
 
     from astra_jax.rollout.vllm.publishing import stacked_hf_tensors

@@ -86,23 +86,25 @@ _NO_THINKING = DataConfig(seq_len=_LENGTH, thinking=False)
 
 @dataclass(frozen=True)
 class QuickstartConfig(Settings):
-    """All settings of the main job.
+    """All settings of the quickstart.
 
     Attributes:
-        trajectories: the SFT track.
-        environments: the RL track; the trajectories exclude its partition too.
+        trajectories: synthesis of the SFT trajectories. The held-out partition of `environments` is excluded from them
+            too.
+        environments: synthesis of the RL environments.
         pretrained: pretrained weights to start from, as a GGUF file: its path, or PACKAGE:FILE for a file of an
-            installed package. Empty: the run trains a tokenizer and starts from random weights.
-        vocab_size: size of the tokenizer that the run trains and of the model, special tokens included. Not used with
-            `pretrained`.
-        model: the policy. With `pretrained` its sizes must be the file's, with rows for the tokens of tools.
-        dialogue: SFT without tool documents, the first part of the curriculum; None: skip it.
-        rehearsal: the pretrained model's own answers from before SFT, which SFT rehearses; None: no rehearsal.
-        tools: SFT with tool documents, the second part.
+            installed package. Empty: train a tokenizer and start from random weights.
+        vocab_size: size of the trained tokenizer's vocabulary and of the model's, special tokens included. Not used
+            with `pretrained`.
+        model: sizes of the policy. With `pretrained` they must match the file, plus rows for the tool tokens.
+        dialogue: SFT without tool documents, the first part of the curriculum. None: skip it.
+        rehearsal: sampling of the pretrained model's own answers before SFT, which SFT then trains on too. None: no
+            rehearsal.
+        tools: SFT with tool documents, the second part of the curriculum.
         grpo: online RL on the training environments.
-        engine: the rollout engine of GRPO and evaluation.
+        engine: rollout engine of GRPO and of the evaluation.
         evaluation: evaluation on the held-out environments.
-        seed: seed of synthesis, initialisation, shuffling and sampling.
+        seed: random seed of synthesis, initialization, shuffling and sampling.
     """
 
     trajectories: TrajectoriesConfig = TrajectoriesConfig(

@@ -25,10 +25,10 @@ from configs import auto
 
 @dataclass(frozen=True)
 class SFTRun(Settings):
-    """One SFT job.
+    """Configuration of one SFT run.
 
     Attributes:
-        model: the policy, in the precision of training.
+        model: sizes and dtypes of the policy.
         sft: settings of the training.
     """
 
@@ -42,10 +42,10 @@ class SFTRun(Settings):
 
 @dataclass(frozen=True)
 class GRPORun(Settings):
-    """One GRPO job.
+    """Configuration of one GRPO run.
 
     Attributes:
-        model: the policy, in the precision of training.
+        model: sizes and dtypes of the policy.
         grpo: settings of the training.
     """
 

@@ -1,10 +1,11 @@
-"""Environments from and to the record that ASTRA released (ASTRA-RL): four columns, without reference calls.
+"""Convert environments from and to the format that ASTRA released (ASTRA-RL): four columns, without reference calls.
 
     python -m launch.astra_rl --from=FILE --to=DIR         # .jsonl, .jsonl.gz, .json or .parquet to a dataset
     python -m launch.astra_rl --from=DIR --to=FILE.jsonl   # a dataset to .jsonl or .parquet
 
-On import the calls behind the gold answers are searched and proven in the sandbox; what no call reaches is rejected,
-and the dataset's card counts why. A run that was killed goes on where it stopped.
+An import searches the calls behind each gold answer and proves them in the sandbox. Environments with an unreachable
+answer are rejected; the dataset's card counts the reasons. Run the same command again after an interruption: it
+resumes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SEED = shared.seed("the order of the tools of an exported record")
-_CALLS = number_flag("calls_per_answer", 512, Count, "Most calls tried for one gold answer in a round.")
+_CALLS = number_flag("calls_per_answer", 512, Count, "Maximum calls tried for one gold answer in a round.")
 
 
 def main() -> None:
@@ -28,10 +29,10 @@ def main() -> None:
 
     with released.places() as (source, target):
         if source.is_dir():
-            cli.refuse_unused((_CALLS, *sandboxes.FLAGS), "is of an import, which searches calls; leave it out")
+            cli.refuse_unused((_CALLS, *sandboxes.FLAGS), "is for an import, which searches calls; leave it out")
             _export(source, target)
         else:
-            cli.refuse_unused((_SEED,), "is of an export; leave it out")
+            cli.refuse_unused((_SEED,), "is for an export; leave it out")
             asyncio.run(_import(source, target))
 
 

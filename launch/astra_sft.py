@@ -1,11 +1,11 @@
-"""Trajectories from and to the record that ASTRA released (ASTRA-SFT), and to what other trainers read.
+"""Convert trajectories from and to the format that ASTRA released (ASTRA-SFT), and to formats of other trainers.
 
     python -m launch.astra_sft --from=FILE --to=DIR                 # .jsonl, .jsonl.gz, .json or .parquet to a dataset
     python -m launch.astra_sft --from=DIR --to=FILE.jsonl               # the released columns, .jsonl or .parquet
     python -m launch.astra_sft --from=DIR --to=FILE.parquet --form=trl  # messages and tools, as TRL reads them
 
-Imported trajectories have the scores that their file has, and no others. What is wrong with a row is named and counted
-on the dataset's card; --accept keeps rows with the defects that it names.
+Imported trajectories keep the scores of their file and get no others. The dataset's card names and counts defective
+rows; --accept keeps rows with the named defects.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ _FORM = flags.DEFINE_enum(
     "form",
     "qwen",
     ["qwen", "openai", "trl"],
-    "Of an exported file. qwen: the released columns; openai: tools and messages; trl: these, as TRL reads them.",
+    "Format of an exported file. qwen: the released columns. openai: tools and messages. trl: the same, in the form "
+    "that TRL reads.",
 )
-_ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; as the card names them.")
+_ACCEPT = flags.DEFINE_list(
+    "accept", [], "Accept rows of files with these defects, separated by commas; the dataset's card names them."
+)
 
 
 def main() -> None:
     with released.places() as (source, target):
         if source.is_dir():
-            cli.refuse_unused((_ACCEPT,), "is of an import; leave it out")
+            cli.refuse_unused((_ACCEPT,), "is for an import; leave it out")
             _export(source, target)
         else:
             _import(source, target)
@@ -63,7 +66,7 @@ def _import(source: Path, target: Path) -> None:
     from synthesis.core.datasets import write_dataset
     from synthesis.core.records import Trajectory
 
-    cli.refuse_unused((_FORM,), "is of an export; a file is read in whatever form it is")
+    cli.refuse_unused((_FORM,), "is for an export; the format of an imported file is detected. Leave it out")
     imported = import_dataset(source, accept=_ACCEPT.value)
     card = {"source": source.name, **imported.account()}
     write_dataset(target, Trajectory, imported.records, card=card)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""From a bare machine to a finished run: the README's two commands. Standard library only.
+"""Install the project on a bare machine and run the quickstart or the tests. Standard library only.
 
     python3 launch/bootstrap.py quickstart [flags of launch.quickstart]    (--profile=pretrained: from a real model)
-    python3 launch/bootstrap.py test [arguments of pytest]    (--quick: what catches most, in four minutes)
+    python3 launch/bootstrap.py test [arguments of pytest]    (--quick: the most important tests, in four minutes)
 
-Makes `.venv` beside the project (or uses the active virtual environment), installs the project with what the command
-needs, and runs it. What is already installed is left alone, so the second call starts at once.
+Creates `.venv` in the project (or uses the active virtual environment), installs the project with the extras that the
+command needs, and runs it. Installed packages are left alone, so the second call starts at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ gained nothing."""
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code, where the program is not started; else this process becomes it."""
+    """Return the exit code if the program is not started; otherwise it replaces this process."""
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
         this = " ".join([f"python{newest}", "launch/bootstrap.py", *arguments])
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
 
 def extras_of(command: str, arguments: list[str]) -> list[str]:
-    """What of setup.py's extras a command needs; the demo's is a part of the others."""
+    """Return the extras of setup.py that a command needs; the other extras include `demo`."""
     if command == "test":
         return ["test", "demo"]
     texts = " ".join(arguments).replace("--profile ", "--profile=").split()
@@ -87,7 +87,7 @@ def fail(message: str) -> int:
 
 
 def environment() -> Path:
-    """The interpreter of the active virtual environment, or of `.venv`, which is made when it is not there."""
+    """Return the interpreter of the active virtual environment, or of `.venv`, which is created if needed."""
     if sys.prefix != sys.base_prefix:
         return Path(sys.executable)
     folder = ROOT / ".venv"
@@ -131,7 +131,7 @@ def pip_from_wheel(python: Path) -> None:
 
 
 def install(python: Path, extras: list[str]) -> None:
-    """Install the project, editable, unless stamps say that just these requirements are there."""
+    """Install the project in editable mode, unless stamps show that the same requirements are installed."""
     site = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True,

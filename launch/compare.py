@@ -1,10 +1,10 @@
-"""Stages of training beside each other: what each benchmark says before and after SFT and RL, paired by item.
+"""Compare stages of training: results of each benchmark before and after SFT and RL, paired by item.
 
     python -m launch.compare --run=base=DIR --run=sft=DIR --run=rl=DIR --page=compare.html
 
-Each DIR is a workdir of launch.evaluate, given in the order of training. The tables are printed as markdown; a watched
-category (BFCL's missing functions) that falls by more than its interval from one run to the next is a warning on top.
-Runs that were not measured alike are refused: another harness, other data, another user simulator or judge, or other
+Each DIR is a workdir of launch.evaluate, given in the order of training. The tables are printed as Markdown. A warning
+is printed first if a monitored category (BFCL's missing functions) falls by more than its interval from one run to the
+next. Runs that were measured differently are refused: with another harness, data, user simulator, judge or set of
 items.
 """
 
@@ -17,9 +17,11 @@ from absl import flags
 from astra_jax.base.terminal import say
 from launch.flags import cli
 
-_RUN = flags.DEFINE_multi_string("run", [], "A run to compare, as NAME=DIR; in the order of training, two or more.")
-_PAGE = flags.DEFINE_string("page", None, "Page to write, a self-contained .html file.")
-_FIGURES = flags.DEFINE_string("figures", None, "File to write all figures to.")
+_RUN = flags.DEFINE_multi_string(
+    "run", [], "Run to compare, as NAME=DIR; repeat it for two or more runs, in the order of training."
+)
+_PAGE = flags.DEFINE_string("page", None, "HTML page to write, self-contained.")
+_FIGURES = flags.DEFINE_string("figures", None, "JSON file to write all numbers to.")
 
 
 def main() -> None:
@@ -40,7 +42,7 @@ def main() -> None:
 
 
 def _runs() -> dict[str, Path]:
-    """The folders by name, as given. Raises `UsageError`."""
+    """Return the folders by name, as given. Raises `UsageError`."""
     runs: dict[str, Path] = {}
     for given in _RUN.value:
         name, equals, folder = given.partition("=")

@@ -1,4 +1,4 @@
-"""Checkpoints between Hugging Face's safetensors and the Orbax layout that training reads and writes; GGUF files in.
+"""Convert checkpoints between Hugging Face's safetensors and Orbax, which training reads and writes; read GGUF files.
 
     python -m launch.convert --from_hf=DIR --to_orbax=DIR [--param_dtype=float32]
     python -m launch.convert --from_orbax=DIR --to_hf=DIR [--step=N]
@@ -6,11 +6,11 @@
     python -m launch.convert --from_gguf=FILE --to_hf=DIR [--param_dtype=bfloat16]
     python -m launch.convert --from_peft=ADAPTER --to_hf=DIR [--base=DIR]
 
-A training run's `checkpoints/` folder is such an Orbax directory; it may be in a bucket, gs://BUCKET/FOLDER. Tokenizer
-files are copied along. Of a run with adapters --to_hf writes whole weights, the adapters merged into those that they
-were trained on, which --base names if they are elsewhere now; --to_peft writes the adapters alone, as the package peft
-reads them. --from_peft merges an adapter that peft wrote into the weights that its adapter_config.json names, or --base
-(docs/convert.md). Of a GGUF file the tokenizer and the chat template are made from what it says (docs/convert.md).
+An Orbax folder is the `checkpoints/` of a training run; it may be in a bucket, gs://BUCKET/FOLDER. Tokenizer files are
+copied too. For a run with adapters, --to_hf merges them into the weights that they were trained on; --base names those
+weights if they were moved. --to_peft writes the adapters alone, for the package peft. --from_peft merges an adapter
+into the weights that its adapter_config.json names, or --base. The tokenizer and chat template of a GGUF file are
+rebuilt from its metadata (docs/convert.md).
 """
 
 from __future__ import annotations
@@ -28,14 +28,20 @@ if TYPE_CHECKING:
     from etils import epath
 
 _FROM_HF = flags.DEFINE_string(
-    "from_hf", None, "Directory with config.json and *.safetensors, or a name on the Hub: Qwen/Qwen3-0.6B."
+    "from_hf",
+    None,
+    "Hugging Face folder to read (config.json and *.safetensors), or a name on the Hub: Qwen/Qwen3-0.6B.",
 )
-_TO_ORBAX = flags.DEFINE_string("to_orbax", None, "Directory to write; must not hold a checkpoint yet.")
-_FROM_GGUF = flags.DEFINE_string("from_gguf", None, "File of llama.cpp's format, of a Llama, Qwen2 or Qwen3.")
-_FROM_PEFT = flags.DEFINE_string("from_peft", None, "Folder of an adapter that peft wrote, or its name on the Hub.")
-_FROM_ORBAX = flags.DEFINE_string("from_orbax", None, "Directory that --to_orbax or a training run wrote.")
-_TO_HF = flags.DEFINE_string("to_hf", None, "Directory to write; must not hold a checkpoint yet.")
-_TO_PEFT = flags.DEFINE_string("to_peft", None, "Directory to write a run's adapters to; must be empty.")
+_TO_ORBAX = flags.DEFINE_string("to_orbax", None, "Folder to write an Orbax checkpoint to; must be empty.")
+_FROM_GGUF = flags.DEFINE_string("from_gguf", None, "GGUF file (llama.cpp) of a Llama, Qwen2 or Qwen3 to read.")
+_FROM_PEFT = flags.DEFINE_string(
+    "from_peft", None, "Adapter folder to read, as peft writes it, or its name on the Hub."
+)
+_FROM_ORBAX = flags.DEFINE_string(
+    "from_orbax", None, "Orbax folder to read, as --to_orbax or a training run writes it."
+)
+_TO_HF = flags.DEFINE_string("to_hf", None, "Folder to write Hugging Face files to; must be empty.")
+_TO_PEFT = flags.DEFINE_string("to_peft", None, "Folder to write a run's adapters to; must be empty.")
 _BASE = shared.base()
 _STEP = shared.step()
 _DTYPE = shared.param_dtype()
@@ -48,7 +54,7 @@ _WAYS = {
     ("from_gguf", "to_hf"): ("param_dtype",),
     ("from_peft", "to_hf"): ("base", "param_dtype"),
 }
-"""From what to what, and the flags that each takes beside."""
+"""Supported conversions (source, target), and the additional flags of each."""
 
 
 def main() -> None:
@@ -60,8 +66,9 @@ def main() -> None:
     given = tuple(flag.name for flag in ends if flag.value)
     if given not in _WAYS:
         raise cli.UsageError(
-            "give --from_hf and --to_orbax, --from_orbax and --to_hf or --to_peft, or --from_gguf or --from_peft and "
-            "--to_hf"
+            "give one source and one target: --from_hf and --to_orbax; --from_orbax and --to_hf or --to_peft; "
+            "--from_gguf "
+            "and --to_hf; or --from_peft and --to_hf"
         )
     for flag in (_STEP, _BASE, _DTYPE):
         if flag.value is not None and flag.name not in _WAYS[given]:
@@ -139,7 +146,7 @@ def _from_peft() -> None:
 
     found, target = sources.source(_FROM_PEFT, _BASE), cli.local_folder(_TO_HF)
     if found.adapter is None:
-        raise cli.UsageError(f"--from_peft={_FROM_PEFT.value} is no adapter of peft: it has no adapter_config.json")
+        raise cli.UsageError(f"--from_peft={_FROM_PEFT.value} is not an adapter of peft: it has no adapter_config.json")
     model = found.model(param_dtype=_DTYPE.value or hf_checkpoint.stored_dtype(found.folder))
     found.check_vocabulary(model)
     with locked_target(target):
@@ -159,7 +166,7 @@ def _from_gguf() -> None:
 
     source, target = Path(_FROM_GGUF.value or ""), Path(cli.local_folder(_TO_HF))
     if not source.is_file():
-        raise cli.UsageError(f"--from_gguf={source} is no file")
+        raise cli.UsageError(f"--from_gguf={source} is not a file")
     with locked_target(target):
         _check_empty("to_hf", target)
         made = convert(source, target, dtype=_DTYPE.value)
@@ -172,4 +179,4 @@ def _check_empty(flag: str, target: Path | epath.Path) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, again="what was begun is no checkpoint yet; delete it, or give a new folder")
+    cli.run(main, again="the target is incomplete; delete it, or give a new folder")

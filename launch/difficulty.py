@@ -1,4 +1,4 @@
-"""Measure how often a policy solves each environment, for the filter and the order of GRPO.
+"""Measure how often a policy solves each environment, to filter and order the environments of GRPO.
 
     python -m launch.difficulty --environments=runs/env/train --to=runs/env/rated --weights=Qwen/Qwen3-0.6B
     python -m launch.grpo --environments=runs/env/rated '--config.grpo.solve_rates=[0.1,0.9]' ...
@@ -6,13 +6,13 @@
     python -m launch.difficulty --environments=warehouse:warehouses --to=runs/rates --weights=Qwen/Qwen3-0.6B
     python -m launch.grpo --environments=warehouse:warehouses --difficulty=runs/rates --config.grpo.order=easy_first ...
 
-Plays every environment with the model of --weights, on the embedded engine and with the episodes that GRPO trains on. A
-solve rate is the mean reward of an environment's episodes. A dataset of records is written with the rates in its
-records. For any other environments (all that launch.grpo takes) the rates alone are written, by the environments' ids.
-The card has the policy, the settings and the distribution.
+Runs every environment with the model of --weights on the embedded engine, with the same episodes as GRPO. A solve rate
+is the mean reward of an environment's episodes. For a dataset of records, --to is a copy with the rates in its records.
+For any other environments that launch.grpo accepts, --to has only the rates, by the environments' ids. The card has the
+policy, the settings and the distribution.
 
-Run the same command again after an interruption: finished environments are in a journal beside --to, and are not played
-again. Environments whose episodes are all masked have no solve rate; the same command plays them again.
+Run the same command again after an interruption: finished environments are in a journal next to --to, and are not run
+again. Environments whose episodes are all masked have no solve rate; the same command runs them again.
 """
 
 from __future__ import annotations
@@ -35,21 +35,24 @@ flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
 
 _ENVIRONMENTS = shared.environments()
-_NAME = flags.DEFINE_string("policy_name", None, "What records call the policy; by default folder@step of --weights.")
+_NAME = flags.DEFINE_string("policy_name", None, "Name of the policy in records; by default folder@step of --weights.")
 _REWARD = shared.reward()
-_EPISODES = number_flag("episodes", 4, Count, "Of each environment.")
-_TEMPERATURE = number_flag("temperature", 1.0, Temperature, "Of sampling; 1 is what GRPO trains with.")
+_EPISODES = number_flag("episodes", 4, Count, "Episodes of each environment.")
+_TEMPERATURE = number_flag("temperature", 1.0, Temperature, "Sampling temperature; GRPO trains with 1.")
 _SEED = shared.seed("irrelevant tools, their order, and sampling")
-_SLOTS = number_flag("slots", 16, Slots, "What decodes together: episodes.")
-_TURNS = number_flag("max_turns", 32, Count, "Assistant turns of an episode.")
-_PROMPT = number_flag("max_prompt_tokens", 25_600, Length, "Question and tool documents.")
+_SLOTS = number_flag("slots", 16, Slots, "Sequences that decode at the same time: episodes.")
+_TURNS = number_flag("max_turns", 32, Count, "Maximum assistant turns of an episode.")
+_PROMPT = number_flag("max_prompt_tokens", 25_600, Length, "Maximum tokens of the question and the tool documents.")
 _RESPONSE = number_flag(
     "max_response_tokens",
     None,
     Length,
-    "All after the prompt, tool outputs too; by default 49,152, or what the model's max_positions leave.",
+    "Maximum tokens after the prompt, tool outputs included; by default 49,152, or the model's max_positions minus the "
+    "prompt.",
 )
-_DISTRACTORS = number_flag("distractors_per_band", 2, CountOrZero, "Irrelevant tools of each band.")
+_DISTRACTORS = number_flag(
+    "distractors_per_band", 2, CountOrZero, "Maximum irrelevant tools from each similarity band."
+)
 
 
 def main() -> None:
@@ -83,7 +86,9 @@ async def _measure() -> str:
 
     target = targets.folder()
     if "://" not in _ENVIRONMENTS.value and target.resolve() == Path(_ENVIRONMENTS.value).resolve():
-        raise cli.UsageError(f"--to={target} is --environments, which stays as it is; give another folder")
+        raise cli.UsageError(
+            f"--to={target} is the folder of --environments, which is never overwritten; give another folder"
+        )
     sandbox = sandboxes.sandbox_from_flags()
     given = environments.read(_ENVIRONMENTS.value)
     reward = _REWARD.value or ("score" if given.records is None else "f1")

@@ -1,4 +1,4 @@
-"""Environments for RL: questions become worlds of executable tools that check themselves.
+"""Generate environments for RL: questions with executable tools and checked answers.
 
     python -m launch.environments --workdir=DIR --config.count=10000
     python -m launch.environments --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
@@ -6,9 +6,9 @@
         --config.knowledge=contexts.jsonl.gz
 
 Writes the datasets DIR/train and DIR/held_out and prints their statistics. Without --teacher_url the offline teacher
-joins real tables (relational mode): no answer is claimed, all are computed. Sources of questions are
---config.knowledge, --config.taxonomy, --config.questions and --config.tools_of (docs/environments.md). Run the same
-command again after an interruption: finished work is not done again.
+joins real tables, and every answer is computed from them. Sources of questions are --config.knowledge,
+--config.taxonomy, --config.questions and --config.tools_of (docs/environments.md). Run the same command again after an
+interruption: finished work is not repeated.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ flags.adopt_module_key_flags(executors)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(previews)
 
-_WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
-_CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as environments:paper.")
+_WORKDIR = shared.workdir("created if it does not exist. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
+_CONFIG = flags.DEFINE_string("config", None, "Preset, or a file that defines CONFIG; for example environments:paper.")
 _SEED = shared.seed()
 
 

@@ -1,16 +1,17 @@
-"""The paper's table for a model behind any OpenAI-compatible endpoint: scores from the benchmarks' own harnesses.
+"""Evaluate a model behind any OpenAI-compatible endpoint on the paper's benchmarks, scored by their own harnesses.
 
     python -m launch.evaluate --workdir=DIR --model_url=http://HOST:8000/v1 --suites=bfcl_v3_mt
     python -m launch.evaluate --workdir=DIR --model_url=... --suites=own:my_module:my_environments --reward=score
     python -m launch.evaluate --workdir=DIR --model_url=... --suites=tau2,aime --sources=tau2=FOLDER,aime=FOLDER \\
         --user_url=https://.../v1 --user_model=NAME --user_key_file=FILE --judge_url=...
 
-Each suite runs at a pinned version in an environment of its own, which is made when it is first needed. What no package
-registry has is named with --sources; without it the program says how to get it (docs/evaluation.md). Prints the table,
-and writes DIR/results (a record for each item), table.md, table.json and table.html; `launch.compare` sets several runs
-beside each other.
+Each suite runs at a pinned version in its own Python environment, which is created when it is first needed. Suites that
+no package registry has are named with --sources; without it the program prints how to get them (docs/evaluation.md).
+Prints the table, and writes DIR/results (a record for each item), table.md, table.json and table.html. `launch.compare`
+compares several runs.
 
-Run the same command again after an interruption, or when the infrastructure failed: finished items are not run again.
+Run the same command again after an interruption, or after a failure of the infrastructure: finished items are not run
+again.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
 
 _WORKDIR = shared.workdir()
-_ENDPOINT = flags.DEFINE_string("model_url", None, "OpenAI-compatible endpoint, ending in /v1.", required=True)
-_MODEL = flags.DEFINE_string("model", None, "The served model's name; by default the only one that is served.")
-_KEY_FILE = flags.DEFINE_string("model_key_file", None, "File whose first line is the endpoint's key.")
-_LABEL = flags.DEFINE_string("label", None, "What the table calls the model; by default its served name.")
+_ENDPOINT = flags.DEFINE_string(
+    "model_url", None, "OpenAI-compatible endpoint of the model, ending in /v1.", required=True
+)
+_MODEL = flags.DEFINE_string(
+    "model", None, "Name of the served model; by default the only one that --model_url serves."
+)
+_KEY_FILE = flags.DEFINE_string("model_key_file", None, "File whose first line is the API key of --model_url.")
+_LABEL = flags.DEFINE_string("label", None, "Name of the model in the table; by default its served name.")
 _SUITES = flags.DEFINE_list(
     "suites",
     "bfcl_v3_mt",
@@ -50,30 +55,38 @@ _SUITES = flags.DEFINE_list(
     "verifiers:ID or openenv:URL.",
 )
 _REWARD = shared.reward()
-_SOURCES = flags.DEFINE_list("sources", [], "SUITE=FOLDER of what no registry has, separated by commas.")
-_HARNESSES = flags.DEFINE_string(
-    "harnesses", None, "Folder of the harnesses' environments; by default astra-jax/harnesses in the user's cache."
+_SOURCES = flags.DEFINE_list(
+    "sources",
+    [],
+    "Files of suites that no package registry has: SUITE=FOLDER, separated by commas (docs/evaluation.md).",
 )
-_USER = flags.DEFINE_string("user_url", None, "Endpoint of who plays the user, where a suite has one.")
-_USER_MODEL = flags.DEFINE_string("user_model", None, "Its model.")
-_USER_KEY_FILE = flags.DEFINE_string("user_key_file", None, "File whose first line is its key.")
-_JUDGE = flags.DEFINE_string("judge_url", None, "Endpoint of the judge, where a suite has one.")
-_JUDGE_MODEL = flags.DEFINE_string("judge_model", None, "Its model.")
-_JUDGE_KEY_FILE = flags.DEFINE_string("judge_key_file", None, "File whose first line is its key.")
-_LIMIT = number_flag("limit", None, Count, "Items of each category; by default all.")
-_TRIALS = number_flag("trials", None, Count, "Samples of each item; by default as the suite says.")
-_TEMPERATURE = number_flag("temperature", None, Temperature, "Of sampling; by default the paper's.")
+_HARNESSES = flags.DEFINE_string(
+    "harnesses",
+    None,
+    "Folder for the harnesses' Python environments; by default astra-jax/harnesses in the user's cache.",
+)
+_USER = flags.DEFINE_string("user_url", None, "Endpoint of the model that plays the user, for suites that have one.")
+_USER_MODEL = flags.DEFINE_string("user_model", None, "Name of the model at --user_url.")
+_USER_KEY_FILE = flags.DEFINE_string("user_key_file", None, "File whose first line is the API key of --user_url.")
+_JUDGE = flags.DEFINE_string("judge_url", None, "Endpoint of the judge, for suites that have one.")
+_JUDGE_MODEL = flags.DEFINE_string("judge_model", None, "Name of the model at --judge_url.")
+_JUDGE_KEY_FILE = flags.DEFINE_string("judge_key_file", None, "File whose first line is the API key of --judge_url.")
+_LIMIT = number_flag("limit", None, Count, "Maximum items of each category, for a trial run; by default all.")
+_TRIALS = number_flag("trials", None, Count, "Samples of each item; by default the suite's number.")
+_TEMPERATURE = number_flag("temperature", None, Temperature, "Sampling temperature; by default the paper's.")
 _MAX_TOKENS = number_flag(
-    "max_tokens", None, Length, "Of one completion; by default as the suite or the endpoint says."
+    "max_tokens", None, Length, "Maximum tokens of one completion; by default the limit of the suite or the endpoint."
 )
 _EXTRA = flags.DEFINE_string(
-    "extra_body", None, 'More fields of the requests, JSON: {"chat_template_kwargs": {"enable_thinking": false}}.'
+    "extra_body",
+    None,
+    'Additional fields of the requests, as JSON: {"chat_template_kwargs": {"enable_thinking": false}}.',
 )
-_CONCURRENCY = number_flag("concurrency", 32, Slots, "What is under way at once: items.")
-_TIMEOUT = number_flag("timeout_seconds", 1800.0, Seconds, "Of one completion.")
+_CONCURRENCY = number_flag("concurrency", 32, Slots, "Concurrency: maximum items that run at the same time.")
+_TIMEOUT = number_flag("timeout_seconds", 1800.0, Seconds, "Time limit of one completion, in seconds.")
 _SEED = shared.seed()
 _OWN = "own"
-"""Before environments of one's own in --suites."""
+"""Prefix of your own environments in --suites."""
 
 
 def main() -> None:
@@ -108,7 +121,7 @@ async def _evaluate() -> str:
 async def _run(
     workdir: Path, config: RunConfig, sources: Mapping[str, Path], given: Mapping[str, GivenEnvironments]
 ) -> str:
-    """Evaluate in a workdir that is held; the table."""
+    """Evaluate in a locked workdir. Return the table."""
     import msgspec
 
     from astra_jax.base.files import user_cache, write_text
@@ -189,12 +202,12 @@ def _served(
 
 
 def _is_environments(suite: str) -> bool:
-    """Return whether a suite is named as environments are."""
+    """Return whether a suite is a name of environments."""
     return ":" in suite
 
 
 def _environments(suite: str) -> GivenEnvironments:
-    """The environments that a suite names. Raises `UsageError`, and as `GivenEnvironments`."""
+    """Return the environments that a suite names. Raises `UsageError`, and as `GivenEnvironments`."""
     kind, _, name = suite.partition(":")
     if kind not in (_OWN, *environments.SERVED):
         raise cli.UsageError(
@@ -229,18 +242,18 @@ def _sources() -> dict[str, Path]:
         sources[name] = _expanded(folder)
     if unwanted := sorted(sources.keys() - sources_of(named)):
         raise cli.UsageError(
-            f"--sources={unwanted[0]}=... is of no suite in --suites={','.join(_SUITES.value)}, which want "
-            f"{', '.join(sorted(sources_of(named))) or 'none'}; name that, or leave it out"
+            f"--sources={unwanted[0]}=...: no suite in --suites={','.join(_SUITES.value)} needs it; they need "
+            f"{', '.join(sorted(sources_of(named))) or 'none'}"
         )
     return sources
 
 
 def _check_wanted() -> None:
-    """Raises `cli.UsageError` for flags that nothing would read."""
+    """Refuse flags that have no effect. Raises `cli.UsageError`."""
     for url, *others in ((_USER, _USER_MODEL, _USER_KEY_FILE), (_JUDGE, _JUDGE_MODEL, _JUDGE_KEY_FILE)):
         for flag in others:
             if flag.value and not url.value:
-                raise cli.UsageError(f"--{flag.name} is of an endpoint that is not given: give --{url.name} too")
+                raise cli.UsageError(f"--{flag.name} needs the endpoint --{url.name}; give it too")
     if "environments" not in _SUITES.value and (given := sandboxes.given()):
         raise cli.UsageError(
             f"--{given[0]} is for tools of the suite environments, which is not in --suites={','.join(_SUITES.value)}; "
@@ -268,10 +281,10 @@ def _extra() -> dict[str, Any]:
 
 
 def _identity(policy: ModelEndpoint, config: RunConfig) -> str:
-    """Names the journal: what results depend on, but for the suites, each of which is a stage of its own in it with
-    the models that it asks.
+    """Return the name of the journal: everything that results depend on, except for the suites.
 
-    Nor does the number of items matter, nor how often one is tried: more of them go on where fewer ended.
+    Each suite is a separate stage of the journal, with the models that it calls. The number of items and of retries
+    does not count, so that a run can be extended.
     """
     import dataclasses
     import hashlib

@@ -1,25 +1,26 @@
-"""GRPO of a model against vLLM servers, or against the embedded engine.
+"""Train a model with GRPO, with rollouts on vLLM servers or on the embedded engine.
 
-    python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \\
-        --mesh=fsdp=8,context=2 --rollout_url=http://a:8000,http://b:8000 --rollout_key_file=FILE \\
+    python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \
+        --mesh=fsdp=8,context=2 --rollout_url=http://a:8000,http://b:8000 --rollout_key_file=FILE \
         --rollout_sync_key_file=FILE
 
-Without --rollout_url the trainer samples by itself. Settings are changed with --config.NAME=VALUE, for example
---config.grpo.steps=40. Run the same command again after an interruption: it goes on from its last checkpoint.
-SIGTERM saves and ends with 0, on several hosts with 75 on each. A run that finds no batch of valid groups any more
-prints what to try and exits with 1. One with too many masked episodes prints the reasons and exits with 2. How the
-servers are started is in docs/vllm.md.
+Without --rollout_url the trainer samples by itself. docs/vllm.md says how to start the servers. Change settings with
+--config.NAME=VALUE, for example --config.grpo.steps=40. Run the same command again after an interruption: it resumes
+from its last checkpoint.
+
+Exit codes: 0 after SIGTERM, with a checkpoint saved; with several hosts 75 on each. 1 if no batch of valid groups was
+found; the last line suggests a fix. 2 if too many episodes were masked, with the reasons.
 
     --environments=my_module:my_name     environments of your own, or of servers: docs/own_environments.md
     --held_out=NAME,NAME                 environments to evaluate on, before and after training
     --difficulty=DIR                     solve rates of environments, as launch.difficulty wrote them
-    --config.grpo.dump_batches=true      write what is trained on to WORKDIR/batches
-    --replay=DIR/batches                 train on it again, to the bit, without environments, servers or sandbox
+    --config.grpo.dump_batches=true      write each training batch to WORKDIR/batches
+    --replay=DIR/batches                 train on these batches again, bit for bit, without environments or servers
     --profile_steps=10:12                write a trace of these updates to WORKDIR/profile
-    --write_serving_folder=DIR           write what the run's servers start from, and stop
+    --write_serving_folder=DIR           write the folder that the run's servers start from, and stop
 
-On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and
---host_index; --workdir and --publish_dir are folders that all of them see, or in a bucket: gs://BUCKET/FOLDER.
+With several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and
+--host_index. --workdir and --publish_dir must be folders that all hosts can read, or in a bucket: gs://BUCKET/FOLDER.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ flags.adopt_module_key_flags(environments)
 
 _ENVIRONMENTS = shared.environments(required=False)
 _REPLAY = flags.DEFINE_string(
-    "replay", None, "Instead of environments: WORKDIR/batches of a run with dump_batches, to train on again."
+    "replay",
+    None,
+    "Train on recorded batches instead of environments: WORKDIR/batches of a run with dump_batches=true.",
 )
 flags.register_validator(
     _ENVIRONMENTS,
@@ -73,72 +76,95 @@ flags.register_validator(
     "Flag --environments must have a value other than None.",  # as absl says it of flags that are always needed
 )
 _HELD_OUT = shared.held_out(
-    "environments as --environments has them, several separated by commas. Rewards are logged before the first update, "
-    "after the last, and every eval_every updates."
+    "environments as in --environments, several separated by commas. Rewards are logged before the first update, after "
+    "the last, and every eval_every updates."
 )
 _HELD_OUT_COUNT = number_flag(
     "held_out_count",
     100,
     Count,
-    "Tasks of a verifiers taskset, or seeds of an OpenEnv server, in --held_out; of the taskset or server that "
-    "--environments names too, those that follow.",
+    "Number of tasks of a verifiers taskset, or of seeds of an OpenEnv server, in --held_out. If --environments names "
+    "the same taskset or server, these are the ones that follow.",
 )
 _DIFFICULTY = flags.DEFINE_string(
     "difficulty",
     None,
-    "Folder that launch.difficulty wrote (its --to) for environments that are no dataset: their solve rates.",
+    "Folder of solve rates that launch.difficulty wrote (--to), for environments that are not a dataset.",
 )
 _URLS = flags.DEFINE_list(
     "rollout_url",
     [],
-    "vLLM servers, separated by commas; @FILE of them, or dns+http://NAME:PORT, is read again while a run goes on. By "
-    "default the embedded engine.",
+    "vLLM servers, separated by commas. Or @FILE with their addresses, or dns+http://NAME:PORT, which are read "
+    "repeatedly during the run. By default the embedded engine samples.",
 )
 _BACKEND = flags.DEFINE_string(
-    "rollout_backend", None, "A rollout engine of your own instead: my_module:MySampler; docs/extending.md."
+    "rollout_backend", None, "Your own rollout engine: my_module:MySampler; docs/extending.md."
 )
-_KEY_FILE = flags.DEFINE_string("rollout_key_file", None, "File whose first line is the servers' key.")
+_KEY_FILE = flags.DEFINE_string(
+    "rollout_key_file", None, "File whose first line is the API key of the --rollout_url servers."
+)
 _SYNC_KEY_FILE = flags.DEFINE_string(
-    "rollout_sync_key_file", None, "File whose first line is the key that the servers take new weights for."
+    "rollout_sync_key_file",
+    None,
+    "File whose first line is the key with which the --rollout_url servers accept new weights.",
 )
 _CA_FILE = flags.DEFINE_string(
     "rollout_ca_file",
     None,
-    "PEM file of whoever signed the servers' certificates; by default the system's authorities.",
+    "PEM file of the authority that signed the certificates of --rollout_url; by default the system's authorities.",
 )
 _SYNC = flags.DEFINE_enum(
     "rollout_sync",
     "plugin",
     ["plugin", "direct", "reload"],
-    "How weights get there: our plugin, from files or the trainer's memory; or vLLM's reload of a folder.",
+    "How servers get new weights: plugin reads files from shared storage, direct receives them over TCP from the "
+    "trainer's memory (both need our vLLM plugin); reload is vLLM's own reload of a folder, on this machine.",
 )
 _MIN_SERVERS = number_flag(
-    "rollout_min_servers", 1, Count, "So many servers must be there at the start, and have an update's weights."
+    "rollout_min_servers",
+    1,
+    Count,
+    "Servers that must be reachable at the start, and have new weights before sampling continues.",
 )
-_REQUEST_SECONDS = number_flag("rollout_timeout_seconds", 7200.0, Seconds, "For one completion, at most.")
+_REQUEST_SECONDS = number_flag("rollout_timeout_seconds", 7200.0, Seconds, "Time limit of one completion, in seconds.")
 _STALL_SECONDS = number_flag(
-    "rollout_stall_seconds", 300.0, Seconds, "A server with requests that draws no token for so long is left out."
+    "rollout_stall_seconds",
+    300.0,
+    Seconds,
+    "Seconds without a sampled token after which a server with requests is taken out of service.",
 )
-_SYNC_SECONDS = number_flag("rollout_sync_seconds", 1800.0, Seconds, "For one server to take new weights over.")
+_SYNC_SECONDS = number_flag(
+    "rollout_sync_seconds", 1800.0, Seconds, "Time limit for one server to load new weights, in seconds."
+)
 _PATIENCE_SECONDS = number_flag(
-    "rollout_patience_seconds", 600.0, Seconds, "How long a run waits for any server to be there again, then it ends."
+    "rollout_patience_seconds",
+    600.0,
+    Seconds,
+    "Seconds that a run waits while no server is available, before it fails.",
 )
 _PUBLISH = flags.DEFINE_string(
-    "publish_dir", None, "Where weights are published, under a path that the servers have too; by default in --workdir."
+    "publish_dir",
+    None,
+    "Folder for published weights, at a path that the servers can read too; by default in --workdir.",
 )
 _PUBLISH_ADDRESS = flags.DEFINE_string(
     "publish_address",
     "",
-    "HOST:PORT or :PORT of this host, where servers take weights with --rollout_sync=direct; by default the address "
-    "that its packets to them have, and a port of the system's choice.",
+    "HOST:PORT or :PORT of this host, from which servers get weights with --rollout_sync=direct. By default the "
+    "address "
+    "of the interface that reaches them, and a free port.",
 )
 _PUBLISH_DTYPE = flags.DEFINE_enum(
-    "publish_dtype", "bfloat16", ["bfloat16", "float32"], "Of the published weights, which the servers compute in."
+    "publish_dtype",
+    "bfloat16",
+    ["bfloat16", "float32"],
+    "Dtype of the published weights, in which the servers compute.",
 )
 _SERVING = flags.DEFINE_string(
     "write_serving_folder",
     None,
-    "Write a folder that the run's servers start from (configuration, generation configuration, tokenizer), and stop.",
+    "Write the folder that vLLM servers of this run start from (configuration, generation configuration, tokenizer), "
+    "and stop.",
 )
 
 _OF_SERVERS: tuple[flags.FlagHolder[Any], ...] = (
@@ -183,7 +209,7 @@ def main() -> int:
         for folder in [workdir, *([published] if _PUBLISH.value else [])]:
             stack.enter_context(models.held(folder))
         if jax.process_count() > 1 and not (_URLS.value or _BACKEND.value) and replay is None:
-            raise cli.UsageError("several hosts want --rollout_url")
+            raise cli.UsageError("training on several hosts needs vLLM servers; give --rollout_url")
         mesh = models.mesh()
         if models.is_auto():
             engine = replay is None and not (_URLS.value or _BACKEND.value)
@@ -230,7 +256,7 @@ def main() -> int:
 
 
 def _check_server_flags() -> None:
-    """Raises `UsageError`: flags of servers do not fit together."""
+    """Check that the flags of servers fit together. Raises `UsageError`."""
     if not (_URLS.value or _SERVING.value):  # what servers start from is written with the flags of the run
         cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
     if _URLS.value and _SYNC.value == "reload":
@@ -238,16 +264,18 @@ def _check_server_flags() -> None:
     if _PUBLISH_ADDRESS.value and _SYNC.value != "direct":
         raise cli.UsageError("--publish_address is for --rollout_sync=direct: give that too")
     if _PUBLISH.value and _URLS.value and _SYNC.value == "direct":
-        raise cli.UsageError("--publish_dir is for files, and --rollout_sync=direct writes none: leave one of them out")
+        raise cli.UsageError(
+            "--publish_dir has no effect with --rollout_sync=direct, which writes no files; leave one out"
+        )
 
 
 def _check_sources(config: GRPORun, replay: Replay | None) -> None:
-    """Raises `UsageError`: flags that name what samples, or what is sampled, do not fit together."""
+    """Check that the flags of the sampler and of the environments or batches fit together. Raises `UsageError`."""
     if _BACKEND.value is not None and (_URLS.value or replay is not None):
         other = "rollout_url" if _URLS.value else "replay"
         raise cli.UsageError(f"--rollout_backend={_BACKEND.value} samples instead of --{other}: leave one of them out")
     if replay is not None and _URLS.value:
-        raise cli.UsageError("--replay wants nobody who samples: leave --rollout_url out")
+        raise cli.UsageError("--replay samples nothing; leave out --rollout_url")
     if config.grpo.eval_every and replay is None and not _HELD_OUT.value:
         raise cli.UsageError(
             f"--config.grpo.eval_every={config.grpo.eval_every} is for held-out environments: give --held_out too"
@@ -260,10 +288,10 @@ def _check_sources(config: GRPORun, replay: Replay | None) -> None:
 
 
 def _replayed() -> Replay | None:
-    """The batches of --replay, if it is given.
+    """Return the batches of --replay, or None.
 
     Raises:
-        UsageError: a flag is given that says what is sampled, or --replay is no folder.
+        UsageError: --replay is not a folder, or a flag of sampling is given too.
         DatasetError: there are no batches.
     """
     from astra_jax.grpo.replay import Replay
@@ -277,10 +305,11 @@ def _replayed() -> Replay | None:
 
 
 def _held_out(given: GivenEnvironments | None) -> list[GivenEnvironments]:
-    """What --held_out names. Raises as `GivenEnvironments`, and `UsageError`: flags that nothing would read."""
+    """Return the environments of --held_out. Raises as `GivenEnvironments`, and `UsageError` for flags that have no
+    effect."""
     names = [name for name in map(str.strip, (_HELD_OUT.value or "").split(",")) if name]
     if _HELD_OUT.present and not names:
-        raise cli.UsageError("--held_out= names nothing; give environments as --environments has them")
+        raise cli.UsageError("--held_out= is empty; give environments as in --environments")
     if twice := [name for name in names if names.count(name) > 1]:
         raise cli.UsageError(f"--held_out={_HELD_OUT.value} names {twice[0]} twice")
     found = [
@@ -292,28 +321,29 @@ def _held_out(given: GivenEnvironments | None) -> list[GivenEnvironments]:
 
 
 def _known(given: GivenEnvironments | None, held_out: Sequence[GivenEnvironments]) -> list[AnyEnvironment] | None:
-    """Return all environments of a run; None: some are known only once servers are there, or batches are replayed."""
+    """Return all environments of a run; None if some are known only once servers are running, or batches are
+    replayed."""
     every = [] if given is None else [one.known() for one in (given, *held_out)]
     found = [environment for one in every if one is not None for environment in one]
     return found if found and None not in every else None
 
 
 def _selected(found: Sequence[AnyEnvironment], config: GRPOConfig) -> Sequence[AnyEnvironment]:
-    """The environments with the solve rates of --difficulty, of which `config` selects. Raises as those."""
+    """Return the environments that `config` selects, with the solve rates of --difficulty. Raises as those."""
     from astra_jax.grpo.environments import select_environments
 
     return select_environments(_rated(found), config)
 
 
 def _rated(found: Sequence[AnyEnvironment]) -> Sequence[AnyEnvironment]:
-    """The environments with the solve rates of --difficulty, where that is given. Raises as `rated`."""
+    """Return the environments with the solve rates of --difficulty, if given. Raises as `rated`."""
     from astra_jax.evaluation.solve_rates import rated
 
     return found if _DIFFICULTY.value is None else rated(found, cli.folder(_DIFFICULTY))
 
 
 def _write_serving_folder(config: GRPORun) -> None:
-    """Raises `UsageError`: there is something in that folder; and what `models.checked` raises."""
+    """Write the folder of --write_serving_folder. Raises `UsageError` if it is not empty, and as `models.checked`."""
     from astra_jax.models import hf_checkpoint
     from synthesis.core.workdir import locked_target
 
@@ -332,12 +362,12 @@ def _write_serving_folder(config: GRPORun) -> None:
     longest = episode.max_prompt_tokens + episode.max_response_tokens
     say(
         f"{target}: {files} files; vllm serve {target} --load-format=dummy --dtype={_PUBLISH_DTYPE.value} "
-        f"--max-model-len={longest} and what else docs/vllm.md says"
+        f"--max-model-len={longest} with the other options in docs/vllm.md"
     )
 
 
 def _servers(run: str | None = None) -> VLLMConfig:
-    """The rollout servers of the flags, for a run of this id. Raises `UserError` and `SettingError`."""
+    """Return the rollout servers of the flags, for the run with this id. Raises `UserError` and `SettingError`."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.sampler import VLLMConfig
 
@@ -358,7 +388,8 @@ def _servers(run: str | None = None) -> VLLMConfig:
 
 
 def _publisher(servers: VLLMConfig, model: Model, published: epath.Path) -> AnyPublisher:
-    """What the servers read. Raises `UserError` and `SettingError`: it cannot be served from this host."""
+    """Return the publisher of weights for the servers. Raises `UserError` and `SettingError`: this host cannot serve
+    them."""
     from astra_jax.rollout.vllm.addresses import Addresses
     from astra_jax.rollout.vllm.direct import DirectPublisher, listening_address
     from astra_jax.rollout.vllm.publishing import FolderPublisher, Publisher

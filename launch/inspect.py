@@ -1,15 +1,15 @@
-"""A local page that shows a dataset: trajectories, an evaluation's results, what GRPO was trained on, or environments,
-whose tools it runs.
+"""Show a dataset on a local page: trajectories, results of an evaluation, batches of GRPO, or environments with their
+tools.
 
     python -m launch.inspect DIR
     python -m launch.inspect WORKDIR/results
     python -m launch.inspect WORKDIR/batches
     python -m launch.inspect --data=DIR --host=0.0.0.0 --key_file=FILE --sandbox_url=http://sandbox:8700
 
-The dataset's card says which records it holds; /card shows the card. A visitor of the page of environments can run the
-tools of the dataset in the sandbox, with arguments of their own. So the page is for this machine alone; beyond
-loopback it asks for a key, which the browser takes as the password (any user name will do). On SIGTERM (and Ctrl-C)
-it lets requests in flight end, and exits with 0; with 3 when some had to be cut off.
+The dataset's card determines the kind of records; /card shows the card. On the page of environments, visitors can run
+the dataset's tools in the sandbox with any arguments. So the page listens on this machine only. On any other address
+than loopback it needs a key, which the browser asks for as the password (with any user name). On SIGTERM and Ctrl-C
+running requests finish; the exit code is 0, or 3 if some were cut off.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(services)
 
 _DATA = flags.DEFINE_string(
-    "data", None, "Dataset: of trajectories, of tool environments, of an evaluation's results, or a GRPO run's batches."
+    "data",
+    None,
+    "Dataset: a folder of trajectories, of tool environments or of an evaluation's results, or a GRPO run's batches.",
 )
 _PORT = shared.port(8800)
 
@@ -62,10 +64,10 @@ async def _serve() -> int:
 
 
 async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages, str]:
-    """Open the pages of a dataset; and what to print of the sandbox that they run tools in, which the stack closes.
+    """Open the pages of a dataset. Also return a line to print about their sandbox, which the stack closes.
 
     Raises:
-        UsageError: it holds other records, or two of one id.
+        UsageError: the dataset has records of another kind, or two with one id.
     """
     from astra_jax.grpo.dump import DumpedBatches
     from astra_jax.rollout.records import PackedGroup

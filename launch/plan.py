@@ -1,4 +1,4 @@
-"""Does a job fit on a slice, and how long does it take: compiles its real training step for chips that are not here.
+"""Predict whether a job fits on a slice and how long it takes: compiles its real training step without the chips.
 
     python -m launch.plan --config=sft:14b --topology=v5p:2x2x2 --tokens=74752
     python -m launch.plan --config=grpo:14b --topology=v6e:4x4 --mesh=fsdp=8,context=2 --price_per_chip_hour=2.7
@@ -7,13 +7,13 @@
     python -m launch.plan --config=sft:8b --topology=h200:8 --tokens=32768
     python -m launch.plan --config=sft:auto --weights=DIR --topology=v6e:2x2 --tokens=4096
 
-Plans the run as it is configured: --config.NAME=VALUE, --mesh and presets mean what they mean to launch.sft and
-launch.grpo, and what those would refuse is refused. Prints bytes a chip against the chip's memory, flops a token, what
-is sent over each mesh axis, the time of a step and what it goes into, and the flags to run so. With --search it tries
-meshes, micro-batches, remat and row lengths, and prints the fastest that fits and the smallest slice that does.
+Takes the same --config, --config.NAME=VALUE and --mesh as launch.sft and launch.grpo, and refuses what they would
+refuse. Prints the bytes of each chip against its memory, the flops of a token, the bytes sent over each mesh axis, the
+time of a step with its parts, and the flags of such a run. --search tries meshes, micro-batches, remat and row lengths.
+It prints the fastest that fits, and the smallest slice on which one fits.
 
-Needs no TPU and no GPU, but their compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin
-(pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version).
+Needs no TPU or GPU, only their compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin (pip
+install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version).
 """
 
 from __future__ import annotations
@@ -34,21 +34,33 @@ if TYPE_CHECKING:
 _CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "A preset, or a file that defines CONFIG; such as sft:14b. sft:auto and grpo:auto take the model of --weights.",
+    "Preset, or a file that defines CONFIG; for example sft:14b. sft:auto and grpo:auto take the model from --weights.",
 )
 _WEIGHTS = shared.weights(required=False)
 _MODEL_CLASS = shared.model_class()
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "Slice, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.", required=True
+    "topology",
+    None,
+    "Slice of chips, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.",
+    required=True,
 )
-_TOKENS = number_flag("tokens", None, Length, "Longest sequence; by default everything is as configured.")
-_MESH = shared.mesh("By default chosen.")
-_SEARCH = flags.DEFINE_bool("search", False, "Try meshes, micro-batches, remat and row lengths; and smaller slices.")
+_TOKENS = number_flag("tokens", None, Length, "Longest sequence in tokens; by default as configured.")
+_MESH = shared.mesh("By default the planner chooses them.")
+_SEARCH = flags.DEFINE_bool(
+    "search", False, "Try meshes, micro-batches, remat and row lengths, and smaller slices; print the fastest."
+)
 _COMPILES = number_flag(
-    "compiles", 8, Count, "With --search: so many are compiled at most, and as many smaller slices."
+    "compiles", 8, Count, "Maximum configurations that --search compiles, and as many for smaller slices."
 )
-_STEPS = number_flag("steps", None, Count, "Of the whole run, for its hours; by default the configuration's.")
-_PRICE = number_flag("price_per_chip_hour", None, Annotated[float, Bound(above=0, most=1e6)], "Dollars, for the run's.")
+_STEPS = number_flag(
+    "steps", None, Count, "Steps of the whole run, to print its hours; by default the configuration's."
+)
+_PRICE = number_flag(
+    "price_per_chip_hour",
+    None,
+    Annotated[float, Bound(above=0, most=1e6)],
+    "Price of a chip-hour in dollars, to print the run's cost.",
+)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object on the last line.")
 
 
@@ -89,14 +101,14 @@ def main() -> int:
         say(
             f"{title}: " + ("none fits; give a larger --topology, or more --compiles" if one is None else describe(one))
         )
-    say(f"{len(found.tried)} compiled; arithmetic left {found.considered} ways for {slice_.name}")
+    say(f"{len(found.tried)} configurations compiled, of {found.considered} that may fit on {slice_.name}")
     if _JSON.value:
         say(json.dumps(dataclasses.asdict(found)))
     return 0
 
 
 def _run(name: str, slice_: Slice, mesh: dict[str, int] | None) -> Any:
-    """The run of --config and --weights, with --config.NAME=VALUE. Raises `UsageError` and `WeightsError`."""
+    """Return the run of --config and --weights, with --config.NAME=VALUE. Raises `UsageError` and `WeightsError`."""
     model = None if _WEIGHTS.value is None else lambda: auto.read_model(sources.source(_WEIGHTS, None))
     found = cli.load_config(name, "sft", "grpo", model=model)
     if auto.is_auto(name):
@@ -108,7 +120,7 @@ def _run(name: str, slice_: Slice, mesh: dict[str, int] | None) -> Any:
 
 
 def _settings() -> Any:
-    """The settings that --help_config lists; without weights those of `auto` are shown with a preset's model."""
+    """Return the settings that --help_config lists; those of `auto` without weights with a preset's model."""
     from configs.training import MODELS
 
     return cli.load_config(_CONFIG.value or "sft:0.6b", model=lambda: MODELS["0.6b"])

@@ -1,10 +1,10 @@
-"""Uploads a model to the Hugging Face Hub: a run's checkpoints, as a Hugging Face folder, or such a folder as it is.
+"""Upload a model to the Hugging Face Hub: a run's checkpoints, as a Hugging Face folder, or such a folder unchanged.
 
     python -m launch.push --weights=WORKDIR/checkpoints --repository=ORG/NAME [--step=N] [--public]
 
-The repository is made if it is not there, private unless --public is given. With the weights go tokenizer, chat
-template, generation configuration and model card. Log in with `hf auth login`, or set HF_TOKEN to a token that may
-write.
+The repository is created if it does not exist, private unless --public is given. The upload has weights, tokenizer,
+chat template, generation configuration and model card. Log in with `hf auth login`, or set HF_TOKEN to a token with
+write permission.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 _WEIGHTS = shared.weights()
 _MODEL_CLASS = shared.model_class()
-_REPOSITORY = flags.DEFINE_string("repository", None, "ORG/NAME of the repository.", required=True)
+_REPOSITORY = flags.DEFINE_string(
+    "repository", None, "Repository on the Hugging Face Hub to upload to: ORG/NAME.", required=True
+)
 _STEP = shared.step()
 _BASE = shared.base()
 _DTYPE = shared.param_dtype()
-_PUBLIC = flags.DEFINE_bool("public", False, "A repository that is made can be read by all.")
-_MESSAGE = flags.DEFINE_string("message", None, "Of the commit; by default what was uploaded.")
+_PUBLIC = flags.DEFINE_bool("public", False, "Make the repository public if it is created; by default it is private.")
+_MESSAGE = flags.DEFINE_string("message", None, "Commit message; by default it names what was uploaded.")
 
 
 def main() -> None:
@@ -52,7 +54,8 @@ def main() -> None:
 
 
 def _room_beside(source: epath.Path) -> Path | None:
-    """Where a run's weights fit, as much as they once more will; None: it is in a bucket."""
+    """Return a folder on the same disk as a run's weights, which has room for their copy; None: they are in a
+    bucket."""
     from astra_jax.base.files import in_bucket
 
     return None if in_bucket(source) else Path(source).parent

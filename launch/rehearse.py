@@ -1,13 +1,14 @@
-"""What a model says by itself, as a dataset for SFT to rehearse, so that it does not unlearn to talk.
+"""Sample conversations from a model itself, as a dataset that SFT mixes in to keep the model's general chat ability.
 
     python -m launch.rehearse --weights=FOLDER --to=DATASET
     python -m launch.sft --weights=FOLDER --data=DATASET --rehearsal=DATASET --workdir=DIR ...
 
-The model of --weights writes requests, and answers them, at temperature 1 and on the embedded engine: no data of others
-is needed, nor a list of questions. The weights are those that SFT starts from. SFT puts the conversations between those
-that it trains on, as a share of --config.sft.data.self_generated_ratio.
+The model of --weights writes user requests and answers them, at temperature 1 on the embedded engine. No other data is
+needed, nor a list of questions. Use the weights that SFT starts from. The share of these conversations in SFT is
+--config.sft.data.self_generated_ratio.
 
-Run the same command again after an interruption: what is drawn is in a journal beside --to, and is not drawn again.
+Run the same command again after an interruption: finished conversations are in a journal next to --to, and are not
+sampled again.
 """
 
 from __future__ import annotations
@@ -22,11 +23,23 @@ from launch.flags.numbers import number_flag
 flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(targets)
 
-_CONVERSATIONS = number_flag("conversations", 1_000, Count, "That are begun; some are left out, with the reason.")
-_REQUEST = number_flag("max_request_tokens", 128, Length, "Of a request; one that is not over by then is left out.")
-_ANSWER = number_flag("max_answer_tokens", 256, Length, "Of an answer; the end of a longer one is not trained on.")
+_CONVERSATIONS = number_flag(
+    "conversations", 1_000, Count, "Number of conversations to sample; unusable ones are excluded, with the reason."
+)
+_REQUEST = number_flag(
+    "max_request_tokens",
+    128,
+    Length,
+    "Maximum tokens of a sampled user request; conversations with a longer one are excluded.",
+)
+_ANSWER = number_flag(
+    "max_answer_tokens",
+    256,
+    Length,
+    "Maximum tokens of a sampled answer; a longer one is cut, and its end is not trained on.",
+)
 _SEED = shared.seed("requests and answers")
-_SLOTS = number_flag("slots", 16, Slots, "What decodes together: conversations.")
+_SLOTS = number_flag("slots", 16, Slots, "Sequences that decode at the same time: conversations.")
 
 
 def main() -> None:

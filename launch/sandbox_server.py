@@ -1,10 +1,10 @@
-"""The sandbox behind HTTP: one pool for many callers and machines.
+"""Serve the sandbox over HTTP: one pool for many clients and machines.
 
     python -m launch.sandbox_server --port=8700
     python -m launch.sandbox_server --host=0.0.0.0 --key_file=FILE --sandbox_tier=B
 
-Callers use `sandbox.remote.RemotePool`; /run_code takes SandboxFusion's requests. On SIGTERM (and Ctrl-C) it takes no
-more calls, lets those in flight end, and exits with 0; with 3 when some had to be cut off.
+Clients use `sandbox.remote.RemotePool`; /run_code accepts SandboxFusion's requests. On SIGTERM and Ctrl-C it accepts no
+more calls and running calls finish; the exit code is 0, or 3 if some were cut off.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ flags.adopt_module_key_flags(services)
 
 _PORT = shared.port(8700)
 _TIER = shared.sandbox_tier()
-_SLOTS = number_flag("max_slots", 1024, Slots, "Environments kept open at once.")
-_CONCURRENCY = number_flag("concurrency", None, Slots, "What is under way at once: calls; by default four a core.")
+_SLOTS = number_flag("max_slots", 1024, Slots, "Maximum environments open at the same time.")
+_CONCURRENCY = number_flag(
+    "concurrency", None, Slots, "Concurrency: maximum calls that run at the same time; by default four for each core."
+)
 _WAITING = services.max_waiting()
 
 

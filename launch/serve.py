@@ -1,12 +1,11 @@
-"""A model behind OpenAI's API, on the embedded engine.
+"""Serve a model through OpenAI's API, on the embedded engine.
 
     python -m launch.serve --weights=DIR --port=8000
     python -m launch.serve --weights=RUN/checkpoints --tokenizer=DIR --host=0.0.0.0 --key_file=FILE --mesh=tensor=4
 
-/v1/completions, /v1/chat/completions and /v1/responses (tools, streaming, answers of a given form), /v1/models,
-/health, /metrics; see docs/serving.md. /health answers 503 until all programs that requests need are compiled
-(--warm_up). On SIGTERM (and Ctrl-C) it takes no more requests, lets those in flight end, and exits with 0; with 3 when
-some had to be cut off.
+Endpoints: /v1/completions, /v1/chat/completions and /v1/responses (tools, streaming, structured output), /v1/models,
+/health and /metrics; see docs/serving.md. /health answers 503 until the programs of --warm_up are compiled. On SIGTERM
+and Ctrl-C it accepts no more requests and running requests finish; the exit code is 0, or 3 if some were cut off.
 """
 
 from __future__ import annotations
@@ -32,27 +31,29 @@ if TYPE_CHECKING:  # --help does not wait for them
 flags.adopt_module_key_flags(policies)
 flags.adopt_module_key_flags(services)
 
-_NAME = flags.DEFINE_string("served_model_name", None, "What clients call it; by default the folder's name.")
+_NAME = flags.DEFINE_string(
+    "served_model_name", None, "Name of the model for clients; by default the name of its folder."
+)
 _PORT = shared.port(8000)
-_SLOTS = number_flag("slots", 16, Slots, "What decodes together: completions.")
+_SLOTS = number_flag("slots", 16, Slots, "Sequences that decode at the same time: completions.")
 _LENGTH = number_flag(
     "max_length",
     None,
     Annotated[int, Bound(least=2, most=2**24)],
-    "Prompt and completion; by default the model's max_positions, 32,768 at most.",
+    "Maximum tokens of prompt and completion together; by default the model's max_positions, but at most 32,768.",
 )
 _WEIGHT_QUANTIZATION = flags.DEFINE_enum(
     "weight_quantization",
     "none",
     ["none", "int8"],
-    "The layers' matrices: as they are, or in 8 bits, half of what a token waits for.",
+    "Number format of the layers' matrices: as stored, or int8, with which a token reads half as many bytes.",
 )
 _WARM_UP = flags.DEFINE_enum(
     "warm_up",
     "usual",
     ["none", "usual", "all"],
-    "What is compiled before a request is taken: nothing, what draws with a temperature and a nucleus need, or also "
-    "what other options and answers of a given form do. The rest is compiled when the first request needs it.",
+    "Programs to compile before requests are accepted: none, those for sampling with temperature and top_p (usual), or "
+    "those for other options and structured output too (all). The rest is compiled when a request first needs it.",
 )
 _WAITING = services.max_waiting()
 

@@ -1,23 +1,26 @@
-"""Supervised fine-tuning of a model on trajectories.
+"""Fine-tune a model on trajectories (supervised fine-tuning, SFT).
 
     python -m launch.sft --config=sft:auto --weights=DIR --data=chats.jsonl --workdir=DIR
     python -m launch.sft --config=sft:14b --weights=DIR --data=DATASET --workdir=DIR --mesh=fsdp=8
 
-With --config=sft:auto the model is that of --weights, and row length, batch, micro-batch and learning rate follow from
-it, your data and your devices: each is printed with its reason before step 1. A preset such as sft:14b has the paper's.
---data is a dataset of trajectories, as the synthesis writes them, a .jsonl or .parquet file of conversations, or
-hub:ORG/NAME; --held_out another, whose loss is logged and whose questions samples answer; --rehearsal one of
-conversations without tools that come between the others, so that the model does not unlearn to talk (launch.rehearse).
---weights is a folder, or a model's name on the Hub, such as Qwen/Qwen3-0.6B. Datasets and --workdir are folders, or in
-a bucket: gs://BUCKET/FOLDER. Settings are changed with --config.NAME=VALUE, such as --config.sft.learning_rate=1e-5.
-Run the same command again after an interruption: it goes on from its last checkpoint. SIGTERM saves and ends with 0.
+--config=sft:auto takes the model from --weights, and chooses row length, batch size, micro-batch size and learning rate
+for your data and devices. It prints each choice with its reason before step 1. A preset such as sft:14b has the paper's
+settings. Change settings with --config.NAME=VALUE, for example --config.sft.learning_rate=1e-5.
 
-    --preview=3              print three examples, trained tokens in colour, and the table of the run, and stop
+--data is a dataset of trajectories that synthesis wrote, a .jsonl or .parquet file of conversations, or hub:ORG/NAME.
+--held_out is a dataset whose loss is logged, and whose questions the text samples answer. --rehearsal is a dataset of
+conversations without tools that are mixed in, so that the model keeps its general chat ability (launch.rehearse).
+--weights is a folder, or a model's name on the Hub, for example Qwen/Qwen3-0.6B. Datasets and --workdir may be in a
+bucket: gs://BUCKET/FOLDER.
+
+Run the same command again after an interruption: it resumes from its last checkpoint. SIGTERM saves a checkpoint and
+exits with 0. The model is in WORKDIR/checkpoints; launch.convert makes a Hugging Face folder of it.
+
+    --preview=3              print three examples with trained tokens in color, and the table of the run, and stop
     --profile_steps=10:12    write a trace of these steps to WORKDIR/profile
 
-On several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and
---host_index; --workdir is a folder that all of them see, or a bucket's. The model is in WORKDIR/checkpoints;
-launch.convert makes a Hugging Face folder of it.
+With several hosts run the same command on each, with --multihost on TPUs, or with --coordinator, --hosts and
+--host_index. --workdir must be a folder that all hosts can read, or in a bucket.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(data)
 
 _PREVIEW = number_flag(
-    "preview", None, Count, "Show so many records, and stop; trained tokens in colour, and the table of the run."
+    "preview", None, Count, "Show this many records, and stop; with trained tokens in color and the table of the run."
 )
 
 

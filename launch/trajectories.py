@@ -1,4 +1,4 @@
-"""Trajectories for SFT: tool documents become graphs, chains, tasks, and scored agent runs.
+"""Generate trajectories for SFT: tool documents become graphs, chains, tasks, and scored agent runs.
 
     python -m launch.trajectories --workdir=DIR --config.trajectories=3000
     python -m launch.trajectories --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
@@ -6,9 +6,9 @@
         '--config.tools=["registry.jsonl.gz"]'
 
 Writes the datasets DIR/servers, chains, tasks and trajectories, and the tool graphs, and prints the statistics. Without
---teacher_url the offline teacher answers by rules about real tables; then only their servers, and those of installed
-MCP servers, can be asked about (docs/trajectories.md). Run the same command again after an interruption, or with more
-trajectories: finished work is not done again.
+--teacher_url the offline teacher answers by rules from real tables. Its tasks can only be about the servers of these
+tables, and of installed MCP servers (docs/trajectories.md). Run the same command again after an interruption, or for
+more trajectories: finished work is not repeated.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ flags.adopt_module_key_flags(executors)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(previews)
 
-_WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
-_CONFIG = flags.DEFINE_string("config", None, "A preset, or a file that defines CONFIG; such as trajectories:paper.")
+_WORKDIR = shared.workdir("created if it does not exist. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
+_CONFIG = flags.DEFINE_string("config", None, "Preset, or a file that defines CONFIG; for example trajectories:paper.")
 _SEED = shared.seed()
 
 
@@ -64,9 +64,8 @@ async def _synthesize(config: TrajectoriesConfig) -> int:
             journal_file = folder / "journals" / "trajectories.sqlite"
             if old := sorted(one for one in journal_file.parent.glob("*.sqlite") if one != journal_file):
                 raise cli.UsageError(
-                    f"{old[0]} is the journal of a version before, which named it after its settings: go on with that "
-                    "version, or give another --workdir (its datasets can still be read, and --teacher_recording names "
-                    "its answers)"
+                    f"{old[0]} is the journal of an earlier version. Resume the run with that version, or give another "
+                    "--workdir (this version can read its datasets, and its recorded answers by --teacher_recording)"
                 )
             async with executors.executor_from_flags(folder) as executor:
                 with Journal(journal_file) as journal:

@@ -1,12 +1,12 @@
-"""A run as it goes: curves, episodes, samples, servers, stages, and what it waits for, read from its workdir alone.
+"""Show a run live: curves, episodes, samples, servers, stages, and what it waits for, read from its workdir.
 
-    python -m launch.watch WORKDIR                 a page on this machine, which looks again by itself
+    python -m launch.watch WORKDIR                 a page on this machine that updates itself
     python -m launch.watch WORKDIR --terminal      the same in this terminal, for instance over SSH
 
-WORKDIR is the workdir of SFT, GRPO, a synthesis or the quickstart, running, finished or killed. It may be
-gs://BUCKET/FOLDER or s3://BUCKET/FOLDER; the small files are copied here. Nothing there is written or locked.
-The page is for this machine alone; beyond loopback it asks for a key, which the browser takes as
-the password (any user name will do). With --terminal and no terminal, as in a pipe, it is said once.
+WORKDIR is the workdir of SFT, GRPO, synthesis or the quickstart, running, finished or killed. It may be
+gs://BUCKET/FOLDER or s3://BUCKET/FOLDER; the small files are copied here. Nothing in the workdir is written or locked.
+The page listens on this machine only. On any other address than loopback it needs a key, which the browser asks for as
+the password (with any user name). With --terminal and no terminal, as in a pipe, the state is printed once.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ flags.adopt_module_key_flags(services)
 
 _WORKDIR = shared.workdir("on this machine's disk or in a bucket.", required=False)
 _PORT = shared.port(8810)
-_TERMINAL = flags.DEFINE_bool("terminal", False, "Show it in this terminal, until Ctrl-C, in place of a page.")
-_SECONDS = number_flag("refresh_seconds", 3.0, Annotated[float, Bound(least=0.2, most=3600)], "Between two looks.")
+_TERMINAL = flags.DEFINE_bool("terminal", False, "Show the run in this terminal until Ctrl-C, instead of a page.")
+_SECONDS = number_flag(
+    "refresh_seconds", 3.0, Annotated[float, Bound(least=0.2, most=3600)], "Seconds between two updates of the display."
+)
 
 
 def main() -> int:
@@ -43,7 +45,7 @@ def main() -> int:
         raise cli.UsageError("no workdir is given; write python -m launch.watch WORKDIR, or --workdir=WORKDIR")
     folder = cli.folder(_WORKDIR, s3=True)
     if not in_bucket(folder) and not folder.is_dir():
-        raise cli.UsageError(f"--workdir={_WORKDIR.value} is no folder; give that of a run")
+        raise cli.UsageError(f"--workdir={_WORKDIR.value} is not a folder; give the --workdir of a run")
     try:
         watcher = Watcher(folder)
     except InputError as error:

@@ -165,7 +165,7 @@ class SandboxFleet:
     def _leave_out(self, place: int, why: str) -> None:
         one = self._services[place]
         if not one.out:
-            _LOG.warning("sandbox service %s is left out: %s", one.pool.url, why)
+            _LOG.warning("sandbox service %s is taken out of service: %s", one.pool.url, why)
         one.out = why
         if self._is_open and place not in self._greeting:
             self._greeting[place] = asyncio.get_running_loop().create_task(self._take_back(place))
@@ -179,7 +179,7 @@ class SandboxFleet:
                 break
         one.out = ""
         del self._greeting[place]
-        _LOG.warning("sandbox service %s answers again", one.pool.url)
+        _LOG.warning("sandbox service %s is back in service", one.pool.url)
 
     async def _greet(self, one: _Service) -> None:
         if one.open:

@@ -92,7 +92,7 @@ def test_a_run_whose_journal_was_named_after_its_settings_is_refused(start: Prog
     before = journal(old / "trajectories")
     digests = {name: read_card(old / name)["digest"] for name in KINDS if name.startswith("trajectories")}
     ended = start(f"--workdir={old / 'trajectories'}", *COMMANDS["trajectories"], module="launch.trajectories")
-    assert ended.code == 2 and "is the journal of a version before" in ended.errors
+    assert ended.code == 2 and "is the journal of an earlier version" in ended.errors
     assert "Traceback" not in ended.errors and journal(old / "trajectories") == before
     assert {name: read_card(old / name)["digest"] for name in digests} == digests
 

@@ -85,7 +85,7 @@ def trusting(ca_file: str | None) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # includes SSLError
-        raise SettingError(f"{ca_file} is no file of certificates (PEM): {_reason(error)}") from None
+        raise SettingError(f"{ca_file} is not a file of certificates (PEM): {_reason(error)}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,6 +216,6 @@ def _try_s3(folder: epath.Path) -> None:
         ) from error
     if not heeded:
         raise StorageError(
-            f"{folder} cannot be used: its service writes over what is there though it is told not to "
-            "(If-None-Match), so that two runs could work in one folder; use one that heeds it"
+            f"{folder} cannot be used: its service ignores If-None-Match and overwrites objects, so two runs could use "
+            "one folder; use a service that supports it"
         )

@@ -98,7 +98,7 @@ def location(path: Folder, *, s3: bool = False) -> epath.Path:
         raise InputError(f"{text} is neither a folder nor {kinds}; give one of these")
     package, extra = _CLIENTS[kind]
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"{text} wants {package}, which is not installed: pip install 'astra-jax[{extra}]'")
+        raise InputError(f"{text} needs {package}, which is not installed: pip install 'astra-jax[{extra}]'")
     if not all(text.removeprefix(kind).partition("/")[::2]):
         raise InputError(f"{text} names no folder in a bucket; write {kind}BUCKET/FOLDER")
     import fsspec
@@ -223,7 +223,7 @@ def write_bytes(path: Path | epath.Path, data: bytes) -> None:
             path.write_bytes(data)
         except Exception as error:
             raise StorageError(
-                f"{path} could not be written ({first_line(error)}); see to the bucket and run the same command again"
+                f"{path} could not be written ({first_line(error)}); check the bucket and run the same command again"
             ) from error
         return
     path.parent.mkdir(parents=True, exist_ok=True)

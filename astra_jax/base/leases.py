@@ -1,10 +1,12 @@
-"""Who works in a bucket's folder: an object that its holder renews, since a bucket has no locks.
+"""Exclusive lock on a bucket's folder: an object that its holder renews, since a bucket has no locks.
 
-An object is made, or replaced, only over what the writer saw there (`buckets.Guarded`), so of two only one can. A
-holder that ends removes it. One that was killed no longer renews it: who comes next sees that for as long as a lease
-holds, by its own clock, and then takes it over. Who was only asleep finds that out at its next renewal, and ends; what
-it would write before that is refused (`files.check_held`). Who took over leaves the object at its end, as nobody's: by
-one that is gone a sleeper could not tell that it was another's meanwhile.
+The object is created or replaced only if it is unchanged since the writer read it (`buckets.Guarded`), so only one of
+two writers succeeds. A holder removes it at its end.
+
+A killed holder stops renewing. Another process watches the object for the length of a lease, by its own clock, and then
+takes it over. A holder that was only suspended notices this at its next renewal, and ends. Its writes before that are
+refused (`files.check_held`). After a takeover the new holder leaves the object at its end, marked as free. Otherwise a
+suspended holder could not notice that it was taken over meanwhile.
 """
 
 from __future__ import annotations
@@ -41,19 +43,19 @@ class LeaseError(UserError):
 
 @contextlib.contextmanager
 def leased(file: epath.Path, state: str, remedy: str, *, of: epath.Path) -> Iterator[None]:
-    """Hold an object in a bucket.
+    """Hold a lease in a bucket.
 
-    If another takes it over, because this process was asleep or cut off for `LEASE_SECONDS`, the main thread is
-    interrupted in what it does under the lease, and `files.check_held` refuses whatever it would write.
+    Another process may take it over if this one was suspended or disconnected for `LEASE_SECONDS`. Then the main thread
+    is interrupted inside the context, and `files.check_held` refuses its writes.
 
     Args:
-        file: the object's place, `gs://BUCKET/NAME` or `s3://BUCKET/NAME`.
-        of: what is held by it: a folder with all that is below, or a file.
-        state: what holding it means, to begin the message with.
-        remedy: to end it with.
+        file: path of the object, `gs://BUCKET/NAME` or `s3://BUCKET/NAME`.
+        of: path that the lease protects: a folder with everything below it, or a file.
+        state: start of the error message: what holding the lease means.
+        remedy: end of the error message: the fix.
 
     Raises:
-        LeaseError: another process holds it, or has taken it over meanwhile.
+        LeaseError: another process holds it, or has taken it over.
         StorageError: the bucket cannot be written.
     """
     lease = _Lease(guarded(file, LEASE_SECONDS / 4), file, state, remedy)
@@ -104,7 +106,7 @@ class _Lease:
             raise
         except Exception as error:  # of the libraries below, without a common base
             raise StorageError(
-                f"{self._file} could not be written ({first_line(error)}); see to the bucket and run the same command "
+                f"{self._file} could not be written ({first_line(error)}); check the bucket and run the same command "
                 "again"
             ) from error
 
@@ -120,11 +122,12 @@ class _Lease:
             return
 
     def check(self) -> None:
-        """See that it is this hold's still, and for a while: nobody takes over what was just renewed.
+        """Check that this process still holds the lease, with time left: a lease that was just renewed is not taken
+        over.
 
         Raises:
-            LeaseError: it is not.
-            StorageError: that cannot be told, and the last renewal was long ago.
+            LeaseError: another process holds it.
+            StorageError: it cannot be checked, and the last renewal was long ago.
         """
         if self.taken_by is None and not self.ended.is_set():
             if _clock() - self._renewed < _FRESH_SECONDS:
@@ -136,20 +139,20 @@ class _Lease:
                 if _clock() - self._renewed < LEASE_SECONDS / 2:
                     return
                 raise StorageError(
-                    f"{self._file} could not be renewed ({first_line(error)}), so whether this process still holds it "
-                    "is not known; see to the bucket and run the same command again"
+                    f"{self._file} could not be renewed ({first_line(error)}), so this process may have lost the lock; "
+                    "check the bucket and run the same command again"
                 ) from error
         raise self.lost()
 
     def lost(self) -> LeaseError:
-        """What to raise where it is not this hold's any more."""
+        """Return the error for a lease that another process holds."""
         if self.taken_by is None:  # whoever held it has left it, and something of it still writes
             return LeaseError(f"{self._file} is held no longer, and what would be written under it is given up")
         silent = f"since this one was silent for more than {LEASE_SECONDS:.0f} s; this one ended"
         if self.taken_by == NOBODY:
             return LeaseError(
-                f"{self._file} was another process's, which took over and has ended, {silent}, and what it had not "
-                "written by then is given up. Run the same command again to go on"
+                f"{self._file} was taken over by another process, which has ended, {silent}, and work that was not "
+                "written by then is lost. Run the same command again to resume"
             )
         return LeaseError(
             f"{self._state} by another process ({self.taken_by}), which took over {silent}, and what it had not "
@@ -166,7 +169,7 @@ class _Lease:
                     self._object.remove(self._stamp)
 
     def _renew(self) -> bool:
-        """Write the object anew. False: it is another's."""
+        """Replace the object to renew the lease. Return False if another process holds it."""
         with self._writing:
             if self.taken_by is None and (found := self._refused(over=self._stamp)) is not None:
                 # It is gone where somebody removed it by hand; then whoever wants it next may have it.

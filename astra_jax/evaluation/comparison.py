@@ -1,7 +1,7 @@
-"""Compare stages of training on the same items, paired, so that what is hard for all of them cancels.
+"""Compare stages of training on the same items, in pairs, so that the difficulty of items cancels.
 
-A difference between two runs is the mean over items of the difference between their means over trials, with an interval
-from the deviation between items. Unlike McNemar's test it also holds for several trials and for partial scores.
+The difference of two runs is the mean over items of the difference between their means over trials. Its interval comes
+from the deviation between items. Unlike McNemar's test it supports several trials and partial scores.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Several runs.
+    """Comparison of several runs.
 
     Attributes:
-        tables: by name, in the order of training.
-        suites: common to all runs.
-        differences: in words, what differs between the runs besides the model.
+        tables: tables by name of the run, in the order of training.
+        suites: comparisons of the suites that all runs have.
+        differences: differences between the runs other than the model, in words.
     """
 
     tables: dict[str, Table]
@@ -69,7 +69,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warnings(self) -> list[str]:
-        """The watched falls, a line each."""
+        """Return the falls of monitored categories, one in a line."""
         return [
             f"{suite.title}, {change.title}: {change.after} is {-change.points.mean:.1f} points below {change.before} "
             f"{'on a part of the items ' if change.partial else ''}"
@@ -83,16 +83,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(runs: Mapping[str, Evaluation]) -> Comparison:
     """Compare runs, in the order of training.
 
-    Another harness, other data, other models that play the user or judge, or other items are refused: the difference
-    of two runs would be the model's and the instrument's together. Another decoding, seed or setting is shown: it
-    belongs to the evaluated model, and is sometimes what is compared.
+    Runs with another harness, other data, other items, or other models for user or judge are refused: their difference
+    would not be the model's alone. Another decoding, seed or setting is shown, since it belongs to the evaluated model.
 
     Raises:
-        EvaluationError: fewer than two runs, no suite that all have, runs that may not be compared, or results that are
-            not whole.
+        EvaluationError: there are fewer than two runs, they have no common suite, they cannot be compared, or their
+            results are incomplete.
     """
     if len(runs) < 2:
-        raise EvaluationError(f"{len(runs)} runs are given; a comparison wants two or more")
+        raise EvaluationError(f"{len(runs)} runs are given; a comparison needs two or more")
     names = list(runs)
     first = names[0]
     has = {
@@ -135,7 +134,7 @@ def _table(name: str, run: Evaluation) -> Table:
 
 
 def _check(suite: str, first: str, a: Evaluation, other: str, b: Evaluation) -> None:
-    """Raise `EvaluationError` where the two were measured with different instruments."""
+    """Raise `EvaluationError` if two runs were measured in different ways."""
     one, two = a.suites[suite], b.suites[suite]
     for what, ours, theirs in _instruments(one.info, a, two.info, b):
         if ours != theirs:

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint as an agent of the agent loop: messages in, messages out."""
+"""Agent of the agent loop that is a model behind an OpenAI-compatible endpoint: messages in, messages out."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from synthesis.core.stages import Transient, rng_for
 _TOO_LONG = re.compile(
     r"context.{0,20}(length|window|size)|max(imum)?.model.len|too long|reduce the length|token count"
 )
-"""What servers say of a conversation that does not fit: vLLM, SGLang, hosted services, ours."""
+"""Error texts for a conversation that does not fit, of vLLM, SGLang, hosted services and our server."""
 _OF_LENGTH = frozenset({400, 413, 422})
-"""The statuses with which they say it. With others a gateway may say that an answer took too long."""
+"""Statuses of such errors. With other statuses a gateway may report that an answer took too long."""
 _COMPLETION = re.compile(r"max_(?:completion_|new_|output_)?tokens|completion")
 _CONTEXT = re.compile(r"context (?:length|window|size)(?: is| of)? (\d{1,9})\b")
 _PROMPT = re.compile(
@@ -28,18 +28,19 @@ _PROMPT = re.compile(
 
 
 def room_left(status: int | None, said: str, max_tokens: int | None) -> int | None:
-    """What a refusal leaves a completion.
+    """Return how many tokens a refusal leaves for a completion.
 
     Args:
-        status: of the refusal; None: it had none.
-        said: with it.
-        max_tokens: that the request asked for; None: it left it to the endpoint.
+        status: status of the refusal, or None.
+        said: text of the refusal.
+        max_tokens: limit in the request; None: the endpoint's own.
 
     Returns:
-        Tokens; 0: the conversation itself is too long. None: it was refused for something else.
+        Number of tokens. 0: the conversation itself is too long. None: the refusal has another reason.
 
     Raises:
-        EvaluationError: the conversation and `max_tokens` together are too long, and how much would fit is not said.
+        EvaluationError: conversation and `max_tokens` together are too long, and the refusal does not say how much
+            fits.
     """
     said = said.lower()
     if status not in _OF_LENGTH or not _TOO_LONG.search(said):
@@ -51,13 +52,13 @@ def room_left(status: int | None, said: str, max_tokens: int | None) -> int | No
     if room >= max_tokens:
         raise EvaluationError(
             f"--max_tokens={max_tokens} and a conversation do not fit into the endpoint's context ({said:.300}); give "
-            "less, or leave it out"
+            "a smaller --max_tokens, or leave it out"
         )
     return max(room, 0)
 
 
 def endpoint_of(served: ModelEndpoint, *, concurrency: int, timeout_seconds: float) -> Endpoint:
-    """The client of an endpoint: retries, back-off, a bound on what is in flight."""
+    """Return a client of an endpoint, with retries, back-off and a limit on requests in flight."""
     return Endpoint(
         OpenAITeacherConfig(
             served.url, served.model, served.key, concurrency=concurrency, timeout_seconds=timeout_seconds
@@ -68,25 +69,25 @@ def endpoint_of(served: ModelEndpoint, *, concurrency: int, timeout_seconds: flo
 class EndpointAgent:
     """A conversation with a model that may call tools. Implements `Agent`.
 
-    The endpoint's own messages are sent back as they came (with the reasoning, where the endpoint gives it): what the
-    model is shown of its past is the endpoint's chat template's affair, as it is when the model is served. Arguments
-    that are no JSON object are the exception: servers refuse a conversation that holds them (vLLM parses the arguments
-    of past calls), so it holds `{}`, and the call's output is there to say what was wrong.
+    The endpoint's own messages are sent back unchanged, with the reasoning if the endpoint returns it. The endpoint's
+    chat template decides how much of its past the model sees, as when it is served. The exception are arguments that
+    are not a JSON object: servers refuse a conversation with them (vLLM parses the arguments of past calls). They are
+    sent as `{}`, and the call's output names the fault.
 
     Args:
-        endpoint: shared by all conversations.
-        served: who is asked, for the served name and the fields that it takes.
-        decoding: how to sample.
-        seed: of all turns; turn t is drawn with `rng_for(seed, t)`.
-        messages: in OpenAI's form; what the conversation begins with.
-        tools: in OpenAI's form; may be replaced between turns.
+        endpoint: client, shared by all conversations.
+        served: the model, with its served name and supported fields.
+        decoding: sampling parameters.
+        seed: seed of all turns; turn t is sampled with `rng_for(seed, t)`.
+        messages: start of the conversation, in OpenAI's format.
+        tools: tools in OpenAI's format; may be replaced between turns.
 
     Attributes:
-        messages: all so far.
-        reply: the last message of the model as it came; what is in `messages` may differ in the ways said above.
-        overflowed: whether the endpoint refused the conversation for its length.
-        steps: completions so far.
-        calls: tool calls so far.
+        messages: all messages so far.
+        reply: the model's last message unchanged; it may differ in `messages` as described above.
+        overflowed: True if the endpoint refused the conversation because of its length.
+        steps: number of completions so far.
+        calls: number of tool calls so far.
     """
 
     def __init__(
@@ -108,21 +109,21 @@ class EndpointAgent:
         self._pending: list[str] = []
 
     def ask(self, text: str) -> None:
-        """Say something as the user."""
+        """Add a user message."""
         self.messages.append({"role": "user", "content": text})
 
     async def act(self) -> Sequence[Call] | None:
-        """The model's next turn, appended to `messages`.
+        """Sample the model's next turn, and append it to `messages`.
 
-        A turn that the token limit cut off may hold calls, which are not to be carried out: a conversation that goes on
-        has to `observe` an output for each all the same.
+        A turn that the token limit truncated may have calls, which must not be executed. To continue such a
+        conversation, `observe` an output for each of them.
 
-        Where the endpoint has no room for as many tokens as `max_tokens`, it is asked for those that it has room for.
+        If the endpoint has no room for `max_tokens`, the request is repeated with as many as fit.
 
         Raises:
-            Transient: the endpoint will not answer this request, and it is not for its length; or something else than
-                the model or the token limit ended the turn.
-            AbortRun: it answers nothing at all.
+            Transient: the endpoint does not answer this request for another reason than its length; or neither the
+                model nor the token limit ended the turn.
+            AbortRun: the endpoint answers no request.
             EvaluationError: see `room_left`.
         """
         rng = rng_for(self._seed, self.steps)
@@ -166,14 +167,15 @@ class EndpointAgent:
         return None if reply.truncated else calls
 
     async def observe(self, outputs: Sequence[str]) -> bool:
-        """Take the outputs; tags in them are escaped, as not every server's template does so. There is always room."""
+        """Add the outputs of calls. Tags in them are escaped, since some servers' templates do not. Always returns
+        True."""
         for call_id, output in zip(self._pending, outputs, strict=True):
             self.messages.append({"role": "tool", "tool_call_id": call_id, "content": escape_tags(output)})
         return True
 
 
 def spoken(agent: EndpointAgent) -> str:
-    """The last message without reasoning; "" where that never came to an end."""
+    """Return the last message without reasoning; "" if the reasoning is not finished."""
     _, ended, rest = (text := str(agent.messages[-1]["content"])).rpartition("</think>")
     # Not what follows a reply: ACEBench's harness takes a call with a blank behind it as no call.
     return "" if "<think>" in text and not ended else rest.lstrip()

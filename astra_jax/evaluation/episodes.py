@@ -1,4 +1,4 @@
-"""Scores a policy on environments, with the same episode runner that GRPO trains with."""
+"""Score a policy on environments, with the same episode runner as in GRPO."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ from synthesis.core.rewards import answers, parsed, played
 from synthesis.core.stages import rng_for
 
 _FULL = 0.999
-"""The paper's F1 of calls that are all right is a little below 1: its denominators have an epsilon."""
+"""Least F1 that counts as perfect: the paper's F1 of perfect calls is a little below 1, because of an epsilon."""
 INFRASTRUCTURE = "the environment, the sandbox or the policy failed (the log says how)"
-"""Why an episode is masked that no reward was asked about."""
+"""Reason of masked episodes that were not scored by a reward."""
 MOST_KINDS = 50
-"""Kinds of task that results are reported by."""
+"""Maximum kinds of task in a report."""
 OTHER_KINDS = "other"
 _NO_NAME = re.compile(r"[^\w.-]")
-"""Characters that no part of a metric's name has."""
+"""Characters that are not allowed in a metric's name."""
 
 
 @dataclass(frozen=True)
 class EvalConfig(Settings):
-    """How to evaluate.
+    """Settings of an evaluation on environments.
 
     Attributes:
-        temperature: overrides the episode's; 0 is greedy.
-        episodes_per_environment: repeats, with different seeds and distractor orders.
-        concurrency: episodes under way.
-        episode: limits, distractors and reward.
-        seed: of distractors, tool order and sampling.
+        temperature: sampling temperature; replaces the episode's. 0 is greedy.
+        episodes_per_environment: episodes of each environment, with different seeds and distractor orders. More give
+            narrower intervals.
+        concurrency: episodes that run at the same time.
+        episode: limits, distractors and reward of an episode.
+        seed: random seed of distractors, tool order and sampling.
     """
 
     temperature: Temperature = 0.6
@@ -61,14 +62,15 @@ class EvalResult:
 
     Attributes:
         f1: the F1 reward, whatever reward the policy was trained with.
-        f1_interval: 95 %, of the mean over environments: episodes of one environment are not independent.
-        answer_accuracy: share whose final answer states the expected value, see `answers_rightly`. F1 does not ask.
-        answer_interval: 95 %, as `f1_interval`.
-        full_reward: share whose calls found all that was asked and nothing else.
-        full_reward_accuracy: of those, the share whose final answer is right; None where there are none.
-        irrelevant_share: of all calls, those to tools that the question does not need.
+        f1_interval: 95 % interval of the mean over environments, since episodes of one environment are not independent.
+        answer_accuracy: share of episodes whose final answer states the expected value, see `answers_rightly`. F1 does
+            not check answers.
+        answer_interval: 95 % interval, as `f1_interval`.
+        full_reward: share of episodes whose calls found everything that was asked, and nothing else.
+        full_reward_accuracy: share of those whose final answer is correct; None if there are none.
+        irrelevant_share: share of calls to tools that the question does not need.
         by_structure: F1 by question structure.
-        voided: episodes that infrastructure ended; in no mean.
+        voided: number of episodes that infrastructure ended; they are in no mean.
     """
 
     f1: float
@@ -101,10 +103,10 @@ async def evaluate(
     """Run and score `episodes_per_environment` episodes of every environment.
 
     Args:
-        on_episode: told of each finished episode, with its environment and its number there.
+        on_episode: called with each finished episode's environment, its number there, and the episode.
 
     Raises:
-        ValueError: no environments, one whose prompt may be too long, or every episode was voided.
+        ValueError: there are no environments, a prompt may be too long, or infrastructure ended every episode.
     """
     config = config or EvalConfig()
     if not environments:
@@ -143,18 +145,18 @@ async def run_episodes(
     progress: bool = True,
     description: str = "evaluate",
 ) -> None:
-    """Run `episodes_per_environment` episodes of every environment and keep none of them.
+    """Run `episodes_per_environment` episodes of every environment, without storing them.
 
-    What episode n of an environment is follows from (seed, its id, n) alone, not from the other environments.
+    Episode n of an environment depends only on (seed, its id, n), not on the other environments.
 
     Args:
-        environments: each with an id of its own.
+        environments: environments with unique ids.
         sandbox: runs the code of records.
-        on_episode: called with each episode that is run, its environment and its number there.
-        finished: gives the episodes that an earlier process has run, which are not run again.
+        on_episode: called with each episode's environment, its number there, and the episode.
+        finished: returns an episode that an earlier process has run, which is not run again.
 
     Raises:
-        Exception: the first that an episode or `on_episode` raised; the other episodes are cancelled.
+        Exception: the first exception of an episode or of `on_episode`; the other episodes are cancelled.
     """
     limits = replace(config.episode, temperature=config.temperature)
     gate = asyncio.Semaphore(config.concurrency)
@@ -200,8 +202,8 @@ def check_is_share(reward: str) -> None:
 
 
 def kinds_of(environments: Sequence[AnyEnvironment]) -> list[str]:
-    """Return each environment's kind of task (`kind_of`) as a part of a metric's name. Of more than `MOST_KINDS` the
-    rarest are together `other`."""
+    """Return each environment's kind of task (`kind_of`) as a part of a metric's name. If there are more than
+    `MOST_KINDS`, the rarest become `other`."""
     names = [_NO_NAME.sub("_", kind_of(one)) for one in environments]
     common = [name for name, _ in Counter(names).most_common()]
     if len(common) > MOST_KINDS:
@@ -222,13 +224,13 @@ def summarise_by_kind(
     """Summarise finished episodes of any environments, in total and by kind of task.
 
     Args:
-        episodes: all of `config`, by the environment's id and the episode's number.
+        episodes: all episodes of `config`, by the environment's id and the episode's number.
 
     Returns:
-        `reward`, `solved` (share of the scored episodes, see `is_solved`) and, of several episodes per environment,
-        `pass_at_K` (share of environments with a solved episode, of those whose episodes are all scored); the same as
-        `KIND/reward` and so on; what else `episode_stats` gives in total; `masked_episodes`, which are in no mean, and
-        those of them that a reward could not judge, `unscored_episodes`.
+        `reward`; `solved`, the share of scored episodes that are solved (`is_solved`); and for several episodes per
+        environment `pass_at_K`, the share of fully scored environments with a solved episode. The same as `KIND/reward`
+        and so on. The other statistics of `episode_stats`, in total. `masked_episodes`, which are in no mean, and
+        `unscored_episodes`, those of them that a reward could not judge.
     """
     count = config.episodes_per_environment
     by_id = {one.id: [episodes[one.id, number] for number in range(count)] for one in environments}
@@ -258,10 +260,10 @@ def summarise_by_kind(
 
 
 def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[str, Episode]]) -> EvalResult:
-    """Means and interval of finished episodes, each with its environment's id.
+    """Return means and intervals of finished episodes, each with its environment's id.
 
     Raises:
-        ValueError: every episode was voided.
+        ValueError: infrastructure ended every episode.
     """
     by_id = {environment.id: environment for environment in environments}
     needed = {environment.id: {tool.spec.name for tool in environment.tools} for environment in environments}
@@ -295,13 +297,13 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
 
 
 def answers_rightly(episode: Episode, environment: ToolEnvironment) -> bool:
-    """Return whether the last thing that the model says states the expected answer: see `core.rewards.answers`."""
+    """Return whether the model's last message states the expected answer: see `core.rewards.answers`."""
     made = played(environment, episode.messages, episode.calls, episode.finish)
     return answers(made, episode.score)
 
 
 def _interval(ids: Sequence[str], values: Sequence[float]) -> tuple[float, float]:
-    """95 %, of the mean over environments, of whose episodes these are the ids and values."""
+    """Return the 95 % interval of the mean over environments, from their ids and values by episode."""
     by_environment: dict[str, list[float]] = defaultdict(list)
     for environment_id, value in zip(ids, values, strict=True):
         by_environment[environment_id].append(value)

@@ -1,4 +1,4 @@
-"""Write an evaluation or a comparison as grids of text, which markdown and the HTML page share, and as JSON."""
+"""Format an evaluation or a comparison as text tables, for Markdown and the HTML page, and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from astra_jax.evaluation.table import Score, SuiteTable, Table, Use
 
 _UNKNOWN = "–"
 _ENOUGH_TRIALS = 4
-"""As many as the paper has on tau2-bench and ACEBench; with fewer, a benchmark's own noise is not seen."""
+"""Number of trials of the paper on tau2-bench and ACEBench; fewer do not show a benchmark's own noise."""
 _MODELS, _STAGES = ("Table 1", "Table 3"), ("Table 2", "Table 3")
 """Sources of published rows: one run is compared with models, several with the paper's stages."""
 _MAX_CHARACTERS = 300

@@ -1,4 +1,5 @@
-"""A benchmark's own code in its own environment: made once, checked, and run in a process for every item."""
+"""Python environment of a benchmark's own code: installed once, checked, and run in a separate process for every
+item."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from synthesis.core.stages import Transient
 
 _WORKERS = Path(__file__).parent / "workers"
 _LINE_BYTES = 256 * 2**20
-"""Of one answer; a conversation with everything that tools returned."""
+"""Maximum bytes of an answer, which may be a conversation with all tool outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +36,11 @@ class HarnessEnvironment:
     """A virtual environment for a harness.
 
     Attributes:
-        name: of its folder, and in messages.
-        requirements: exact pins, all of them: nothing else is installed.
-        python: the lowest and the first too high minor version of Python 3; the running one where it fits.
-        wait_seconds: for the installation.
+        name: name of its folder, also used in messages.
+        requirements: exact pins of all packages; nothing else is installed.
+        python: the lowest supported, and the lowest unsupported minor version of Python 3. The running Python is used
+            if it fits.
+        wait_seconds: time limit of the installation.
     """
 
     name: str
@@ -47,18 +49,18 @@ class HarnessEnvironment:
     wait_seconds: float = 1800.0
 
     def folder(self, root: Path) -> Path:
-        """Where it is; another one for other requirements."""
+        """Return its folder, which depends on the requirements."""
         digest = hashlib.sha256(json.dumps([self.requirements, self.python]).encode()).hexdigest()
         return root / f"{self.name}-{digest[:12]}"
 
     async def make(self, root: Path) -> Path:
-        """Install what is not there yet.
+        """Install missing packages.
 
         Returns:
-            Its interpreter.
+            Path of its interpreter.
 
         Raises:
-            EvaluationError: no such Python, or an installation failed.
+            EvaluationError: there is no such Python, or an installation failed.
         """
         folder = self.folder(root)
         interpreter, whole = folder / "bin" / "python", folder / "whole"
@@ -96,7 +98,7 @@ class HarnessEnvironment:
                 if subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0:
                     return python
         raise EvaluationError(
-            f"{self.name} wants Python {' or '.join(versions)}, and there is none on PATH; install one"
+            f"{self.name} needs Python {' or '.join(versions)}, and there is none on PATH; install one"
         )
 
     async def _run(self, *command: str) -> None:
@@ -118,10 +120,10 @@ def check_files(folder: Path, sha256: dict[str, str], remedy: str) -> None:
 
     Args:
         sha256: hex digest by path below `folder`.
-        remedy: how to get the right ones.
+        remedy: how to get the right files.
 
     Raises:
-        EvaluationError: one is missing or another version.
+        EvaluationError: a file is missing or has another digest.
     """
     for name, expected in sha256.items():
         file = folder / name
@@ -132,13 +134,14 @@ def check_files(folder: Path, sha256: dict[str, str], remedy: str) -> None:
 
 
 def fingerprint(tree: Path, patterns: Sequence[str]) -> str:
-    """The SHA-256 of a part of a checkout: of its files' lines `BLOB PATH`, sorted by path, BLOB being git's own id.
+    """Return the SHA-256 of a part of a checkout: of its files' lines `BLOB PATH`, sorted by path; BLOB is git's own
+    id.
 
-    So that it can be had from a repository alone, whatever the working tree's modes:
-    `git ls-tree -r --format='%(objectname) %(path)' TAG -- FILES | sha256sum`.
+    It can be computed from a repository alone, whatever the working tree's modes: `git ls-tree -r
+    --format='%(objectname) %(path)' TAG -- FILES | sha256sum`.
 
     Raises:
-        FileNotFoundError: nothing matches a pattern; with the pattern.
+        FileNotFoundError: nothing matches a pattern; the error has the pattern.
     """
     files: set[str] = set()
     for pattern in patterns:
@@ -203,11 +206,11 @@ class Checkout:
 
 
 class WorkerFailed(Transient):
-    """A harness's process ended, or its code raised: nothing may be concluded about the model."""
+    """A harness's process ended, or its code raised an exception. It says nothing about the model."""
 
 
 Answers = Mapping[str, Callable[..., Awaitable[Any]]]
-"""What a process may ask while it works on a call (`serving.ask`), by name."""
+"""Requests that a process may send while it works on a call (`serving.ask`), by name."""
 
 
 class WorkerProcess:
@@ -217,10 +220,10 @@ class WorkerProcess:
         self._reader, self._writer, self._answers = reader, writer, answers
 
     async def call(self, method: str, /, **params: Any) -> Any:
-        """Have a method of the worker program answer.
+        """Call a method of the worker program.
 
         Raises:
-            WorkerFailed: it raised, or the process is gone.
+            WorkerFailed: the method raised an exception, or the process ended.
         """
         message: dict[str, Any] = {"method": method, "params": params}
         while True:
@@ -247,11 +250,11 @@ class WorkerProgram:
     """A worker program, which forks a process for each connection.
 
     Args:
-        interpreter: of the harness's environment.
+        interpreter: interpreter of the harness's environment.
         program: file name in `workers/`.
-        arguments: of the program, after its socket.
-        env: its environment variables beside PATH and HOME.
-        log: what it prints goes there.
+        arguments: arguments of the program, after its socket.
+        env: its environment variables in addition to PATH and HOME.
+        log: file for its output.
     """
 
     START_SECONDS = 300.0
@@ -276,7 +279,7 @@ class WorkerProgram:
         self._socket = str(Path(self._folder.name) / "socket")
 
     async def start(self) -> None:
-        """Raises `EvaluationError` when the program does not come up."""
+        """Start the program. Raises `EvaluationError` if it does not become ready."""
         check_held(self._log)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab") as log:
@@ -302,15 +305,15 @@ class WorkerProgram:
 
     @contextlib.asynccontextmanager
     async def open(self, answers: Answers = MappingProxyType({})) -> AsyncIterator[WorkerProcess]:
-        """A process of its own. Raises `WorkerFailed`.
+        """Open a separate process. Raises `WorkerFailed`.
 
         Args:
-            answers: what it may ask; whatever they raise ends the call that asked.
+            answers: requests that it may send; an exception in one ends the call that sent it.
         """
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket, limit=_LINE_BYTES)
         except OSError as error:
-            raise WorkerFailed(f"{self._command[-1]} is gone ({error}); see {self._log}") from None
+            raise WorkerFailed(f"{self._command[-1]} ended unexpectedly ({error}); see {self._log}") from None
         try:
             yield WorkerProcess(reader, writer, answers)
         finally:

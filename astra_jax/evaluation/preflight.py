@@ -1,4 +1,4 @@
-"""Whether an endpoint answers, with this key, as this model: asked once before anything runs."""
+"""Check of an endpoint before anything runs: does it answer, with this key and as this model?"""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from synthesis.core.endpoint_replies import error_problem
 
 _SECONDS = 60.0
 _TOKENS: dict[Limit, int] = {"max_tokens": 1, "max_completion_tokens": 1_024}
-"""What is asked for. With the newer field thoughts count, and some models refuse a limit in which none fit."""
+"""Token limit of the requested completion. With the newer field reasoning counts, and some models refuse a limit in
+which none fits."""
 
 
 async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
-    """Ask for a completion of one token; in the newer way where the endpoint says so.
+    """Request a short completion, with the newer field for its limit if the endpoint says so.
 
     Args:
-        served: where `model` is "", the only one that the endpoint serves is taken.
-        flag: that names the endpoint, for messages; those of the model's name and the key's file begin alike
+        served: the model; if `model` is "", the only one that the endpoint serves.
+        flag: flag of the endpoint, for messages. The flags of the model's name and the key's file start alike
             (`--user_url`, `--user_model`, `--user_key_file`).
 
     Returns:
-        The endpoint with the model's name, and the field for limits that it takes.
+        The endpoint with the model's name, and the field for limits that it accepts.
 
     Raises:
-        EvaluationError: it cannot be reached, refuses the key, or does not serve the model.
+        EvaluationError: the endpoint cannot be reached, refuses the key, or does not serve the model.
     """
     role = flag.removesuffix("_url")
     named = role if role == "model" else f"{role}_model"
@@ -67,7 +68,7 @@ async def check(served: ModelEndpoint, flag: str) -> ModelEndpoint:
 
 
 async def _asked(session: aiohttp.ClientSession, url: str, model: str, limit: Limit) -> tuple[int, str]:
-    """Status and body of a completion."""
+    """Request a completion; return status and body."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hi."}], limit: _TOKENS[limit]}
     async with session.post(f"{url}/chat/completions", json=body, allow_redirects=False) as response:
         return response.status, (await read_answer(response)).decode(errors="replace")
@@ -83,7 +84,7 @@ def _is_completion(text: str) -> bool:
 
 
 async def _models(session: aiohttp.ClientSession, url: str) -> list[str]:
-    """The served names; none where the endpoint does not say."""
+    """Return the served names; none if the endpoint does not list them."""
     async with session.get(f"{url}/models", allow_redirects=False) as response:
         if response.status != 200:
             return []

@@ -1,4 +1,4 @@
-"""What one run of one item came to: the record that an evaluation writes."""
+"""Result of one run of one item: the record that an evaluation writes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class ItemResult(msgspec.Struct, frozen=True, kw_only=True):
         suite: name of the benchmark.
         category: name of the column.
         item: id in the category.
-        trial: from 0.
-        score: 0 to 1; the benchmark's own, and what the table averages.
+        trial: number of the trial, from 0.
+        score: the benchmark's own score, 0 to 1, which the table averages.
         metrics: further scores of the benchmark, by name.
         finish: why the run ended: `answered`, or a limit that the benchmark knows.
-        problem: one line of what the benchmark found wrong; "" where nothing was.
-        sub_tasks: parts that the item asks for, >= 1 (a multi-turn item: its user turns).
+        problem: the benchmark's first complaint, in one line; "" if there is none.
+        sub_tasks: number of parts that the item asks for, at least 1 (in a multi-turn item its user turns).
         steps: completions of the scored model.
-        calls: tool calls that it made.
-        prompt_tokens: of all its completions, as the endpoint counts.
-        completion_tokens: the same.
-        messages: the conversation in OpenAI's form, for people.
+        calls: tool calls of the scored model.
+        prompt_tokens: prompt tokens of all its completions, as the endpoint counts them.
+        completion_tokens: completion tokens, as the endpoint counts them.
+        messages: the conversation in OpenAI's format, for readers.
     """
 
     suite: str

@@ -1,4 +1,4 @@
-"""Runs suites: every item as often as its decoding says, each exactly once over all restarts, and scored or failed."""
+"""Run suites: every item as often as its decoding says, each exactly once over all restarts, and scored or failed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from synthesis.core.stages import Journal, rng_for, run_stage
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
-    """How to run.
+    """Settings of a benchmark run.
 
     Attributes:
-        seed: of sampling and of all else that is drawn.
-        limit: items of each category; None is all of them. What is left out is said in the table.
-        trials: samples of each item; None is what each category's decoding says.
-        temperature: overrides the paper's.
-        max_tokens: of one completion; overrides the decoding's.
-        extra: further fields of the scored model's requests.
-        concurrency: items under way.
-        retries: how often an item is tried again where the infrastructure failed.
+        seed: random seed of sampling and of all other random choices.
+        limit: maximum items of each category, for a trial run; the table reports it. None: all items.
+        trials: samples of each item. None: as each category's decoding says.
+        temperature: sampling temperature; replaces that of each category's decoding. None: keep it.
+        max_tokens: maximum tokens of one completion; replaces that of each category's decoding. None: keep it.
+        extra: additional fields of the requests to the scored model.
+        concurrency: items that run at the same time.
+        retries: how often an item is retried after a failure of the infrastructure.
     """
 
     seed: Seed = 0
@@ -41,7 +41,7 @@ class RunConfig(Settings):
     retries: CountOrZero = 2
 
     def decodings(self, info: SuiteInfo) -> dict[str, Decoding]:
-        """Of each category: the paper's, with what this run overrides."""
+        """Return the decoding of each category: the paper's, with the overrides of this run."""
         return {
             one.name: replace(
                 one.decoding,
@@ -55,10 +55,10 @@ class RunConfig(Settings):
 
 
 class InfrastructureFailed(EvaluationError):
-    """Items could not be scored. A mean without them would hide that, so there is none.
+    """Items could not be scored. A mean without them would hide it, so there is none.
 
     Attributes:
-        failed: how many, by suite.
+        failed: number of such items by suite.
     """
 
     def __init__(self, failed: Mapping[str, int], examples: Mapping[str, str]) -> None:
@@ -80,16 +80,16 @@ async def run_suites(
     """Run all items of all suites that the journal does not have yet.
 
     Args:
-        suites: prepared.
-        journal: of runs of one model with one config; suites may be added to it.
-        models: who plays the roles that suites need. With another, the suites that need it are run anew.
+        suites: prepared suites.
+        journal: journal of runs of one model with one config; suites may be added to it.
+        models: models of the roles that suites need. With another model, the suites that need it run from scratch.
 
     Returns:
         All results, by suite, category, item and trial.
 
     Raises:
         InfrastructureFailed: an item could not be scored; all others are in the journal.
-        AbortRun: the endpoint answers nothing any more.
+        AbortRun: the endpoint answers no more requests.
     """
     results: list[ItemResult] = []
     failed: dict[str, int] = {}
@@ -125,7 +125,7 @@ async def run_suites(
 
 
 def _stage(info: SuiteInfo, models: Mapping[Role, ModelEndpoint]) -> str:
-    """Names a suite's results in the journal: those of another harness, other data or other roles are others."""
+    """Return the name of a suite's results in the journal, which depends on its harness, data and roles."""
     measured: Any = [info.harness, dict(info.data_sha256)]
     if roles := {role: [models[role].url, models[role].model] for role in info.needs & models.keys()}:
         measured.append(roles)

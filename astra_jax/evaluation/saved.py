@@ -1,4 +1,4 @@
-"""A finished evaluation on disk: every scored item with what was asked, of whom, and how."""
+"""A finished evaluation on disk: every scored item with its conversation, models and settings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from synthesis.core.compat import convert_stored
 from synthesis.core.datasets import read_card, read_dataset, write_dataset
 
 FOLDER = "results"
-"""Of the dataset, in the evaluation's workdir."""
+"""Folder of the dataset in the evaluation's workdir."""
 
 
 class SuiteRun(msgspec.Struct, frozen=True, kw_only=True, rename={"info": "about"}):
-    """What was run of a suite.
+    """The part of a suite that was run.
 
     Attributes:
-        info: what the suite declares, the paper's decodings among it; `about` on the card.
-        decodings: as they were used, by category.
-        totals: how many items each category has, run or not.
+        info: declaration of the suite, with the paper's decodings; `about` on the card.
+        decodings: the decodings that were used, by category.
+        totals: number of items of each category, run or not.
     """
 
     info: SuiteInfo
@@ -33,24 +33,24 @@ class SuiteRun(msgspec.Struct, frozen=True, kw_only=True, rename={"info": "about
 
     @classmethod
     def of(cls, suite: Suite, decodings: Mapping[str, Decoding]) -> SuiteRun:
-        """Of a prepared suite."""
+        """Return the run of a prepared suite."""
         totals = {one.name: len(suite.ids(one.name)) for one in suite.info.categories}
         return cls(info=suite.info, decodings=dict(decodings), totals=totals)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What tables and comparisons are made of.
+    """Results of an evaluation, from which tables and comparisons are made.
 
     Attributes:
-        model: the scored model's served name.
-        suites: by name, in the order of the table.
-        results: of all of them.
-        roles: served names of the models that the suites asked besides; of every role that a suite needs.
+        model: served name of the scored model.
+        suites: suites by name, in the order of the table.
+        results: results of all suites.
+        roles: served names of the other models that the suites asked, for every role that a suite needs.
         config: the run's resolved configuration, as JSON.
 
     Raises:
-        EvaluationError: a role is missing; a score is also its user simulator's or judge's.
+        EvaluationError: a role is missing, or a scored model is also its user simulator or judge.
     """
 
     model: str
@@ -63,13 +63,13 @@ class Evaluation:
         for run in self.suites.values():
             if missing := run.info.needs - self.roles.keys():
                 raise EvaluationError(
-                    f"the evaluation does not say which model was the {' and the '.join(sorted(missing))} of "
+                    f"the evaluation does not name the model of the {' and the '.join(sorted(missing))} of "
                     f"{run.info.name}; name it in roles"
                 )
 
 
 class _Card(msgspec.Struct):
-    """The part of the dataset's card that is ours; a list keeps the suites' order, which a sorted card would lose."""
+    """The evaluation's part of the dataset's card. A list keeps the suites' order, which a sorted card would lose."""
 
     model: str
     suites: list[SuiteRun]
@@ -78,7 +78,7 @@ class _Card(msgspec.Struct):
 
 
 def save_evaluation(workdir: Path, evaluation: Evaluation) -> Path:
-    """Write the dataset `results` in an evaluation's workdir, whole or not at all, replacing an older one."""
+    """Write the dataset `results` in an evaluation's workdir atomically, replacing an older one."""
     runs = list(evaluation.suites.values())
     card = _Card(evaluation.model, runs, dict(evaluation.roles), dict(evaluation.config))
     folder = workdir / FOLDER
@@ -87,11 +87,11 @@ def save_evaluation(workdir: Path, evaluation: Evaluation) -> Path:
 
 
 def load_evaluation(workdir: Path) -> Evaluation:
-    """Read what `save_evaluation` wrote.
+    """Read an evaluation that `save_evaluation` wrote.
 
     Raises:
         DatasetError: there is none, or it is corrupt.
-        EvaluationError: its card does not say what was run.
+        EvaluationError: its card does not describe the run.
     """
     folder = workdir / FOLDER
     results = read_dataset(folder, ItemResult)

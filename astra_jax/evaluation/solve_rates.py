@@ -1,7 +1,8 @@
-"""How often a policy solves each environment: measured once, for curricula.
+"""Solve rates of environments: how often a policy solves each, measured once, for curricula.
 
-The rate of a record is written into the record. Environments that are no records get a dataset of `SolveRate`, by their
-ids, which `rated` reads. Run it with `python -m launch.difficulty`; `GRPOConfig.solve_rates` and `order` use the rates.
+The rate of a record is written into the record. Environments that are not records get a dataset of `SolveRate`, by
+their ids, which `rated` reads. Run it with `python -m launch.difficulty`. `GRPOConfig.solve_rates` and `order` use the
+rates.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from synthesis.core.stages import Journal
 from synthesis.environments.dependency_graph import difficulty_of
 
 _DIGITS = 5
-"""Of a solve rate. The reward's epsilon keeps a perfect episode up to 5e-7 below 1; rounded, it is 1."""
+"""Digits of a solve rate. The reward's epsilon makes a perfect episode up to 5e-7 less than 1; rounded, it is 1."""
 
 
 class Measured(msgspec.Struct, frozen=True):
     """Rewards of the episodes of one environment.
 
     Attributes:
-        rewards: of each scored episode, 0 to 1.
-        voided: episodes that are masked: infrastructure or a reward failed.
-        reasons: why, with counts.
+        rewards: reward of each scored episode, 0 to 1.
+        voided: number of masked episodes, in which infrastructure or a reward failed.
+        reasons: their reasons, with counts.
     """
 
     rewards: list[float]
@@ -44,19 +45,19 @@ class Measured(msgspec.Struct, frozen=True):
 
     @property
     def solve_rate(self) -> float | None:
-        """The mean reward, 0 to 1; None when no episode was scored."""
+        """Return the mean reward, 0 to 1; None if no episode was scored."""
         return round(sum(self.rewards) / len(self.rewards), _DIGITS) if self.rewards else None
 
 
 class SolveRate(msgspec.Struct, frozen=True):
-    """Recorded solve rate of an environment that is no record.
+    """Recorded solve rate of an environment that is not a record.
 
     Attributes:
-        id: of the environment.
-        fingerprint: of what a policy is shown of it, in hexadecimal digits (`environment.fingerprint`).
-        solve_rate: 0 to 1; None where no episode could be scored.
-        rewards: of its scored episodes.
-        policy: name of who was measured.
+        id: id of the environment.
+        fingerprint: digest of everything that a policy sees of it, in hexadecimal digits (`environment.fingerprint`).
+        solve_rate: 0 to 1; None if no episode could be scored.
+        rewards: rewards of its scored episodes.
+        policy: name of the measured policy.
     """
 
     id: str
@@ -79,19 +80,19 @@ async def measure(
 ) -> list[Measured]:
     """Run a policy's episodes on every environment that the journal does not have yet.
 
-    An environment is in the journal when its last episode ends; one whose episodes were all voided is not, so that the
-    next run tries it again.
+    An environment enters the journal when its last episode ends. If all its episodes are masked it does not, so that
+    the next run tries it again.
 
     Args:
         sandbox: runs the code of records.
-        config: its reward has to be a share, see `episodes.check_is_share`.
-        run: names in the journal what all results depend on: policy, environments and config.
+        config: its reward must be a share, see `episodes.check_is_share`.
+        run: name in the journal for everything that all results depend on: policy, environments and config.
 
     Returns:
-        For each environment, in their order.
+        A measurement for each environment, in their order.
 
     Raises:
-        ValueError: no environments, two of one id, or the infrastructure voided every episode.
+        ValueError: there are no environments, two have one id, or every episode is masked.
     """
     if not environments:
         raise InputError("there is no environment to measure; the dataset is empty or its split has none")
@@ -136,26 +137,26 @@ async def measure(
 
 
 def masked_because(measured: Sequence[Measured]) -> str:
-    """Return why episodes are masked, with counts; "" where none is."""
+    """Return why episodes are masked, with counts; "" if none is."""
     counts = sum((Counter(one.reasons) for one in measured), Counter[str]())
     return "; ".join(f"{count} times {reason}" for reason, count in counts.most_common())
 
 
 def as_rate(environment: Environment, measured: Measured, policy: str) -> SolveRate:
-    """Return what is recorded of an environment that is no record."""
+    """Return the recorded rate of an environment that is not a record."""
     digest = fingerprint(environment).hex()
     return SolveRate(environment.id, digest, measured.solve_rate, measured.rewards, policy)
 
 
 def rated(environments: Sequence[AnyEnvironment], folder: Folder) -> list[AnyEnvironment]:
-    """Give environments their solve rates. Those that were not measured, or not scored, have none.
+    """Return environments with their solve rates. Those that were not measured, or not scored, have none.
 
     Args:
         folder: a dataset of `SolveRate`.
 
     Raises:
-        DatasetError: it is none.
-        InputError: the environments are records; or one was measured that has changed since.
+        DatasetError: it is not such a dataset.
+        InputError: the environments are records, or one has changed since it was measured.
     """
     if records := [one.id for one in environments if isinstance(one, ToolEnvironment)]:
         raise InputError(
@@ -183,7 +184,7 @@ def rated(environments: Sequence[AnyEnvironment], folder: Folder) -> list[AnyEnv
 
 
 def recorded(environment: ToolEnvironment, measured: Measured, policy: str) -> ToolEnvironment:
-    """The environment with its solve rate; the rest of its difficulty is kept, or found out where it has none."""
+    """Return the environment with its solve rate. Other fields of its difficulty are kept, or computed if missing."""
     # How close irrelevant tools are would take the embedder that chose them; 0 where that was not recorded.
     difficulty = environment.difficulty or difficulty_of(environment.sub_questions)
     difficulty = msgspec.structs.replace(difficulty, solve_rate=measured.solve_rate, policy=policy)
@@ -191,11 +192,12 @@ def recorded(environment: ToolEnvironment, measured: Measured, policy: str) -> T
 
 
 def statistics(measured: Sequence[Measured]) -> Mapping[str, Any]:
-    """What a dataset's card says of its solve rates, as JSON values.
+    """Return the statistics of solve rates for a dataset's card, as JSON values.
 
     Returns:
-        `mean` over environments; `histogram`: how many are in [0, 0.1), [0.1, 0.2) ... [0.9, 1]; `never_solved`: a rate
-        of 0; `always_solved`: of 1; `voided`: without a rate; `voided_episodes`: of all environments.
+        `mean` over environments; `histogram`, the counts in [0, 0.1), [0.1, 0.2) ... [0.9, 1]; `never_solved` and
+        `always_solved`, the counts with rate 0 and 1; `voided`, the count without a rate; `voided_episodes`, the masked
+        episodes of all environments.
     """
     rates = [one.solve_rate for one in measured if one.solve_rate is not None]
     tenth = 10 ** (_DIGITS - 1)

@@ -1,4 +1,4 @@
-"""What a benchmark is to the runner: what it declares, its items, and one function that runs an item."""
+"""Interface of a benchmark for the runner: its declaration, its items, and a function that runs an item."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandbox import Sandbox
 from synthesis.core.endpoint import Endpoint
 
 Role = Literal["user", "judge"]
-"""A model that a benchmark asks besides the one that it scores: who plays the user, who judges answers."""
+"""A model that a benchmark asks in addition to the scored one: the simulated user, or the judge of answers."""
 
 
 Limit = Literal["max_tokens", "max_completion_tokens"]
@@ -22,7 +22,7 @@ _RESERVED = {"max_tokens", "messages", "model", "n", "seed", "stream", "temperat
 
 
 class EvaluationError(UserError):
-    """Something that an evaluation needs is not there or not as declared; the message says what and how to mend it."""
+    """A requirement of an evaluation is missing or not as declared; the message names it, and the fix."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class ModelEndpoint:
     """A model behind an OpenAI-compatible endpoint.
 
     Attributes:
-        url: ends in `/v1`.
-        model: the served name.
-        key: for it.
-        limit: the field with which it takes a limit of a completion's tokens; OpenAI's newer models refuse the older.
+        url: URL of the endpoint; it ends in `/v1`.
+        model: served name.
+        key: API key.
+        limit: name of the field for a completion's token limit; OpenAI's newer models refuse the older name.
     """
 
     url: str
@@ -44,16 +44,16 @@ class ModelEndpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding(Settings):
-    """How the scored model is sampled.
+    """Sampling parameters of the scored model.
 
     Attributes:
-        temperature: 0 is greedy.
-        top_p: nucleus mass.
-        top_k: the most likely tokens that are drawn from; -1 is all of them. Sent only where it is not -1, since not
-            every endpoint knows it.
+        temperature: sampling temperature; 0 is greedy.
+        top_p: probability mass of nucleus sampling; 1 is the whole distribution.
+        top_k: number of most likely tokens to sample from; -1: all. It is sent only if it is not -1, since some
+            endpoints do not accept it.
         trials: samples of each item.
-        max_tokens: of one completion; None leaves it to the endpoint.
-        extra: further fields of the request, such as `chat_template_kwargs`.
+        max_tokens: maximum tokens of one completion. None: the endpoint's default.
+        extra: additional fields of the request, such as `chat_template_kwargs`.
     """
 
     temperature: Temperature
@@ -71,7 +71,7 @@ class Decoding(Settings):
             raise SettingError(f"Decoding.extra has {reserved[0]}, which the evaluation itself decides; leave it out")
 
     def request(self, seed: int, limit: Limit = "max_tokens") -> dict[str, Any]:
-        """The fields of a chat completions request that say how to sample; `limit`: see `ModelEndpoint`."""
+        """Return the sampling fields of a chat completions request; `limit`: see `ModelEndpoint`."""
         fields: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p, "seed": seed, **self.extra}
         if self.top_k != -1:
             fields["top_k"] = self.top_k
@@ -85,9 +85,9 @@ class Category:
     """A column of the table: items that are averaged.
 
     Attributes:
-        name: of the column; unique in its suite; `snake_case`.
-        title: as the table shows it.
-        decoding: the paper's (§3.3), where it gives one.
+        name: name of the column, in `snake_case`; unique in its suite.
+        title: title in the table.
+        decoding: the paper's sampling parameters (§3.3), if it gives them.
     """
 
     name: str
@@ -97,20 +97,20 @@ class Category:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteInfo:
-    """What a suite declares.
+    """Declaration of a suite.
 
     Attributes:
-        name: as in `--suites`.
-        title: as the table shows it.
-        harness: whose code scores, and its pinned version, such as `bfcl-eval 2026.3.23`.
+        name: name in `--suites`.
+        title: title in the table.
+        harness: the code that scores, with its pinned version, such as `bfcl-eval 2026.3.23`.
         license: SPDX identifier of the harness and its data.
-        data_sha256: of the data that is asked, by file or part; checked before anything runs.
-        categories: in the table's order.
-        headline: the paper's figure over categories, each weighing the same: title -> names of categories.
-        shared_questions: the categories ask variants of the same questions, in the same order. What is hard in one is
-            hard in the others, so a headline's interval is taken over questions instead of over categories.
+        data_sha256: digests of the data, by file or part; checked before anything runs.
+        categories: categories in the table's order.
+        headline: the paper's mean over categories that weigh the same: title -> names of categories.
+        shared_questions: the categories have variants of the same questions, in the same order. A question that is hard
+            in one is hard in the others, so a headline's interval is taken over questions instead of over categories.
         needs: other models that it asks.
-        notes: known pitfalls of the harness and what is done about each, for the report.
+        notes: known pitfalls of the harness and how each is handled, for the report.
     """
 
     name: str
@@ -131,9 +131,9 @@ class EvalItem:
 
     Attributes:
         category: name of its category.
-        id: unique in the category.
-        trial: from 0.
-        seed: of sampling and of everything else that is drawn; another for each trial.
+        id: id, unique in the category.
+        trial: number of the trial, from 0.
+        seed: seed of sampling and of all other random choices; each trial has another.
     """
 
     category: str
@@ -144,18 +144,19 @@ class EvalItem:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteContext:
-    """What a suite is made of.
+    """Everything that a suite needs to run.
 
     Attributes:
-        policy: the model that is scored.
-        endpoint: the client of its endpoint, shared by all suites that call it themselves.
-        models: who plays the roles that suites need.
-        harnesses: folder of the harnesses' environments, kept between runs.
-        sources: folders of what no package registry has, by suite: a benchmark's repository, or its data.
-        logs: folder of what harnesses print.
+        policy: the scored model.
+        endpoint: client of its endpoint, shared by all suites that call it themselves.
+        models: models of the roles that suites need.
+        harnesses: folder of the harnesses' Python environments, kept between runs.
+        sources: folders of suites that no package registry has: a benchmark's repository, or its data.
+        logs: folder for the harnesses' output.
         sandbox: runs the code of our own environments.
-        reward: named rewards of environments that are suites; None: F1 of records, the own score of any others.
-        timeout_seconds: of one completion of a model that a suite asks itself.
+        reward: named rewards of environments that are suites; None: F1 for records, the environment's own score for
+            others.
+        timeout_seconds: time limit of one completion of a model that a suite asks itself.
     """
 
     policy: ModelEndpoint
@@ -170,29 +171,29 @@ class SuiteContext:
 
 
 class Suite(Protocol):
-    """A benchmark. Items may run at once, as many as the runner's concurrency says."""
+    """A benchmark. Items may run concurrently, up to the runner's concurrency."""
 
     @property
     def info(self) -> SuiteInfo: ...
 
     async def prepare(self) -> None:
-        """Install and check what it needs: harness, versions, data.
+        """Install and check everything that it needs: harness, versions, data.
 
         Raises:
-            EvaluationError: something is missing or not the pinned one.
+            EvaluationError: something is missing or not the pinned version.
         """
         ...
 
     def ids(self, category: str) -> Sequence[str]:
-        """The ids of a category's items, in a fixed order; to be asked after `prepare`."""
+        """Return the ids of a category's items, in a fixed order; call it after `prepare`."""
         ...
 
     async def run(self, item: EvalItem, decoding: Decoding) -> ItemResult:
         """Run and score one item.
 
         Raises:
-            Transient: the infrastructure failed (an endpoint, a worker, a judge): nothing may be concluded about the
-                model. The runner tries again, and fails the whole evaluation if that does not help.
+            Transient: the infrastructure failed (an endpoint, a worker, a judge), which says nothing about the model.
+                The runner retries, and fails the whole evaluation if that does not help.
         """
         ...
 

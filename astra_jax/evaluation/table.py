@@ -71,7 +71,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def partial(self) -> bool:
-        """True where items were left out."""
+        """Return True if items were left out."""
         return self.items < self.total
 
 
@@ -221,7 +221,7 @@ def _plain(value: object) -> str:
 def _suite(run: SuiteRun, results: Sequence[ItemResult]) -> SuiteTable:
     info = run.info
     if stray := {one.category for one in results} - {one.name for one in info.categories}:
-        raise EvaluationError(f"there are results of {sorted(stray)}, which are no categories of {info.name}")
+        raise EvaluationError(f"there are results of {sorted(stray)}, which are not categories of {info.name}")
     items = {one.name: items_of(run, one.name, results) for one in info.categories}
     means = {name: item_means(found) for name, found in items.items()}
     categories = {one.name: _category(one, run, items[one.name]) for one in info.categories}

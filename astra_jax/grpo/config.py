@@ -28,54 +28,64 @@ class GRPOConfig(TrainingConfig):
     """Settings of GRPO. Defaults are the paper's where it gives one; the others are ours, with the reason.
 
     Attributes, beside `TrainingConfig`'s:
-        steps: updates of the policy. The paper's curves run to about 140.
-        batch_size: valid groups in an update (paper: batch 256 = mini-batch 256, so one update a batch).
-        micro_batch_size: packed rows of one forward and backward pass. Ours: None, on a mesh a row for each place that
-            it spreads rows over, else 1; the longest fill a chip.
-        group_size: episodes of a group. Ours: 8, the least that gives a usable deviation on F1's coarse grid.
-        learning_rate: the peak. Constant (paper), unless `warmup_fraction` or `final_fraction` say otherwise; the steps
-            that these are of are then part of the run.
-        objective: clips, ratio, advantages, normalisation, importance sampling.
-        mini_batches: optimizer steps that a batch is cut into (paper: 1); the ratio is to the weights before the first.
-        min_reward_std: a group trains when Std(reward) is above it. Ours: 0.01, below the smallest deviation that one
-            differing episode of 8 causes, above rounding. In units of the reward: lower it for small rewards.
-        oversample: strictly online: groups running over those expected to be needed. Ours: 1.25, see
-            `GroupScheduler`.
-        concurrent_groups: as many episodes run at once as so many groups have; slots / group_size keeps an engine full.
-            Strictly online they are of up to twice as many groups, see `groups_started_at_once`.
-        deadline_seconds: strictly online, of a batch's rollouts. Later, groups count in the order in which they finish,
-            and groups still running when the batch is full are cancelled, see `GroupScheduler`. None waits for all.
-        async_rollouts: rollouts continue during updates and across them, up to `max_off_policy_steps` batches ahead.
-            Importance sampling corrects for the weights that sampled each token. False is strictly online (paper).
-        max_off_policy_steps: a group is trained on when its oldest token was sampled by weights at most so many steps
-            older than the trained ones; else it is dropped and counted. Strictly online that concerns surplus groups
-            (paper: they train one step late), and 0 drops them.
-        max_masked_share: stop with an error when more of a batch's sampled episodes have no score, because
-            infrastructure or a reward failed; see `filling/masked_…`. Ours: 0.2. Fewer than 4 never stop a run.
-        max_groups_per_step: stop training (result `exhausted`, with the reason) when a batch needs more. The paper
-            samples on; ours: None is 16 times `batch_size`, so that a dead sandbox, or a policy whose episodes all
-            score the same, ends the run.
-        episode: turns, token limits, sampling and reward.
-        solve_rates: (lowest, highest): train only on environments whose recorded solve rate, 0 to 1, lies within; see
-            `launch.difficulty`. None trains on all.
-        weight_quantization: of the layers' matrices that the embedded engine samples with, see `EngineConfig`: `int8`
-            halves what decoding reads of them. What it samples otherwise than the trainer would is corrected by
-            importance sampling, and logged (`mismatch_kl`). vLLM servers have settings of their own.
-        order: of the environments in each pass over them: `shuffled`, or `easy_first`: by recorded solve rate, the
-            highest first, shuffled among equals.
-        row_buckets: allowed lengths of packed rows; the smallest that holds the batch's longest episode is used.
-        weight_decay: with `b1`, `b2`, `eps` and `max_grad_norm` verl's defaults, which the paper's framework would have
-            used.
-        checkpoint_every: updates between full checkpoints; the last update is always saved.
-        keep_params: ours: 5, of which one is 59 GB at 14B in float32; None keeps all, 14 of 140 updates.
-        episodes_every: updates between pages of sampled episodes in `workdir/episodes`; 0 writes none.
-        eval_every: updates between evaluations on held-out environments, if there are any; 0: only before the first
-            update and after the last.
-        eval_samples: episodes of each held-out environment at `episode.temperature`, beside the greedy one. Ours: 4, as
-            in the paper's benchmarks.
-        dump_batches: write each batch that is trained on to `workdir/batches`, a dataset that `launch.grpo --replay`
-            trains on again and `launch.inspect` shows; up to 8 bytes a token before compression, and the texts.
-        seed: of environment order, distractors and sampling.
+        steps: number of training steps, each on one batch of groups. The paper's curves run to about 140.
+        batch_size: valid groups in a batch (paper: 256, with mini-batches of 256, so one update for each batch). Lower
+            it for small models and few environments.
+        micro_batch_size: packed rows in one forward and backward pass. Ours: None, one row for each shard of the batch
+            on a mesh, else 1; the longest rows fill a chip.
+        group_size: episodes in a group, all of one environment. Ours: 8, the least that gives a usable standard
+            deviation with the coarse values of F1.
+        learning_rate: peak learning rate. Constant (paper) unless `warmup_fraction` or `final_fraction` is set; with
+            either, a resumed run must keep its `steps`.
+        objective: clipping, ratio, advantages, loss aggregation and importance sampling.
+        mini_batches: optimizer steps for each batch, on equal parts of it (paper: 1). The ratio is relative to the
+            weights before the first.
+        min_reward_std: a group is trained on if the standard deviation of its rewards is above this value. Ours: 0.01,
+            above rounding errors and below the smallest deviation that one differing episode of 8 causes. In units of
+            the reward: lower it for small rewards.
+        oversample: with `async_rollouts=False`: groups to run at once, as a multiple of those expected to be needed.
+            Higher values wait less at the end of a batch and waste more episodes. Ours: 1.25 (`GroupScheduler`).
+        concurrent_groups: groups whose episodes may run at once. An engine is full with its `slots` divided by
+            `group_size`. With `async_rollouts=False` up to twice as many groups are open (`groups_started_at_once`).
+        deadline_seconds: time limit of a batch's rollouts, in seconds. After it, groups enter the batch in the order in
+            which they finish, and groups still running when the batch is full are cancelled (`GroupScheduler`). The
+            batch then depends on timing, and long episodes are less likely to be in it. None: wait for all. Not used
+            with `async_rollouts`, which never waits for a group.
+        async_rollouts: continue rollouts during updates, up to `max_off_policy_steps` batches ahead. Importance
+            sampling corrects for the weights that sampled each token. False: strictly online (paper).
+        max_off_policy_steps: maximum age of a group, in steps: its oldest token must be sampled by weights at most this
+            much older than the trained ones. Older groups are dropped and counted. Strictly online, it is the age of
+            surplus groups: 1 trains them one step late (paper), 0 drops them.
+        max_masked_share: largest share of a batch's episodes that may lack a score because infrastructure or a reward
+            failed (`filling/masked_…`). Above it the run stops with an error. Ours: 0.2. Fewer than 4 such episodes
+            never stop a run.
+        max_groups_per_step: maximum groups sampled for one batch. If they do not fill it, training stops with the
+            result `exhausted` and the reason. The paper has no limit. Ours: None, 16 times `batch_size`, so that a
+            broken sandbox, or a policy whose episodes all score the same, stops the run.
+        episode: limits, sampling and reward of an episode.
+        solve_rates: train only on environments with a recorded solve rate between these two values, 0 to 1 (lowest,
+            highest); measure it with `launch.difficulty`. None: train on all.
+        weight_quantization: format of the layers' matrices in the embedded engine. `int8` halves the bytes that decoding
+            reads. Importance sampling corrects for the difference to the trainer, which is logged (`mismatch_kl`). vLLM
+            servers have their own setting.
+        order: order of the environments in each pass: `shuffled`, or `easy_first`, from the highest recorded solve rate
+            to the lowest, shuffled among equals.
+        row_buckets: allowed lengths of packed rows, in tokens. A batch uses the smallest that holds its longest
+            episode; each length is compiled once.
+        weight_decay: AdamW's weight decay. Like `b1`, `b2`, `eps` and `max_grad_norm` it is verl's default, the
+            framework of the paper.
+        checkpoint_every: steps between full checkpoints. The last step is always saved.
+        keep_params: number of saved weights to keep in addition to those in full states. Ours: 5; each is 59 GB for 14B
+            in float32. None keeps all, 14 in 140 steps.
+        episodes_every: steps between HTML pages of sampled episodes in `workdir/episodes`. 0: no pages.
+        eval_every: steps between evaluations on held-out environments, if there are any. 0: only before the first step
+            and after the last.
+        eval_samples: episodes of each held-out environment at `episode.temperature`, in addition to a greedy one. Ours:
+            4, as in the paper's benchmarks.
+        dump_batches: write every training batch to `workdir/batches`. `launch.grpo --replay` trains on this dataset
+            again, and `launch.inspect` shows it. A token takes up to 8 bytes before compression; the texts are stored
+            too.
+        seed: random seed of environment order, distractors and sampling.
     """
 
     steps: Resumable[HostOnly[Count]] = 140

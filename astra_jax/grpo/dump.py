@@ -198,7 +198,7 @@ class DumpedBatches:
             self.identity = convert_to(self.card.get("identity"), dict[str, Any])
         except msgspec.ValidationError as error:
             raise DatasetError(
-                f"{self.folder / CARD_FILE} is no card of batches ({error}); have them written again"
+                f"{self.folder / CARD_FILE} is not a card of batches ({error}); have them written again"
             ) from None
         self.updates = {line.update: line for line in lines}
 
@@ -231,7 +231,9 @@ class DumpedBatches:
             filling = convert_to(card.get("filling"), dict[str, Any])
             return convert_to(card.get("groups"), list[GroupLine]), filling
         except msgspec.ValidationError as error:
-            raise DatasetError(f"{path / CARD_FILE} is no card of a batch ({error}); have it written again") from None
+            raise DatasetError(
+                f"{path / CARD_FILE} is not a card of a batch ({error}); have it written again"
+            ) from None
 
     def groups(self, update: int) -> tuple[list[Group], dict[str, Any]]:
         """Return the batch of an update, checked by its digest, and its fill report.

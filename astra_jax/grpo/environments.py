@@ -201,7 +201,7 @@ async def _check_begun(environments: Sequence[AnyEnvironment], rewards: Rewards)
     try:
         session = await reset_env(foreign)
     except ToolsUnavailable as error:
-        raise InputError(f"environment {foreign.id} cannot be begun: {error}") from error
+        raise InputError(f"environment {foreign.id} cannot be started: {error}") from error
     if isinstance(foreign, OwnEnvironment):  # a server's score may need a whole episode or a costly judge
         await rewards.try_out_score(foreign, lambda episode: with_timeout(lambda: session.score(episode)))
     try:

@@ -44,26 +44,32 @@ class ObjectiveConfig(Settings):
     """Settings of the objective. Defaults are the paper's where it gives one; the others are ours.
 
     Attributes:
-        function: `grpo`, all below, or a function of your own with the arguments and results of `grpo_objective`,
-            my_module:my_name.
-        clip_low: ratios below 1 - clip_low get no gradient where the advantage is negative. Ours: 0.2, PPO's.
-        clip_high: ratios above 1 + clip_high get none where it is positive. Ours: 0.28, DAPO's higher upper clip, so
-            that rare good tokens can grow. For GSPO both are much smaller (its paper: 3e-4 and 4e-4).
-        ratio: of trained and old policy: a `token`'s own, or the geometric mean over the episode's (`sequence`). With
-            one update a batch it is 1 either way.
-        tis_cap: upper bound of the importance weight between trainer and sampler. Ours: 2; None leaves it out.
-        tis: that weight is of the `token`, or the product over the episode (`sequence`).
+        function: `grpo`, with the settings below, or your own function as my_module:my_name, with the arguments and
+            results of `grpo_objective`.
+        clip_low: a token with a negative advantage gets no gradient if its ratio is below 1 - clip_low. Ours: 0.2,
+            PPO's.
+        clip_high: a token with a positive advantage gets no gradient if its ratio is above 1 + clip_high. Ours: 0.28,
+            DAPO's higher upper clip, so that rare good tokens can grow. For GSPO (`ratio=sequence`) use much smaller
+            clips; its paper has 3e-4 and 4e-4.
+        ratio: ratio of trained and old policy: of each `token`, or the geometric mean over the episode (`sequence`,
+            GSPO). With one update for each batch it is 1 either way.
+        tis_cap: upper bound of the importance weight between trainer and sampler (truncated importance sampling). Ours:
+            2. None: no importance weight.
+        tis: importance weight of each `token`, or the product over the episode (`sequence`).
         scale_by_std: divide the advantage, the distance of the reward from its group's mean, by the group's standard
             deviation (TRL's `scale_rewards`).
-        loss_agg_mode: a token weighs the same in the whole `batch`; or each `group`, or each `episode` weighs the same,
-            by the mean over its tokens; or `fixed`: sum over tokens / (episodes x fixed_tokens).
-        fixed_tokens: the constant of `fixed`. Ours: the response limit; another only scales the learning rate.
-        ratio_reference: what ratio and clip are relative to: the `trainer`'s weights before the update, or the
-            `sampler` that drew the token, without an importance weight then.
-        kl_coef: weight of a KL term, to the weights that the run started from: r - 1 - log r of each token, r = start /
-            trained probability (Schulman's k3, as in GRPO's paper, arXiv 2402.03300 eq. 4; TRL's `beta`). It costs a
-            forward pass, and a copy of the weights unless there are adapters. Ours: 0, as in the paper.
-        entropy_coef: weight of each token's entropy, in nats, at the sampling temperature. Ours: 0, as in the paper.
+        loss_agg_mode: how token losses are averaged. `batch`: every token of the batch weighs the same. `group` and
+            `episode`: each group or episode weighs the same, as the mean over its tokens. `fixed`: the sum over tokens,
+            divided by episodes x fixed_tokens.
+        fixed_tokens: the constant of `loss_agg_mode=fixed`, in tokens. Ours: the response limit. Another value only
+            scales the learning rate.
+        ratio_reference: weights that ratio and clip are relative to: the `trainer`'s before the update, or those of the
+            `sampler`, without an importance weight.
+        kl_coef: weight of a KL penalty to the initial weights: r - 1 - log r for each token, with r = initial / trained
+            probability (Schulman's k3, as in GRPO's paper, arXiv 2402.03300 eq. 4; TRL's `beta`). It costs a forward
+            pass, and a copy of the weights unless there are adapters. Ours: 0, as in the paper.
+        entropy_coef: weight of an entropy bonus for each token, in nats, at the sampling temperature. Ours: 0, as in
+            the paper.
     """
 
     function: Annotated[str, OneOf(("grpo",), own=True)] = "grpo"

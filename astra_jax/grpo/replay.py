@@ -71,11 +71,11 @@ class Replay:
         self._batches.check_there(max(0, version - 1), max(1, version))
         if version and weights != updates[version - 1].after:
             raise InputError(
-                f"update {version - 1} came to other weights than in the run that wrote {here}: another machine, mesh, "
+                f"update {version - 1} gave other weights than in the run that wrote {here}: another machine, mesh, "
                 "version of JAX or XLA, row_buckets, remat or micro_batch_size rounds otherwise; use the same"
             )
         if not version and weights != updates[0].before:
-            raise InputError(f"the run that wrote {here} began from other weights; give those as --weights")
+            raise InputError(f"the run that wrote {here} started from other weights; give those as --weights")
 
     async def fill(self, update: int, on_missing: Callable[[int], None] = lambda missing: None) -> None:
         """Read the batch of an update.

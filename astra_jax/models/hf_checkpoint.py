@@ -74,7 +74,7 @@ def read_config(directory: Folder, **dtypes: str) -> Model:
         raise WeightsError(f"{directory}/config.json: {error}") from None
     except (KeyError, TypeError) as error:
         said = f"{type(error).__name__}: {error}"
-        raise WeightsError(f"{directory}/config.json is no model's ({said}); copy the checkpoint again") from error
+        raise WeightsError(f"{directory}/config.json is not a model's ({said}); copy the checkpoint again") from error
 
 
 def _config_json(directory: epath.Path) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _config_json(directory: epath.Path) -> dict[str, Any]:
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise WeightsError(f"{directory}/config.json is not JSON ({error}); copy the checkpoint again") from None
     if not isinstance(content, dict):
-        raise WeightsError(f"{directory}/config.json is no JSON object; copy the checkpoint again")
+        raise WeightsError(f"{directory}/config.json is not a JSON object; copy the checkpoint again")
     return content
 
 
@@ -100,8 +100,8 @@ def stored_dtype(directory: Folder) -> str:
     name = _dtype_name(location(directory))
     if name not in ("float32", "bfloat16"):
         raise WeightsError(
-            f"{directory}/config.json: dtype is {name!r}, which nothing is computed in; say what you want with "
-            "--dtype (launch.convert: --param_dtype), float32 or bfloat16"
+            f"{directory}/config.json: dtype is {name!r}, which is not supported; choose another with --dtype "
+            "(launch.convert: --param_dtype), float32 or bfloat16"
         )
     return name
 
@@ -247,9 +247,9 @@ def open_tensors(files: Mapping[Path, set[str] | None], stack: ExitStack) -> dic
             raise WeightsError(f"{file} is damaged ({error}); copy it again") from None
         names = set(opened.keys())
         if wanted is not None and (absent := wanted - names):
-            raise WeightsError(f"{file} lacks {min(absent)}, which {_INDEX} says it holds; copy the checkpoint again")
+            raise WeightsError(f"{file} lacks {min(absent)}, which {_INDEX} lists for it; copy the checkpoint again")
         if twice := names & tensors.keys() if wanted is None else None:
-            raise WeightsError(f"{file} holds {min(twice)}, which another file there holds too; take one of them away")
+            raise WeightsError(f"{file} holds {min(twice)}, which another file there has too; remove one of them")
         tensors |= {name: opened.get_slice(name) for name in (names if wanted is None else wanted)}
     return tensors
 
@@ -260,8 +260,8 @@ def check_whole(directory: Folder) -> None:
         if not has_weights(directory):
             raise _alone(directory)
         raise WeightsError(
-            f"{directory} has {ADAPTER} beside the weights: transformers adds it to them, and here they would be "
-            "read without. Merge it (peft's merge_and_unload) and save the folder anew, or take the adapter away"
+            f"{directory} has {ADAPTER} beside the weights: transformers applies it, and this program would ignore it. "
+            "Merge it (peft's merge_and_unload) and save the folder again, or remove the adapter"
         )
 
 

@@ -21,17 +21,18 @@ class LoRA(Settings):
     no adapters, and all weights are trained.
 
     Attributes:
-        rank: columns of A and rows of B; None: no adapters.
-        alpha: the product A B is multiplied by alpha / rank.
-        targets: the matrices that get an adapter, by their names in checkpoints: `q_proj`, `k_proj`, `v_proj`, `o_proj`
+        rank: columns of A and rows of B; 8 to 64 are usual. None: no adapters.
+        alpha: scaling of the adapters: A B is multiplied by alpha / rank.
+        targets: matrices that get an adapter, by their names in checkpoints: `q_proj`, `k_proj`, `v_proj`, `o_proj`
             and, in dense models, `gate_proj`, `up_proj`, `down_proj`; or `all-linear` for all of these. Experts,
             routers, embedding and head get none.
-        tokens: ids of tokens whose own rows are trained beside the adapters, in the embedding and in a separate head.
-            Programs add the tokens that the weights had no rows for: a low rank cannot distinguish new tokens.
+        tokens: ids of tokens whose own rows in the embedding, and in a separate head, are trained in addition to the
+            adapters. Programs add the tokens that the weights have no rows for, since a low rank cannot distinguish new
+            tokens.
         rank_stabilized: use alpha / √rank (rsLoRA, arXiv 2312.03732), so that updates do not shrink with the rank.
-        weight_quantization: form of the layers' matrices under the adapters: in `model.param_dtype` (`none`), or in 8
-            bits with a scale for each output (`int8`), a half or a quarter of the bytes. Training, sampling and merging
-            use these values, as in QLoRA (arXiv 2305.14314), which has 4 bits.
+        weight_quantization: number format of the layers' frozen matrices: `model.param_dtype` (`none`), or 8 bits with
+            a scale for each output (`int8`), which needs a half or a quarter of the memory. Training, sampling and
+            merging use these values, as in QLoRA (arXiv 2305.14314), which has 4 bits.
     """
 
     rank: Count | None = None
@@ -53,7 +54,9 @@ class LoRA(Settings):
         if self.rank is None:
             for name in ("alpha", "targets", "tokens", "rank_stabilized", "weight_quantization"):
                 if (value := getattr(self, name)) != type(self).__dataclass_fields__[name].default:
-                    raise SettingError(f"{name} is {value}, and rank None: there are no adapters; give a rank too")
+                    raise SettingError(
+                        f"{name} is {value}, but rank is None, so there are no adapters; give a rank too"
+                    )
 
     @property
     def scale(self) -> float:

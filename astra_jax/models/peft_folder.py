@@ -116,7 +116,7 @@ def read_settings(directory: Folder) -> AdapterSettings:
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file} is not JSON ({error}); copy the adapter again") from None
     if not isinstance(content, dict):
-        raise WeightsError(f"{file} is no JSON object; copy the adapter again")
+        raise WeightsError(f"{file} is not a JSON object; copy the adapter again")
     if (wrong := _not_computed(content)) is not None:
         raise WeightsError(f"{file}: {wrong}")
     return AdapterSettings(content["r"], float(content["lora_alpha"]), bool(content.get("use_rslora", False)), content)

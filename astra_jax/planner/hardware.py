@@ -68,7 +68,7 @@ class Slice:
         known = len(parts) <= (3 if CHIPS[kind].description is None else 2)
         if not known or not all(part.isdecimal() and int(part) > 0 for part in parts):
             example = CHIPS[kind].slices[1]
-            raise PlanError(f"topology {name!r}: {shape!r} is no shape; write for example {kind}:{example}")
+            raise PlanError(f"topology {name!r}: {shape!r} is not a shape; write for example {kind}:{example}")
         if several and (count < 2 or CHIPS[kind].description is not None):
             raise PlanError(
                 f"topology {name!r}: write for example 2xv5p:2x2x2 for two slices of TPUs, v5p:2x2x2 for one, and "

@@ -35,22 +35,26 @@ from synthesis.core.tool_results import MAX_CHARACTERS
 
 @dataclass(frozen=True)
 class EpisodeConfig(Settings):
-    """Limits and scoring of an episode; defaults are the paper's where it gives one.
+    """Limits, sampling and reward of an episode; defaults are the paper's where it gives one.
 
     Attributes:
-        max_turns: assistant turns.
-        max_prompt_tokens: question and tool documents; an environment whose prompt is longer is refused.
-        max_response_tokens: everything after the prompt, tool outputs included.
-        max_turn_tokens: one assistant turn; None leaves only the limits above.
-        temperature: of sampling. Ours: 1.0, the policy's own distribution, so that the update is on-policy.
-        top_p: of sampling. Ours: 1.0, for the same reason.
-        max_output_chars: a tool output is cut after this many characters, with a marker. Ours: 8,192, as in SFT data.
-        distractors_per_band: up to this many irrelevant tools from each similarity band. Ours: 2; three bands give up
-            to 6, within the 5-9 of the paper's examples.
-        reward: named rewards with weights, for example `f1:1.0,format:0.1,my_module:my_reward`; see
-            `synthesis.core.rewards`. `recall` or `precision` alone is the paper's ablation; `score` is what an
-            environment that is no record of ours says itself.
-        reward_epsilon: in the precision's denominator. Ours: 1e-6, so that 4 of 4 in 4 calls scores 1 as in the paper.
+        max_turns: maximum assistant turns.
+        max_prompt_tokens: maximum tokens of the question and the tool documents. An environment with a longer prompt is
+            refused.
+        max_response_tokens: maximum tokens after the prompt, tool outputs included.
+        max_turn_tokens: maximum tokens of one assistant turn. None: only the limits above.
+        temperature: sampling temperature. Ours: 1.0, the policy's own distribution, so that the update is on-policy.
+        top_p: probability mass of nucleus sampling. Ours: 1.0, the whole distribution, for the same reason as
+            `temperature`.
+        max_output_chars: maximum characters of a tool output; a longer one is cut, with a marker. Ours: 8,192, as in
+            the SFT data.
+        distractors_per_band: maximum irrelevant tools from each of the three similarity bands. Ours: 2, so up to 6 in
+            all, within the 5-9 of the paper's examples.
+        reward: named rewards with weights, for example `f1:1.0,format:0.1,my_module:my_reward`
+            (`synthesis.core.rewards`). `recall` or `precision` alone is the paper's ablation. `score` is the
+            environment's own score, for environments that are not records of this project.
+        reward_epsilon: constant in the denominator of the precision. Ours: 1e-6, so that 4 correct of 4 calls score 1,
+            as in the paper.
     """
 
     max_turns: Count = 32

@@ -150,7 +150,7 @@ class Checkpointer:
             if not may_be_storage(error, self.dir):
                 raise
             far = in_bucket(self.dir)
-            remedy = "see to the bucket" if far else "make room there"
+            remedy = "check the bucket" if far else "make room there"
             raise (BucketError if far else CheckpointError)(
                 f"{self.dir}: a checkpoint could not be written ({first_line(error)}); {remedy} and run the same "
                 "command again: it goes on from the last whole one"
@@ -211,8 +211,8 @@ class Checkpointer:
         if weights and states and not steps:
             raise CheckpointError(
                 f"{self.dir}: there are weights of steps {_listed(weights)} and full states of steps "
-                f"{_listed(states)}, and none of the same step: nothing can be gone on from. Copy there what is "
-                "missing, or take another workdir, to which --weights may give these weights"
+                f"{_listed(states)}, and none of the same step, so the run cannot resume. Copy the missing ones there, "
+                "or use another workdir, with these weights as --weights"
             )
         for step in reversed(steps):
             try:
@@ -287,7 +287,7 @@ class Checkpointer:
         if wrong := [name for name in found.keys() | saved.keys() if saved and found.get(name) != saved.get(name)]:
             raise DamagedError(
                 f"{manager.directory}: step {step} cannot be read: {min(wrong)!r} is not what was saved, its files are "
-                "damaged. Copy it again from where it is whole, or take an older step"
+                "damaged. Copy it again from an intact copy, or use an older step"
             )
 
     def _on_all(self, step: int, read: Callable[[], T]) -> T:
@@ -316,7 +316,7 @@ class Checkpointer:
         except Exception as error:
             if in_bucket(self.dir) and _is_away(error):
                 raise BucketError(
-                    f"{self.dir}: step {step} could not be read ({first_line(error)}); see to the bucket and run the "
+                    f"{self.dir}: step {step} could not be read ({first_line(error)}); check the bucket and run the "
                     "same command again"
                 ) from error
             raise DamagedError(

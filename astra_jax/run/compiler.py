@@ -43,7 +43,7 @@ def compiler_options(device_kind: str, own: Sequence[str] = ()) -> Options:
         elif _OPTION.fullmatch(one):
             options[name] = value
         else:
-            raise InputError(f"compiler_options: {one!r} is no NAME=VALUE; write for example xla_jf_conv_fusion=true")
+            raise InputError(f"compiler_options: {one!r} is not NAME=VALUE; write for example xla_jf_conv_fusion=true")
     return tuple(sorted(options.items()))
 
 

@@ -112,45 +112,50 @@ class TrainingConfig(Settings):
     """Settings that SFT and GRPO share.
 
     Attributes:
-        steps: optimizer steps; None where the loop works them out.
-        batch_size: of a step: rows (SFT) or groups of episodes (GRPO).
-        micro_batch_size: rows of one forward and backward pass; None: on a mesh a row for each place that it spreads
-            rows over, else the whole batch. A step's result does not depend on it: gradients are added up in float32
-            and divided once.
-        optimizer: `adamw`, `muon`, or a function of your own, my_module:my_name (docs/extending.md).
-        schedule: of the learning rate: `cosine` behind a linear warm-up, or a function of your own, my_module:my_name.
-        learning_rate: of all parameters: its peak.
-        warmup_fraction: of all steps: those in which it rises, linearly.
-        final_fraction: of the peak, where the cosine after the peak ends; 1 is a constant rate.
-        b1, b2, eps: AdamW's.
-        weight_decay: on matrices only.
-        max_grad_norm: gradients are scaled down to this global norm.
-        rounding: of weights whose type is bfloat16 (`model.param_dtype`): `nearest`, or `stochastic`, with which small
-            updates are not lost: at 2e-6 nearly all are below half of a bfloat16's last place. The optimizer computes
-            in float32 either way. Without effect on float32 weights.
-        optimizer_state_dtype: of the optimizer's running means: `float32`, or `bfloat16`, rounded stochastically, with
-            half of the bytes. Cannot be changed when a run resumes.
-        optimizer_offload: keep the running means of the layers' matrices in the host's memory between steps, from where
-            they come a layer at a time. A step differs by rounding only.
-        on_nonfinite: a step whose loss or gradient is not finite changes nothing; then the run stops (`stop`), before
-            anything else is saved, or continues (`skip`), and such steps are counted. After 10 of them in a row the run
-            stops; if they are more than half of all steps, it ends with an error.
-        remat: what the backward pass recomputes; a policy of the model's forward pass.
-        matmul_quantization: number format in which the layers' matrices are multiplied, forward and for the
-            activations' gradient: the model's dtype (`none`), `int8` or `fp8`. Embedding, head and the weights'
-            gradients stay in that dtype.
-        lora: low-rank adapters that are trained in place of the weights, which then lie there once, without statistics
-            or gradients, in `model.param_dtype`; with a rank.
-        compiler_options: NAME=VALUE each, of the compiler of the run's devices; they replace the chip's own
-            (`astra_jax.run.chips`) of that name, and NAME= leaves that to the compiler.
-        checkpoint_every: steps between checkpoints; the last step is always saved.
-        keep_states: full training states that are kept (paper: the last one or two).
-        keep_params: weights that are kept, beside those of full states; None keeps all (paper: weights at high
-            frequency).
-        max_failed_restarts: starts in a row that may end with a fault and without progress; the next one is refused, so
-            that whatever starts the run again gives it up. 0: any number.
-        log_to: experiment trackers that get the metrics beside TensorBoard: `wandb`, `mlflow`, `trackio`, or a class of
-            your own, my_module:MyTracker.
+        steps: number of optimizer steps. None: the training loop computes it, see `epochs`.
+        batch_size: size of the batch of a step: rows in SFT, groups of episodes in GRPO.
+        micro_batch_size: rows in one forward and backward pass; lower it when memory runs out. None: on a mesh one row
+            for each shard of the batch, without a mesh the whole batch. It does not change the result of a step:
+            gradients are summed in float32 and divided once.
+        optimizer: `adamw`, `muon`, or your own function as my_module:my_name (docs/extending.md).
+        schedule: learning-rate schedule: `cosine` after a linear warm-up, or your own function as my_module:my_name.
+        learning_rate: peak learning rate, for all parameters.
+        warmup_fraction: share of all steps in which the learning rate rises linearly to its peak. 0: no warm-up.
+        final_fraction: final learning rate as a share of the peak. 1 keeps the rate constant; below 1 it decays by a
+            cosine.
+        b1, b2, eps: AdamW's decay rates of the first and second moment, and its epsilon.
+        weight_decay: AdamW's weight decay. It applies to matrices only. 0: none.
+        max_grad_norm: gradients with a larger global norm are scaled down to it.
+        rounding: how weights in bfloat16 are rounded after an update: `nearest` or `stochastic`. Keep `stochastic` for
+            small learning rates: at 2e-6 nearly every update is below half of bfloat16's resolution, and `nearest`
+            would lose it. The optimizer computes in float32 either way. No effect on float32 weights
+            (`model.param_dtype`).
+        optimizer_state_dtype: dtype of the optimizer's moments: `float32`, or `bfloat16` with stochastic rounding, which needs half
+            of the memory. Cannot be changed when a run resumes.
+        optimizer_offload: keep the moments of the layers' matrices in the host's memory between steps. This frees
+            device memory and copies one layer at a time. Results differ by rounding only.
+        on_nonfinite: reaction to a loss or gradient that is not finite. The step changes no weights in either case.
+            `stop` ends the run before anything else is saved; `skip` counts the step and continues. The run also stops
+            after 10 such steps in a row, and fails if more than half of all steps are such.
+        remat: how much of the forward pass the backward pass recomputes, from `none` (fastest, most memory) to `full`
+            (slowest, least memory). `dots` keeps the outputs of matmuls, `heads` the inputs and output of attention,
+            `attention` its output, and `offload` the same in the host's memory.
+        matmul_quantization: number format in which the layers' matrices are multiplied, forward and for the gradient of activations:
+            the model's dtype (`none`), `int8` or `fp8`, which are faster on chips that support them. Embedding, head
+            and the gradients of weights keep the model's dtype.
+        lora: low-rank adapters. With a rank only the adapters are trained. The base weights are then stored once, in
+            `model.param_dtype`, without gradients or moments.
+        compiler_options: XLA compiler options, each as NAME=VALUE. They replace the default of the same name for the
+            chip (`astra_jax.run.chips`); NAME= removes that default.
+        checkpoint_every: steps between checkpoints. The last step is always saved.
+        keep_states: number of full training states to keep, the newest ones (paper: the last one or two). A run resumes
+            from such a state.
+        keep_params: number of saved weights to keep in addition to those in full states. None keeps all (paper: weights
+            at a high frequency).
+        max_failed_restarts: number of consecutive starts that may fail without progress. The next start is refused, so
+            that a supervisor does not restart a broken run forever. 0: no limit.
+        log_to: experiment trackers that receive the metrics in addition to TensorBoard: `wandb`, `mlflow`, `trackio`,
+            or your own class as my_module:MyTracker.
     """
 
     steps: HostOnly[Count | None]

@@ -58,8 +58,9 @@ class CrashLoopGuard:
         if self._most and faults >= self._most:
             self._write(_LastStart(step, kept, 0))  # stays so: a refused start has nothing to subtract
             raise FaultsError(
-                f"{faults} starts in a row have ended with a fault and without progress, after step {step}: see what "
-                "their logs end with, and mend it; the same command then tries as often again (max_failed_restarts)"
+                f"{faults} starts in a row have ended with a fault and without progress, after step {step}: see the "
+                "end of their logs, and fix the cause; the same command then tries as often again "
+                "(max_failed_restarts)"
             )
         self._before = _LastStart(step, kept, faults)
         self._write(_LastStart(step, kept, faults + 1))

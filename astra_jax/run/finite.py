@@ -113,7 +113,7 @@ class FiniteCheck:
         )
 
     def _remedy(self) -> str:
-        return f"Lower learning_rate (it is {self._config.learning_rate}), or see to the data of these steps"
+        return f"Lower learning_rate (it is {self._config.learning_rate}), or check the data of these steps"
 
 
 def nonfinite_name(params: Params) -> str:

@@ -101,7 +101,7 @@ class BaseWeightsRef:
             count = len(found.digests)
             raise WeightsError(
                 f"{where}: {wrong[0]} is not what the adapters were trained on ({len(wrong)} of {count} arrays "
-                "differ); give the weights that the run began with"
+                "differ); give the weights that the run started from"
             )
 
 
@@ -147,5 +147,5 @@ def read(directory: Folder) -> BaseWeightsRef | None:
         return decode_json(json.dumps(found).encode(), BaseWeightsRef)
     except (msgspec.MsgspecError, SettingError) as error:
         raise WeightsError(
-            f"{file} does not say what adapters are there ({error}); copy it from the run again"
+            f"{file} does not describe the run's adapters ({error}); copy it from the run again"
         ) from None

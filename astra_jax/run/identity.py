@@ -80,7 +80,7 @@ def run_id(workdir: Folder) -> str:
         write_text(path, f"{secrets.token_hex(_ID_BYTES)}\n")
     found = path.read_text().strip()
     if len(found) != 2 * _ID_BYTES or not set(found) <= set(string.hexdigits):
-        raise WorkdirError(f"{path} does not hold a run's id; delete it, a new one is drawn")
+        raise WorkdirError(f"{path} does not have a run's id; delete it, and a new id is created")
     return found
 
 

@@ -59,7 +59,10 @@ class RendezvousDeadline:
     def _watch(self) -> None:
         if not self._over.wait(self._seconds):
             remedy = "see that the same command runs on each, and that they reach the first one"
-            say(f"error: the hosts of this run have not met within {self._seconds:g} s; {remedy}", file=sys.stderr)
+            say(
+                f"error: the hosts of this run did not all connect within {self._seconds:g} s; {remedy}",
+                file=sys.stderr,
+            )
             os._exit(1)
 
 

@@ -91,7 +91,7 @@ def _base_of(adapter: Folder, directory: Folder, **dtypes: str) -> Model:
     """Return the model of the weights under an adapter. Raises `WeightsError` if they are not Hugging Face's."""
     if not _is_hf(directory):
         raise WeightsError(
-            f"{adapter} is an adapter to {directory}, which is no folder of safetensors: make one of a run's "
+            f"{adapter} is an adapter to {directory}, which is not a folder of safetensors: convert a run's "
             "checkpoints with launch.convert --from_orbax --to_hf, and name it with --base"
         )
     return read_config(directory, **dtypes)
@@ -271,14 +271,14 @@ def _under(
         step = origin.step if str(origin.step) in _steps(base) else None  # a copy may have another number
         origin = frozen.WeightsSource(str(base), step, stored, origin.new_token_pieces)
     if origin is None:
-        raise WeightsError(f"{directory} has adapters, and does not say to which weights; say it with --base")
+        raise WeightsError(f"{directory} has adapters, and does not name their base weights; give them with --base")
     try:
         how: dict[str, Any] = {"step": origin.step, "rows": origin.rows, "new_token_pieces": origin.new_token_pieces}
         found = load(origin.folder, model, shardings=shardings, **how)
     except UserError as error:
         raise WeightsError(
-            f"{directory} has adapters to the weights of {origin.folder}, which cannot be read: {error}. If they are "
-            "elsewhere now, say where with --base"
+            f"{directory} has adapters to the weights of {origin.folder}, which cannot be read: {error}. If they were "
+            "moved, give their folder with --base"
         ) from None
     under.check(found, origin.folder)
     return found

@@ -125,7 +125,7 @@ def _call(call: Any, where: str, chat_format: ChatFormat) -> ToolCall | str:
 def _tool(tool: Mapping[str, Any], where: str) -> ToolSpec:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidRequest(f"{where} is no function with a name; only functions are offered here", param=where)
+        raise InvalidRequest(f"{where} is not a function with a name; only functions are offered here", param=where)
     if function.get("strict") not in (None, True, False):
         raise InvalidRequest(
             f"{where}.function.strict is {shown(function['strict'])}; send true or false",

@@ -32,7 +32,7 @@ def check_schema(schema: Any, where: str) -> None:
         InvalidRequest: it cannot, or it allows other names.
     """
     if not isinstance(schema, dict) or schema.get("type") != "object":
-        raise _refused(where, "is no schema of type object, which a strict one has to be")
+        raise _refused(where, "is not a schema of type object, which a strict one has to be")
     checked = _Checked(schema, where)
     said = checked.read(schema, where)
     definitions = {

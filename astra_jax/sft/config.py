@@ -12,31 +12,35 @@ from astra_jax.sft.data import DataConfig
 
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(TrainingConfig):
-    """Defaults are the paper's for 14B where it gives one; the others are ours, with the reason.
+    """Settings of SFT. Defaults are the paper's for 14B where it gives one; the others are ours, with the reason.
 
     Attributes, beside `TrainingConfig`'s:
-        data: rows of 20k tokens (paper).
-        row_buckets: lengths below `data.seq_len` that a micro-batch's rows are cut to where the longest fits: what none
-            of them holds is not computed, and the loss is the same. The step is compiled for each. Ours: none, since
-            the paper's conversations fill rows of 20k tokens to 97 % and more.
-        batch_size: rows in a batch, over all hosts (paper: 32). The last batch of an epoch has the rows that are left.
-        epochs: passes over the data (paper: 2), each of which trains on each example once; of 1.5 the second pass ends
-            after half of its batches. Not used when `steps` is given.
-        steps: optimizer steps; None takes them from `epochs`.
-        optimizer: `adamw` (paper), or `muon` for small models from scratch.
-        learning_rate: the peak (paper: 5e-6 for 14B, 2e-6 for 32B).
-        warmup_fraction: paper: 0.05.
-        final_fraction: ours: 0.1, so that the last steps still teach.
-        b2: ours: 0.95, as usual for language models; it forgets the warm-up's statistics.
-        weight_decay: ours: 0; two epochs at 5e-6 hardly move the weights.
-        log_every: steps between rows of metrics; fetching them waits for the device.
-        eval_every: steps between losses on the held-out dataset, if there is one.
-        eval_batches: cap: evaluate on this many batches of the held-out dataset, always the same ones. Ours: None, all
-            of it; with a cap the loss depends on `batch_size`.
-        sample_every: steps between samples: what the model says to the openings of held-out conversations, or of the
-            training data's, if there is no held-out dataset. 0 draws none.
-        samples: how many openings.
-        sample_tokens: of a sample, at most.
+        data: how conversations become rows of tokens. Default: rows of 20k tokens (paper).
+        row_buckets: lengths below `data.seq_len`. A micro-batch is cut to the smallest one that holds its longest row,
+            which saves computation and leaves the loss unchanged; each length is compiled once. Use it if your rows
+            have much padding. Default: none, since the paper's conversations fill rows of 20k tokens to 97 % and more.
+        batch_size: rows in a batch, over all hosts (paper: 32). The last batch of an epoch has the remaining rows. With
+            fewer than 10,000 examples use 8.
+        epochs: passes over the data (paper: 2). Each pass trains on each example once; 1.5 stops after half of the
+            second pass. Not used if `steps` is given.
+        steps: number of optimizer steps. None: computed from `epochs`.
+        optimizer: `adamw` (paper), your own function as my_module:my_name, or `muon`, for small models trained from
+            scratch.
+        learning_rate: peak learning rate (paper: 5e-6 for 14B, 2e-6 for 32B).
+        warmup_fraction: share of all steps in which the learning rate rises linearly to its peak (paper: 0.05).
+        final_fraction: final learning rate as a share of the peak, after a cosine decay. Ours: 0.1, so that the last
+            steps still change the weights.
+        b2: AdamW's decay rate of the second moment. Ours: 0.95, as usual for language models: it forgets the statistics
+            of the warm-up.
+        weight_decay: AdamW's weight decay. Ours: 0, since two epochs at 5e-6 hardly change the weights.
+        log_every: steps between logged metrics. Logging waits for the device, so raise it if steps are short.
+        eval_every: steps between evaluations of the loss on the held-out dataset, if there is one.
+        eval_batches: maximum number of held-out batches in an evaluation, always the same ones. Ours: None, all of
+            them. With a limit the loss depends on `batch_size`.
+        sample_every: steps between text samples: the model's answers to the openings of held-out conversations, or of
+            training conversations if there is no held-out dataset. 0: no samples.
+        samples: number of conversations to sample answers for.
+        sample_tokens: maximum tokens of each sampled answer.
     """
 
     data: HostOnly[DataConfig] = DataConfig(seq_len=20_480)

@@ -38,32 +38,33 @@ class DataConfig(Settings):
     """Settings that turn trajectories into batches.
 
     Attributes:
-        seq_len: tokens in a row; static, so that nothing recompiles.
-        keep_reasoning: keep the thinking of every turn (see `ChatFormat.render`). Ours: True, because a rollout is
-            append-only and so the policy will see its earlier thinking. With `split_at_user_turns`, the thinking of
-            turns before the user spoke last follows the chat format: no rollout has such turns.
-        split_at_user_turns: make an example for each time that the user of a conversation speaks, up to where the user
-            speaks again, trained on the turns since. It is what the model's template shows there when the model is
-            served, thoughts of earlier rounds left out where the template does. What the assistant says before the user
-            speaks at all is an example too. A round in which every turn has weight 0 gives no example. False: one
-            example per conversation.
-        too_long: what happens to a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
+        seq_len: tokens in a row. All rows have this length, so that nothing is compiled twice.
+        keep_reasoning: keep the reasoning of every turn (see `ChatFormat.render`). Ours: True, because a rollout only
+            appends, so the policy will see its earlier reasoning. With `rounds=apart`, reasoning before the last user
+            message follows the chat template, since rollouts have no such turns.
+        split_at_user_turns: make an example for each user message of a conversation: the conversation up to the next
+            one, trained on the turns since that message. It matches what the chat template shows when the model is
+            served, with earlier reasoning removed where the template does so. Assistant turns before the first user
+            message are an example too; a round in which every turn has weight 0 is not. False: one example of the
+            whole conversation.
+        too_long: what to do with a conversation of more than `seq_len` tokens: `drop` it, or `cut` it after the last
             assistant turn that fits. Both are counted.
-        tools: which tool documents the prompt shows: `all` that the trajectory was offered; `some`: those it called and
-            a random number of the others, in random order, sampled for each epoch; `none`. Less than all is a
-            curriculum for tiny models: short rows teach the dialogue first.
-        thinking: False leaves all reasoning out.
-        rename_entities: share of conversations, sampled for each epoch, whose entities get new names
-            (`rename_entities`). For tiny models trained from scratch; a pretrained one copies names already.
-        self_generated_ratio: share of examples that are of the rehearsal, if a run has one: conversations without tools
-            that the model wrote itself, against unlearning to talk (`rehearsal`). They come evenly between the others
-            (also where some of those are dropped), in an order of their own, and again and again if they are few.
-        workers: processes that make examples ahead, in turn; 0 makes them in this process, when they are needed. They
-            are put in order before they are packed, so that batches do not depend on the number: it may change on
-            resume.
-        packing_bins: rows that are filled at the same time; more leave less padding (0.97 full with 8, 0.99 with 64 at
-            32k tokens).
-        seed: of the shuffle.
+        tools: tool documents in the prompt: `all` that the trajectory was offered; `some`: the called ones and a random
+            number of the others, in random order, sampled in each epoch; or `none`. Use less than `all` as a curriculum
+            for tiny models only.
+        thinking: train on the reasoning. False removes all reasoning from the conversations.
+        rename_entities: share of conversations, sampled in each epoch, in which entities get new names
+            (`rename_entities`). Use it for tiny models trained from scratch; a pretrained model can copy names already.
+            0: none.
+        self_generated_ratio: share of examples from the rehearsal dataset, if the run has one: conversations without
+            tools that the model wrote itself, which preserve general chat ability (`rehearsal`). They are spread evenly
+            among the others, in their own order, and repeat if there are too few.
+        workers: processes that prepare examples ahead of training. 0 prepares them in the training process, when
+            needed. Use some if training waits for data. Batches do not depend on the number, so it may change when a
+            run resumes.
+        packing_bins: rows that are packed at the same time. More leave less padding: at 32k tokens rows are 97 % full
+            with 8, and 99 % with 64.
+        seed: random seed of the shuffle.
     """
 
     seq_len: Length

@@ -150,7 +150,7 @@ class _InOrderIterator(grain.DatasetIterator):
             except RuntimeError as error:
                 if _WORKER_DIED not in str(error) or (died := died + 1) > _REPLACED:
                     raise
-                logging.warning("a data worker died (%s); others go on from example %d", error, self._index)
+                logging.warning("a data worker died (%s); the others continue from example %d", error, self._index)
                 self._stop()
                 continue
             self._index += 1

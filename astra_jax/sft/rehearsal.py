@@ -33,12 +33,12 @@ class RehearsalConfig(Settings):
     """Settings for sampling a model's own conversations.
 
     Attributes:
-        conversations: started; unusable ones are counted, with the reason.
-        max_request_tokens: longer requests are excluded.
-        max_answer_tokens: longer answers are kept, and their end is not trained on (`Trajectory.unfinished`). Excluding
-            them would leave only the model's shorter answers.
-        concurrency: conversations sampled at once.
-        seed: of all sampling.
+        conversations: number of conversations to sample. Unusable ones are counted, with the reason, and not replaced.
+        max_request_tokens: maximum tokens of a sampled user request; a conversation with a longer one is excluded.
+        max_answer_tokens: maximum tokens of a sampled answer. A longer answer is cut and kept, and its end is not
+            trained on (`Trajectory.unfinished`): excluding it would leave only the model's shorter answers.
+        concurrency: conversations sampled at the same time.
+        seed: random seed of all sampling.
     """
 
     conversations: Count = 1_000
@@ -110,7 +110,7 @@ async def rehearse(
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(found.rejected.items()))
         raise InputError(
             f"of {config.conversations} conversations none could be kept ({why}); a model that was not trained to chat "
-            "writes no requests: give conversations of your own, without tools, as --rehearsal"
+            "writes no requests; give your own conversations without tools as --rehearsal"
         )
     return found
 

@@ -52,7 +52,7 @@ def kept_statistics(path: Folder, tokenizer: ChatTokenizer, config: DataConfig, 
     except FileNotFoundError:
         pass
     except (ValueError, RecursionError) as error:  # includes errors of msgspec and json
-        logging.warning("%s is not what was counted (%s); it is counted anew", file, error)
+        logging.warning("%s has changed since it was counted (%s); it is counted again", file, error)
     stats = scan(path, tokenizer, config)
     if is_first():
         counted = dataclasses.asdict(stats)

@@ -1,9 +1,9 @@
-"""Run notebooks in a folder, and store what their cells show in docs/notebooks.
+"""Run notebooks in a folder, and store the output of their cells in docs/notebooks.
 
     python -m docs.notebooks --folder=DIR --only=quickstart,evaluation
 
-What a run leaves in the folder the next notebook finds there, and `astra` goes on with it. Stored is what goes to
-standard output, not progress, and this machine's folders are taken out.
+Notebooks share the folder: a later one finds the files of an earlier one, and `astra` resumes. Stored is standard
+output without progress bars, and without this machine's folders.
 """
 
 from __future__ import annotations

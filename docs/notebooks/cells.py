@@ -1,9 +1,9 @@
-"""A notebook's cells: run in order as Jupyter would run them, and as a page.
+"""Cells of a notebook: run in order as in Jupyter, and converted to a page.
 
-Of Jupyter's language what our notebooks use: Python with `await` outside of functions, lines that begin with `!` and
-are the shell's, with names in braces, and a last expression whose value is shown. The cell tagged `parameters` holds
-what a reader changes, by papermill's convention (https://papermill.readthedocs.io/en/latest/usage-parameterize.html),
-so that papermill runs them too.
+Supported is the part of Jupyter's language that our notebooks use. It is Python with `await` outside functions, lines
+that start with `!` and run in the shell, with names in braces, and a last expression whose value is shown. The cell
+tagged `parameters` holds the values that a reader changes, by papermill's convention
+(https://papermill.readthedocs.io/en/latest/usage-parameterize.html), so papermill can run the notebooks too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ PARAMETERS = "parameters"
 Notebook = dict[str, Any]
 """As nbformat 4 has it: https://nbformat.readthedocs.io/en/latest/format_description.html."""
 Shell = Callable[[str], str]
-"""Runs a command line; what it printed on standard output. Raises where the command fails."""
+"""Function that runs a command line and returns its standard output. Raises if the command fails."""
 _SHELL = re.compile(r"^( *)!(.*)$", re.M)
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
 def files() -> list[Path]:
-    """Of all notebooks, by name."""
+    """Return the files of all notebooks, by name."""
     return sorted(FOLDER.glob("*.ipynb"))
 
 
 def read(file: Path) -> Notebook:
-    """A stored notebook. Raises `InputError`: it is of another format."""
+    """Read a stored notebook. Raises `InputError`: it has another format."""
     notebook: Notebook = json.loads(file.read_text(encoding="utf-8"))
     if notebook.get("nbformat") != 4:
         raise InputError(f"{file} has nbformat {notebook.get('nbformat')!r}; store it as version 4")
@@ -46,23 +46,23 @@ def read(file: Path) -> Notebook:
 
 
 def code(notebook: Notebook) -> Iterator[dict[str, Any]]:
-    """The cells that are run, in order."""
+    """Yield the code cells, in order."""
     return (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
 def run(notebook: Notebook, shell: Shell, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Run all cells as they are printed, in one namespace, and store in each what it shows.
+    """Run all cells as printed, in one namespace, and store the output of each.
 
     Args:
-        shell: of the lines that begin with `!`.
-        parameters: in place of what the cell of parameters says.
+        shell: runs the lines that start with `!`.
+        parameters: values that replace those of the cell of parameters.
 
     Returns:
-        The names that the cells have made.
+        The names that the cells have defined.
 
     Raises:
         InputError: no cell of parameters has such a name.
-        Exception: what a cell raised.
+        Exception: any exception of a cell.
     """
     names: dict[str, Any] = {"__name__": "__main__", "_shell": lambda command: print(shell(command), end="")}
     given = dict(parameters or {})
@@ -81,7 +81,7 @@ def run(notebook: Notebook, shell: Shell, parameters: Mapping[str, Any] | None =
 
 
 def page(notebook: Notebook) -> str:
-    """The notebook as Markdown, with what its cells have shown."""
+    """Return the notebook as Markdown, with the output of its cells."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])

@@ -1,9 +1,9 @@
-"""Make a site of the documentation: the pages, and a reference of programs, settings and modules made from the code.
+"""Build the documentation site: the pages, and a reference of programs, settings and modules generated from the code.
 
     pip install '.[docs]'
     python -m docs.site --to=DIR
 
-Modules are read, not imported. Pages that link to what is not there end it with 2. Open DIR/index.html, or serve DIR.
+Modules are read, not imported. A broken link ends the program with exit code 2. Open DIR/index.html, or serve DIR.
 """
 
 from __future__ import annotations

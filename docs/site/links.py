@@ -1,4 +1,4 @@
-"""Whether what a site's pages link to, load and show is there."""
+"""Check of a site's links: every target of a link, script, style or image must exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ATTRIBUTES = ("href", "src")
 
 @dataclass
 class _Page(HTMLParser):
-    """What a page of HTML links to, and what in it can be linked to."""
+    """Links and anchors of an HTML page."""
 
     links: list[str] = field(default_factory=list)
     anchors: set[str] = field(default_factory=set)

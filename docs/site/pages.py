@@ -1,4 +1,4 @@
-"""What is written by hand, as the site's sources: the pages of docs/ and of the root, with links that fit there."""
+"""Handwritten pages as sources of the site: those of docs/ and of the root, with adapted links."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ OF_THE_ROOT = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Pages that lie beside docs/, and what they are on the site."""
+"""Pages outside docs/ → their path on the site."""
 FLOORS = ("configs", "astra_jax", "synthesis", "sandbox")
-"""Those that are called from Python; programs have pages of their own."""
+"""Packages for use from Python; programs have their own pages."""
 COPIED = {"benchmarks/results/": "rows/", "launch/recipes/": "recipe_files/"}
-"""Folders whose files pages link to, and what they are on the site."""
+"""Folders with files that pages link to → their path on the site."""
 NOTEBOOKS = "docs/notebooks/"
 _LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]*)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^ *```")
 
 
 def module_page(module: str) -> str:
-    """Where the page of a module lies."""
+    """Return the path of a module's page."""
     return f"reference/modules/{module}.md"
 
 
 def notebook_page(name: str) -> str:
-    """Where the page of a notebook lies.
+    """Return the path of a notebook's page.
 
     Args:
-        name: the file's, without its folder and ending.
+        name: file name, without folder and suffix.
     """
     return f"notebook_{name}.md"
 
@@ -71,10 +71,10 @@ def write(folder: Path) -> None:
 
 
 def adapted(text: str, source: str) -> str:
-    """A page's text as it stands on the site: links lead to what is there.
+    """Return a page's text for the site, with links that work there.
 
     Args:
-        source: the page, from the repository's root.
+        source: path of the page, from the repository's root.
 
     Raises:
         InputError: see `write`.
@@ -89,7 +89,7 @@ def adapted(text: str, source: str) -> str:
 
 
 def on_site(path: str, source: str) -> str:
-    """What a link to a path of the repository leads to, from the sources' root, where all these pages are.
+    """Return the target on the site of a link to a file of the repository, from the root of the sources.
 
     Raises:
         InputError: the site does not have it.
@@ -114,7 +114,7 @@ def on_site(path: str, source: str) -> str:
 
 
 def _outside_code(text: str, change: Callable[[str], str]) -> list[str]:
-    """The lines, with those changed that are in no block of code."""
+    """Return the lines, with `change` applied to those outside code blocks."""
     found, fenced = [], False
     for line in text.splitlines():
         fence = _FENCE.match(line) is not None

@@ -1,4 +1,4 @@
-"""What is made from the code, as the site's sources: a page of each program, configuration and module."""
+"""Generated pages as sources of the site: one for each program, configuration and module."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ SETTINGS = {
 }
 """The programs with settings, and whose values of theirs are shown."""
 _OF_MODELS = "model."
-"""What begins the names of settings in which presets differ by their model's sizes alone."""
+"""Prefixes of settings in which presets differ by the sizes of their models only."""
 _FLAG = re.compile(r"^  (--\S+): (.*)$")
 _SECTION = re.compile(r"^(\S+):$")
 _NOT_API = re.compile(r"/(?:workers|plugin|offline|cpu)/|__(?:init|main)__\.py$")
-"""Programs of other environments, rules and tricks that nobody calls, and files that say no more than their folder."""
+"""Modules without a page: programs of other Python environments, internal rules, and files without content of their
+own."""
 
 
 def write(folder: Path) -> None:
@@ -71,11 +72,11 @@ for name in sys.argv[1:]:
     if os.waitpid(child, 0)[1]:
         sys.exit(f"launch.{name} --help fails")
 """
-"""Most of what a program takes that is asked for help is its imports: forks of one process have them."""
+"""Program that prints the `--help` of several programs. Its forks share the imports, which take most of the time."""
 
 
 def _helps(names: Sequence[str]) -> list[str]:
-    """What each program says to `--help`."""
+    """Return the `--help` text of each program."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "ASTRA_CPU": "set"}
         subprocess.run([sys.executable, "-c", _FORKS, *names], cwd=folder, env=environment, check=True)
@@ -83,7 +84,7 @@ def _helps(names: Sequence[str]) -> list[str]:
 
 
 def program_page(name: str, told: str) -> str:
-    """A page of what a program's `--help` says: the text as it is, its flags as a list."""
+    """Return a page of a program's `--help`: the text unchanged, its flags as a list."""
     about, _, rest = told.partition("\nflags:\n")
     settings = f"\nIts settings: [{name}](../settings/{name}.md).\n" if name in SETTINGS else ""
     flags = [f"- `{flag}`: {plain(meaning)}" for flag, meaning in flags_of(rest)]
@@ -91,7 +92,7 @@ def program_page(name: str, told: str) -> str:
 
 
 def flags_of(told: str) -> Iterator[tuple[str, str]]:
-    """(flag, what it says) of the flags of `--help`, by name; those of libraries are left out."""
+    """Yield (flag, text) of the flags in a `--help` text, by name, without flags of libraries."""
     found: dict[str, str] = {}
     name, kept = "", True
     for line in told.splitlines():
@@ -107,7 +108,7 @@ def flags_of(told: str) -> Iterator[tuple[str, str]]:
 
 
 def plain(text: str) -> str:
-    """A sentence of a program's, as Markdown that shows just that; what is within backticks stays code."""
+    """Return a sentence as Markdown that renders it literally; text within backticks stays code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         parts = [text.replace("`", "'")]
@@ -139,11 +140,11 @@ def _presets(program: str) -> dict[str, Any]:
 
 
 def settings_page(program: str, shown: str, presets: dict[str, Any]) -> str:
-    """A page of every setting of a program, with one preset's values, and of what the other presets have instead.
+    """Return a page of every setting of a program: values of one preset, and the different values of the others.
 
     Args:
-        shown: the preset's name.
-        presets: by name, the configurations.
+        shown: name of the preset.
+        presets: configurations by name.
     """
     flag = "profile" if program == "quickstart" else "config"
     text = [
@@ -194,5 +195,5 @@ def _write_modules(folder: Path) -> None:
 
 
 def _first(text: str) -> str:
-    """The first sentence or so, on one line."""
+    """Return about the first sentence, on one line."""
     return " ".join(text.strip().partition("\n\n")[0].split())

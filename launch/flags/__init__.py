@@ -1,1 +1,1 @@
-"""What programs share: the command line, and the flags that several of them take."""
+"""Common code of the programs: the command line, and flags that several programs have."""

@@ -1,7 +1,7 @@
 """`--config=sft:auto` and `--config=grpo:auto`: the model of `--weights`, and settings chosen for data and devices.
 
-The choices are printed before step 1 and kept in `WORKDIR/auto.json`, so that a run resumes with the same ones. A
-setting on the command line goes before each of them.
+The choices are printed before step 1 and stored in `WORKDIR/auto.json`, so that a run resumes with the same ones. A
+setting on the command line takes precedence over each of them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 FILE = "auto.json"
 _OF_DEVICES = ("micro_batch_size", "remat", "concurrent_groups")
-"""Choices that another mesh or another kind of device makes anew: a run may resume with others."""
+"""Choices that are made again for another mesh or kind of device; a run may resume with other values of them."""
 
 
 def is_auto(name: str | None) -> bool:
-    """Return whether a `--config` leaves the model to `--weights` and settings to be chosen."""
+    """Return whether a `--config` takes the model from `--weights` and chooses settings."""
     return name in ("sft:auto", "grpo:auto")
 
 
@@ -45,7 +45,7 @@ def read_model(source: NamedWeights) -> Model:
     """Read the model of a folder of weights, in the precision that it is trained in.
 
     Raises:
-        WeightsError: there is no `config.json`, or it has what is not computed here; the message lists all of it.
+        WeightsError: there is no `config.json`, or it has unsupported features; the message lists all of them.
     """
     from astra_jax.models import hf_checkpoint
 
@@ -53,14 +53,14 @@ def read_model(source: NamedWeights) -> Model:
 
 
 def check_same(stored: Model, wanted: Model, *, weights: object, config: str) -> None:
-    """Compare the model of weights with that of a configuration, but for the number of rows.
+    """Check that weights and configuration are of the same model, except for the number of rows.
 
     Args:
-        weights: as `--weights` gives them.
-        config: as `--config` gives it.
+        weights: value of `--weights`.
+        config: value of `--config`.
 
     Raises:
-        UsageError: they differ; lists every field, and the fix.
+        UsageError: they differ; the message lists every field, and the fix.
     """
     from astra_jax.models.families import differences
 
@@ -79,7 +79,7 @@ def check_same(stored: Model, wanted: Model, *, weights: object, config: str) ->
 
 
 def provisional(config: Any) -> Any:
-    """Return an `auto` configuration with the settings of the command line, which leaves room for every choice.
+    """Return an `auto` configuration with the settings of the command line, before choices are made.
 
     Raises:
         UsageError: as `cli.overridden`.
@@ -105,11 +105,12 @@ def sft_settings(
     workdir: epath.Path,
     mesh: Mesh | None,
 ) -> SFTRun:
-    """Complete `sft:auto`: by what the workdir's run began with, else by the data and the devices. Prints the choices.
+    """Complete `sft:auto`: with the stored choices of the workdir's run, else for the data and the devices. Prints the
+    choices.
 
     Raises:
         DatasetError: nothing in the data can be trained on.
-        UsageError: the choices of the workdir's run cannot be read, or do not fit the command line.
+        UsageError: the stored choices cannot be read, or do not fit the command line.
     """
     from astra_jax.sft.data import of_rehearsal
     from astra_jax.sft.statistics import kept_statistics
@@ -138,7 +139,7 @@ def sft_settings(
 
 
 def previewed(config: SFTRun, data: Folder, tokenizer: ChatTokenizer) -> SFTRun:
-    """Complete `sft:auto` by the data alone, for what needs no device. Raises `DatasetError`."""
+    """Complete `sft:auto` for the data alone, without devices. Raises `DatasetError`."""
     from astra_jax.sft.data import scan
     from configs import auto
 
@@ -150,11 +151,11 @@ def previewed(config: SFTRun, data: Folder, tokenizer: ChatTokenizer) -> SFTRun:
 
 
 def planned(config: Any, slice_: Slice, mesh: dict[str, int] | None, tokens: int | None) -> Any:
-    """Complete an `auto` configuration for a plan: without data, and for a slice's memory.
+    """Complete an `auto` configuration for a plan: without data, and for the memory of a slice.
 
     Args:
-        mesh: sizes by axis; None: those that the planner takes.
-        tokens: the longest sequence, if the plan is of one.
+        mesh: sizes by axis; None: the planner's.
+        tokens: the longest sequence, if the plan has one.
     """
     from astra_jax.mesh import AXES
     from astra_jax.planner.hardware import mesh_sizes
@@ -184,14 +185,14 @@ def planned(config: Any, slice_: Slice, mesh: dict[str, int] | None, tokens: int
 def episode_settings(
     config: GRPORun, known: Sequence[AnyEnvironment] | None, tokenizer: ChatTokenizer, context: int
 ) -> tuple[GRPORun, list[ChosenSetting]]:
-    """Complete `grpo:auto` as far as environments and model decide, with the choices.
+    """Complete the part of `grpo:auto` that depends on environments and model. Return it with the choices.
 
     Args:
         known: every environment of the run; None: some are not known before servers start.
         context: devices that share a row.
 
     Raises:
-        InputError: an environment cannot be used, or its prompt leaves no room for a response.
+        InputError: an environment cannot be used, or its prompt is too long for any response.
     """
     from astra_jax.rollout.episode import longest_task
     from configs import auto
@@ -215,15 +216,16 @@ def grpo_settings(
     *,
     engine: bool,
 ) -> GRPORun:
-    """Complete `grpo:auto`: by what the workdir's run began with, else by environments and devices. Prints the choices.
+    """Complete `grpo:auto`: with the stored choices of the workdir's run, else for environments and devices. Prints the
+    choices.
 
     Args:
-        known: as of `episode_settings`.
+        known: as in `episode_settings`.
         engine: the devices of the update sample too.
 
     Raises:
         InputError: as `episode_settings`.
-        UsageError: the choices of the workdir's run cannot be read, or do not fit the command line.
+        UsageError: the stored choices cannot be read, or do not fit the command line.
     """
     from configs import auto
 
@@ -250,13 +252,13 @@ def grpo_settings(
 
 
 def _given(config: Any, loop: str) -> frozenset[str]:
-    """Names of the loop's settings that the command line gives."""
+    """Return the names of the loop's settings that the command line sets."""
     names = cli.given_settings(config)
     return frozenset(name.removeprefix(f"{loop}.") for name in names if name.startswith(f"{loop}."))
 
 
 def _place(mesh: Mesh | None) -> DeviceSetup:
-    """The devices, with the memory of the first host's, so that all hosts choose alike."""
+    """Return the devices, with the memory of the first host's, so that all hosts make the same choices."""
     from astra_jax.run.hosts import broadcast_from_host0
     from configs.auto import DeviceSetup
 
@@ -265,7 +267,8 @@ def _place(mesh: Mesh | None) -> DeviceSetup:
 
 
 def _before(workdir: epath.Path, place: DeviceSetup) -> list[ChosenSetting]:
-    """What the run in a workdir began with, if it has a checkpoint; of devices only where they are the same."""
+    """Return the stored choices of the workdir's run, if it has a checkpoint; choices for devices only if those are the
+    same."""
     from configs.auto import ChosenSetting
 
     file = workdir / FILE
@@ -277,8 +280,8 @@ def _before(workdir: epath.Path, place: DeviceSetup) -> list[ChosenSetting]:
         same = found["place"] == dataclasses.asdict(place)
     except (ValueError, KeyError, TypeError) as error:
         raise cli.UsageError(
-            f"{file} does not hold the settings that the run began with ({error}); copy it from a backup, or give the "
-            "settings of run.json by --config.NAME=VALUE"
+            f"{file} does not have the settings that the run started with ({error}); copy it from a backup, or give "
+            "the settings in run.json with --config.NAME=VALUE"
         ) from None
     return [one for one in choices if same or one.setting not in _OF_DEVICES]
 
@@ -299,7 +302,7 @@ def _immutable(value: Any) -> Any:
 
 
 def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) -> tuple[Any, list[ChosenSetting]]:
-    """A loop's settings with those that a run began with, but for those that the command line gives."""
+    """Return a loop's settings with the stored choices, except for settings on the command line; and the choices."""
     from astra_jax.base.settings import SettingError
     from configs import auto
 
@@ -307,7 +310,7 @@ def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) ->
     try:
         loop = auto.replaced(loop, {name: one.value for name, one in kept.items()})
     except SettingError as error:
-        raise cli.UsageError(f"the settings that the run began with do not fit the command line: {error}") from None
+        raise cli.UsageError(f"the settings that the run started with do not fit the command line: {error}") from None
     return loop, [
         kept.get(one.setting, dataclasses.replace(one, value=attrgetter(one.setting)(loop), reason="given"))
         for one in before
@@ -315,7 +318,7 @@ def _again(loop: Any, before: Sequence[ChosenSetting], given: frozenset[str]) ->
 
 
 def _keep(workdir: epath.Path, place: DeviceSetup, choices: Sequence[ChosenSetting], loop: str) -> None:
-    """Write and print them, on the first host."""
+    """Store and print the choices, on the first host."""
     from astra_jax.base.files import write_text
     from astra_jax.run.hosts import is_first
 

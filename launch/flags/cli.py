@@ -1,6 +1,6 @@
-"""What all programs share: absl flags, `--config.NAME=VALUE` overrides, and user errors as one line.
+"""Command line of all programs: absl flags, `--config.NAME=VALUE` overrides, and user errors as one line.
 
-A configuration is a tree of frozen dataclasses. `--config.grpo.learning_rate=1e-4` replaces one leaf of it; the value
+A configuration is a tree of frozen dataclasses. `--config.grpo.learning_rate=1e-4` replaces one leaf of it. The value
 is JSON, or a bare string, and is checked against the field's annotation.
 """
 
@@ -42,27 +42,27 @@ Config = TypeVar("Config")
 _PREFIX = "--config."
 _HELP_CONFIG = "help_config"
 _HELPS = ("--help", "-help", "--helpfull", "-helpfull")
-"""After which the settings are listed too; --helpshort has the flags alone, at once."""
+"""Options after which the settings are listed too. --helpshort lists only the flags."""
 _ABSL_HELPED = 1
-"""What absl exits with after it has printed the help that was asked for."""
+"""Exit code of absl after it has printed a requested help text."""
 _MISSING = re.compile(r"flag --(\S+)=None: Flag --\1 must have a value other than None\.")
 _OLD_PRESET = re.compile(r"(sft|grpo)_qwen3_(\w+)\.py")
-"""A preset's file, as versions up to 0.1 had them."""
+"""File name of a preset in versions up to 0.1."""
 _overrides: list[tuple[str, str]] = []
 
 
 class UsageError(UserError):
-    """The command line, the configuration or an input is wrong; the message says what, and how to mend it."""
+    """The command line, the configuration or an input is wrong; the message names the fault and the fix."""
 
 
 def with_cpu_environment(module: str, *, large: bool = False) -> None:
-    """Start this program again with `cpu_environment`; returns in the new process.
+    """Restart this program with `cpu_environment`; return in the new process.
 
-    The settings are read when a process starts, so they cannot be made later. Children do not inherit the malloc.
+    A process reads these variables only when it starts. Its children do not inherit the malloc.
 
     Args:
-        large: see `cpu_environment`. Programs that take any model say so, also for accelerators: their hosts hold
-            checkpoints and batches of it.
+        large: see `cpu_environment`. Programs for models of any size set it, on accelerators too, since their hosts
+            hold checkpoints and batches.
     """
     if "ASTRA_CPU" not in os.environ and not any(one.startswith(("--help", "--version")) for one in sys.argv):
         environment = cpu_environment(os.environ, large=large)
@@ -85,15 +85,14 @@ def run(
 ) -> None:
     """Parse the command line and run a program.
 
-    Exits with what `main` returns (None is 0), with 0 after `--help`, `--version` and `--help_config`, with 2 after a
-    one-line message for flags that there are not or that have bad values, and as `endings.code` says for what was
-    raised.
+    The exit code is the result of `main`, with None as 0. It is 0 after `--help`, `--version` and `--help_config`, and
+    2 after a one-line message about unknown flags or bad values. For an exception it is `endings.code`.
 
     Args:
-        argument: the flag that may also be given without its name: `PROGRAM DIR` for `PROGRAM --data=DIR`.
-        settings: the configuration that `--config.NAME=VALUE` changes, for `--help_config`; called when the flags are
-            parsed. None: the program has none, and refuses such arguments.
-        again: what the same command does after Ctrl-C, such as "it goes on from its last checkpoint".
+        argument: flag that may also be given without its name: `PROGRAM DIR` for `PROGRAM --data=DIR`.
+        settings: returns the configuration that `--config.NAME=VALUE` changes, for `--help_config`; called after the
+            flags are parsed. None: the program has none, and refuses such arguments.
+        again: what the same command does after Ctrl-C, such as "it resumes from its last checkpoint".
     """
     endings.run_unoptimized()
     _define_standard_flags(configurable=settings is not None)
@@ -136,7 +135,7 @@ def run(
 
 
 class _VersionFlag(flags.BooleanFlag):
-    """Prints the version and ends, whatever else is given or missing."""
+    """Flag that prints the version and exits, whatever else is given or missing."""
 
     def __init__(self) -> None:
         super().__init__("version", False, "Print the version, and stop.", allow_hide_cpp=True)
@@ -148,17 +147,17 @@ class _VersionFlag(flags.BooleanFlag):
 
 
 def _define_standard_flags(*, configurable: bool) -> None:
-    """What every program has beside absl's own; they stand among its own in --help."""
+    """Define the flags that every program has in addition to absl's; --help lists them among the program's own."""
     if "version" in flags.FLAGS:
         return
     flags.DEFINE_flag(_VersionFlag(), module_name=sys.argv[0])
     if configurable:
-        about = f"List the settings that {_PREFIX}NAME=VALUE changes, what each may be and means, and stop."
+        about = f"List the settings that {_PREFIX}NAME=VALUE changes, with allowed values and meaning, and stop."
         flags.DEFINE_bool(_HELP_CONFIG, False, about, module_name=sys.argv[0])
 
 
 def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]:
-    """The arguments that are no flags. Ends the program for what asks for help, and for what is wrong."""
+    """Return the arguments that are not flags. Exit for a request for help, and for a wrong command line."""
     kept = _without_overrides(argv)
     try:
         if _overrides and settings is None:
@@ -185,11 +184,11 @@ def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]
 
 
 def _helped(argv: Sequence[str], settings: Callable[[], Any] | None) -> int:
-    """Behind the flags, which absl has printed for --help, the settings. Returns the exit code."""
+    """Print the settings after the flags, which absl has printed for --help. Return the exit code."""
     try:
         if settings is not None and any(one in _HELPS for one in argv):
             flags.FLAGS.mark_as_parsed()  # absl has ended before
-            say(f"\nsettings, each with its default, what it may be, and what it means ({_PREFIX}NAME=VALUE):\n")
+            say(f"\nsettings, each with its default, allowed values and meaning ({_PREFIX}NAME=VALUE):\n")
             say(settings_list.listing(overridden(settings()), _PREFIX))
         sys.stdout.flush()
     except Exception as error:
@@ -198,7 +197,7 @@ def _helped(argv: Sequence[str], settings: Callable[[], Any] | None) -> int:
 
 
 def _in_our_words(error: flags.Error) -> str:
-    """One line, of absl's message about flags."""
+    """Return one line with absl's messages about flags."""
     lines = str(error).splitlines()
     missing = [_MISSING.fullmatch(line) for line in lines]
     if names := [f"--{one[1]}" for one in missing if one is not None]:
@@ -207,7 +206,7 @@ def _in_our_words(error: flags.Error) -> str:
 
 
 def _without_overrides(argv: Sequence[str]) -> list[str]:
-    """Keeps those for `overridden`."""
+    """Return the arguments without configuration overrides, which are kept for `overridden`."""
     kept: list[str] = []
     _overrides.clear()
     arguments = iter(argv)
@@ -221,27 +220,35 @@ def _without_overrides(argv: Sequence[str]) -> list[str]:
 
 
 def refuse_unused(given: Iterable[flags.FlagHolder[Any]], why: str) -> None:
-    """Refuse flags that somebody set and nothing reads, as the others are. Raises `UsageError`: `--NAME`, and `why`."""
+    """Refuse flags that the user set and that have no effect. Raises `UsageError`: `--NAME`, and `why`."""
     for flag in given:
         if flag.value != flag.default:
             raise UsageError(f"--{flag.name} {why}")
 
 
 def token_of(flag: flags.FlagHolder[str | None]) -> str | None:
-    """The token in the file that a flag names, or None. Raises `UsageError`."""
+    """Return the token in the file that a flag names, or None. Raises `UsageError`."""
     return token_in(flag.value, f"--{flag.name}") if flag.value else None
 
 
 def token_in(file: str, named: str) -> str:
-    """The token in a file. Raises `UsageError`: there is none; it names what `named` is."""
+    """Return the token in a file.
+
+    Args:
+        named: the flag or field with the file's name, for the message.
+
+    Raises:
+        UsageError: there is no token.
+    """
     path = Path(file)
     if not path.is_file() or not (token := path.read_text(encoding="utf-8").partition("\n")[0].strip()):
-        raise UsageError(f"{named}={path} is no file with a key on its first line")
+        raise UsageError(f"{named}={path} is not a file with a key on its first line")
     return token
 
 
 def certificates_of(flag: flags.FlagHolder[str | None]) -> str | None:
-    """The file of authorities that a flag names, absolute, or None. Raises `UsageError`: it holds none."""
+    """Return the absolute path of the certificate authorities' file that a flag names, or None. Raises `UsageError`:
+    the file has no certificates."""
     from astra_jax.base.access import trusting
 
     if not flag.value:
@@ -255,11 +262,11 @@ def certificates_of(flag: flags.FlagHolder[str | None]) -> str | None:
 
 
 def folder(flag: flags.FlagHolder[str | None], *, written: bool = False, s3: bool = False) -> epath.Path:
-    """The folder of a flag, on disk (absolute) or in a bucket.
+    """Return the folder of a flag, on disk (as an absolute path) or in a bucket.
 
     Args:
-        written: a run's files go there; a bucket is tried out.
-        s3: it may be `s3://BUCKET/FOLDER` too.
+        written: a run writes there; writing to a bucket is tried.
+        s3: the flag may also be `s3://BUCKET/FOLDER`.
 
     Raises:
         UsageError: it is neither, or cannot be used.
@@ -278,27 +285,30 @@ def folder(flag: flags.FlagHolder[str | None], *, written: bool = False, s3: boo
 
 
 def local_folder(flag: flags.FlagHolder[str | None]) -> Path:
-    """The folder of a flag, absolute.
+    """Return the absolute path of a flag's folder.
 
     Raises:
         UsageError: it is a URL.
     """
     if "://" in (flag.value or ""):
-        raise UsageError(f"--{flag.name}={flag.value} is no folder, and cannot be a bucket; give one on this machine")
+        raise UsageError(
+            f"--{flag.name}={flag.value} is not a folder, and cannot be a bucket; give one on this machine"
+        )
     endings.note_folder(flag.name, flag.value or "")
     return Path(flag.value or "").absolute()
 
 
 def load_config(name: str, *kinds: str, model: Callable[[], Model] | None = None) -> Any:
-    """A preset of `configs`, for example `sft:14b`, or the `CONFIG` of a user's own file.
+    """Return a preset of `configs`, for example `sft:14b`, or the `CONFIG` of a user's own file.
 
     Args:
-        kinds: `sft`, `grpo`, or both; or `trajectories` or `environments`: what the program can use.
-        model: reads the model of --weights, for `sft:auto` and `grpo:auto`; None: there are no weights.
+        kinds: kinds of configurations that the program can use: `sft`, `grpo`, or both; or `trajectories` or
+            `environments`.
+        model: reads the model of --weights, for `sft:auto` and `grpo:auto`. None: there are no weights.
 
     Raises:
-        UsageError: it is neither (names the nearest preset, or the one that an earlier version's file became), or the
-            file fails, defines no `CONFIG`, or one of settings that there are not, or it is of another kind.
+        UsageError: there is no such preset or file; the message names the nearest preset, or the current one for an
+            earlier version's file. Or the file fails, defines no `CONFIG`, has unknown settings, or is of another kind.
     """
     # Here, so that --help does not wait for them; and a program that only writes data never imports jax.
     classes: Mapping[str, type]
@@ -337,7 +347,8 @@ def _config_of_file(name: str, presets: Mapping[str, Any], kinds: Mapping[str, t
         of_kind += [one for one in presets if isinstance(presets[one](), wanted)]
         near = difflib.get_close_matches(name, of_kind, n=1, cutoff=0.0)[0]
         raise UsageError(
-            f"--config={name} is neither a preset nor a file; the nearest preset is {near}, of {', '.join(of_kind)}"
+            f"--config={name} is neither a preset nor a file; the nearest preset is {near}. There are "
+            f"{', '.join(of_kind)}"
         )
     try:
         defined = runpy.run_path(str(file))
@@ -346,20 +357,20 @@ def _config_of_file(name: str, presets: Mapping[str, Any], kinds: Mapping[str, t
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown and (today := todays_name(unknown[1])) != unknown[1]:
             said += f"; this setting is called {today} now"
-        raise UsageError(f"--config={name}: {said}; docs/architecture.md says what is where") from error
+        raise UsageError(f"--config={name}: {said}; docs/architecture.md lists the modules") from error
     if "CONFIG" not in defined:
         raise UsageError(f"--config={name} defines no CONFIG, of type {' or '.join(one.__name__ for one in wanted)}")
     return defined["CONFIG"]
 
 
 def overridden(config: Config, overrides: Sequence[tuple[str, str]] | None = None) -> Config:
-    """The configuration with replacements; by default those of the command line.
+    """Return the configuration with replaced settings, by default those of the command line.
 
     Args:
         overrides: (dotted name, value) pairs.
 
     Raises:
-        UsageError: no such setting (names the nearest), or a value that does not fit it.
+        UsageError: there is no such setting (the message names the nearest), or a value does not fit it.
     """
     wanted: _Tree = {}
     for name, text in _overrides if overrides is None else overrides:
@@ -368,7 +379,7 @@ def overridden(config: Config, overrides: Sequence[tuple[str, str]] | None = Non
 
 
 _Tree = dict[str, "tuple[str, Any] | _Tree"]
-"""Replacements by field; a leaf is (as the user wrote it, value)."""
+"""Replacements by field; a leaf is (text of the user, value)."""
 
 
 def given_settings(config: Any) -> dict[str, Any]:
@@ -409,7 +420,7 @@ def _put_whole(wanted: _Tree, config: Any, whole: str, name: str, text: str) -> 
     for part in outer:
         branch = wanted.setdefault(part, {})
         if not isinstance(branch, dict):
-            raise UsageError(f"{_PREFIX}{name}: the whole of {part} is replaced too; give one of the two")
+            raise UsageError(f"{_PREFIX}{name}: {_PREFIX}{part} is given as a whole too; give one of the two")
         wanted = branch
     annotation = typing.get_type_hints(type(holder))[last]
     # A model's class is its family's, which the configuration leaves open.
@@ -419,8 +430,8 @@ def _put_whole(wanted: _Tree, config: Any, whole: str, name: str, text: str) -> 
 
 
 def _whole_names(config: Any, name: str) -> list[str]:
-    """Of a setting that may be written without the part that it is of: `lora.rank`, which is `sft.lora.rank` or
-    `grpo.lora.rank`, or both where a configuration has both parts."""
+    """Return the full names of a setting that is written without its section: `lora.rank` is `sft.lora.rank` or
+    `grpo.lora.rank`, or both in a configuration with both sections."""
     group, dot, _ = name.partition(".")
     parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     holders = [part for part, value in parts.items() if _is_config(value) and _is_config(getattr(value, group, None))]
@@ -428,7 +439,8 @@ def _whole_names(config: Any, name: str) -> list[str]:
 
 
 def _replaced(config: Any, wanted: _Tree) -> Any:
-    """All at once: settings that must fit each other are checked when each has its value."""
+    """Return the configuration with all replacements applied together, so that settings are checked against each
+    other."""
     changes = {}
     for name, change in wanted.items():
         changes[name] = _replaced(getattr(config, name), change) if isinstance(change, dict) else change[1]
@@ -458,16 +470,16 @@ def _convert(text: str, annotation: Any, name: str, allowed: str) -> Any:
         try:
             return convert_to(text, annotation)
         except msgspec.ValidationError:
-            raise UsageError(f"{_PREFIX}{name}={shown(text)} is not what it takes; use {allowed}") from None
+            raise UsageError(f"{_PREFIX}{name}={shown(text)} is not allowed; use {allowed}") from None
 
 
 def shown(text: str) -> str:
-    """A value as a refusal quotes it."""
+    """Return a value as an error message quotes it."""
     return text if len(text) <= 80 else f"{text[:60]}…"
 
 
 def setting_names(config: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted names of all leaves of a configuration."""
+    """Yield the dotted names of all leaves of a configuration."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if _is_config(value):

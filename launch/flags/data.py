@@ -1,10 +1,10 @@
-"""The conversations that SFT reads: flags, and the dataset that each names, of whatever kind it is.
+"""Datasets of conversations for SFT: flags, and the dataset that each names.
 
-    --data=DATASET                   a folder as the synthesis writes it, on disk or in a bucket
+    --data=DATASET                   a folder that synthesis wrote, on disk or in a bucket
     --data=FILE.jsonl                .jsonl, .jsonl.gz, .json or .parquet, in any of the forms of docs/sft.md
-    --data=hub:ORG/NAME              those of a dataset of the Hugging Face Hub
+    --data=hub:ORG/NAME              the files of a dataset of the Hugging Face Hub
 
-Files are read once, and kept as a dataset in the user's cache (`~/.cache/astra-jax/data`) by what is in them.
+Files are converted once, and stored as a dataset in the user's cache (`~/.cache/astra-jax/data`), by their content.
 """
 
 from __future__ import annotations
@@ -24,23 +24,29 @@ DATA = flags.DEFINE_string("data", None, f"Dataset: {_KINDS}.", required=True)
 REHEARSAL = flags.DEFINE_string(
     "rehearsal",
     None,
-    f"Dataset whose conversations come between the others, so that nothing is unlearnt (launch.rehearse): {_KINDS}.",
+    f"Conversations to mix into --data, so that the model keeps its general chat ability (launch.rehearse): {_KINDS}.",
+)
+HELD_OUT = shared.held_out(f"{_KINDS}. Its loss is logged every eval_every steps.")
+_SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Skip rows of files that cannot be trained on, and report them.")
+_ACCEPT = flags.DEFINE_list(
+    "accept", [], "Accept rows of files with these defects, separated by commas; docs/sft.md lists them."
 )
 HELD_OUT = shared.held_out(f"dataset {_KINDS}. The loss is logged every eval_every steps.")
 _SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out rows of files that cannot be trained on, and say them.")
 _ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; of files (docs/sft.md).")
 FOLDER = "data"
-"""In the user's cache."""
+"""Folder in the user's cache."""
 
 
 def dataset(flag: flags.FlagHolder[str | None]) -> Folder | None:
-    """The dataset that --data, --rehearsal or --held_out names, read from files if it is none yet; None where the flag
-    is not given.
+    """Return the dataset that --data, --rehearsal or --held_out names, converted from files if needed; None without the
+    flag.
 
     Raises:
-        UsageError: it is neither a dataset, a file nor a name, or a row cannot be trained on (by its number).
-        HubError: the Hub does not give it.
-        DatasetError: no dataset is there, or the one that is made could not be written.
+        UsageError: it is neither a dataset, a file nor a name, or a row cannot be trained on (the message has its
+            number).
+        HubError: the Hub does not provide it.
+        DatasetError: there is no dataset, or the converted one could not be written.
     """
     from synthesis.core.datasets import check_dataset
     from synthesis.core.records import Trajectory
@@ -48,14 +54,16 @@ def dataset(flag: flags.FlagHolder[str | None]) -> Folder | None:
     if not flag.value:
         return None
     if not any(_is_read(one.value or "") for one in (DATA, REHEARSAL, HELD_OUT)):
-        cli.refuse_unused((_SKIP_BAD, _ACCEPT), "is for the rows of files: a dataset has been read")
+        cli.refuse_unused(
+            (_SKIP_BAD, _ACCEPT), "is for files of conversations; a dataset has no such rows. Leave it out"
+        )
     found = _kept(flag)
     check_dataset(found, Trajectory)
     return found
 
 
 def _is_read(text: str) -> bool:
-    """Whether it names files, here or on the Hub, and no dataset."""
+    """Return whether a text names files, local or on the Hub, and not a dataset."""
     from pathlib import Path
 
     from synthesis.astra_format.records import SUFFIXES
@@ -83,7 +91,7 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     try:
         found = kept_dataset(files, cache, accept=_ACCEPT.value, skip_bad=_SKIP_BAD.value, source=text)
     except InputError as error:
-        remedy = "" if _SKIP_BAD.value else " (--skip_bad leaves such rows out)"
+        remedy = "" if _SKIP_BAD.value else " (--skip_bad skips such rows)"
         raise cli.UsageError(f"--{flag.name}: {error}{remedy}") from None
     card = read_card(found)
     skipped = [f"{count} {reason}, such as {card['examples'][reason]}" for reason, count in card["skipped"].items()]

@@ -1,13 +1,13 @@
-"""How programs end that do not end well: a refusal in one line, Ctrl-C in another, and a bug as what it is.
+"""Exit codes of programs, and their last line: for a refusal and for Ctrl-C one line, for a bug the traceback.
 
-2     refused: the line names what, and the remedy. So are errors of a disk, which name the path.
-69    refused for now: a server, a host or a bucket is away, and may come back. (EX_UNAVAILABLE of sysexits.h.)
-75    told to stop, and saved; on several hosts, of which only one need have had the signal. (EX_TEMPFAIL.)
-4     a synthesis fell short: less than half of what was asked for came of it; the line says why, in order.
-130   interrupted: the line says what the same command does when it is given again.
-141   nobody reads what it says any more (`astra sft --help_config | head`): nothing, as a shell's own programs.
-1     GRPO found no batch of valid groups any more: the last line says what to try.
-1     a bug: the traceback, and a line that says so; or code of the user's or of a library called `sys.exit`.
+2     refused: the line names the fault and the fix. So are errors of a disk, which name the path.
+69    temporarily refused: a server, a host or a bucket is not available. (EX_UNAVAILABLE of sysexits.h.)
+75    received SIGTERM, and saved. On several hosts one signal is enough. (EX_TEMPFAIL.)
+4     a synthesis made less than half of the requested records; the line has the reasons, most frequent first.
+130   interrupted: the line says what the same command does when it is repeated.
+141   the reader of the output is gone (`astra sft --help_config | head`): no line, as with a shell's own programs.
+1     GRPO found no more batch of valid groups: the last line suggests a fix.
+1     a bug: the traceback, and a line that says so; or user code or a library called `sys.exit`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _DISK = {
     errno.EDQUOT: "make room there, or have the quota raised",
     errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
     errno.EROFS: "give a folder on a disk that is not mounted read-only",
-    errno.EACCES: "see to its permissions, or give another",
-    errno.EPERM: "see to its permissions, or give another",
+    errno.EACCES: "check its permissions, or give another",
+    errno.EPERM: "check its permissions, or give another",
     errno.EIO: "the disk failed: see to it, or give a folder on another",
     errno.EEXIST: "there is a file of that name: give another",
     errno.ENOTDIR: "a part of it is a file: give another",
@@ -53,27 +53,27 @@ _DISK = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "this machine has too many files open: raise fs.file-max",
 }
-"""Errors of the operating system that no code of ours can mend; every other one is a bug, or is made a refusal where
-what was tried is known."""
+"""Errors of the operating system that the user must fix, each with the fix. Any other is a bug, or is raised as a
+refusal where the failed operation is known."""
 
 _WRITES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
-"""Those of them that come without a path, from a file that is open already."""
+"""Errors in `_DISK` that have no path, because the file is already open."""
 
 PATIENCE = 60.0
-"""Seconds for which threads are waited for when a program is over."""
+"""Seconds to wait for threads at the end of a program."""
 
 _folders: dict[str, str] = {}
 
 
 def note_folder(flag: str, folder: str) -> None:
-    """Remember where a program writes: an error of a write that has begun names no path."""
+    """Remember where a program writes, since errors of writing to an open file have no path."""
     _folders[flag] = folder
 
 
 def run_unoptimized() -> None:
-    """Start this program again without -O, -OO and PYTHONOPTIMIZE; returns in the new process.
+    """Restart this program without -O, -OO and PYTHONOPTIMIZE; return in the new process.
 
-    Help texts and tools are made of docstrings, which -OO removes, and libraries check what they are given by `assert`.
+    Help texts and tools are made of docstrings, which -OO removes, and libraries check arguments with `assert`.
     """
     if not sys.flags.optimize:
         return
@@ -85,8 +85,8 @@ def run_unoptimized() -> None:
 
 
 def prepare() -> None:
-    """Protect the standard streams, and make logged text safe to show. Let libraries find a home directory, and ask no
-    proxy for this machine's addresses."""
+    """Protect the standard streams and make logged text printable. Set a home directory for libraries if there is none,
+    and exempt this machine's addresses from proxies."""
     logging.use_absl_handler()  # it removes other handlers of standard error, which it knows by their stream
     protect_streams()
     handler = logging.get_absl_handler()
@@ -104,33 +104,33 @@ def prepare() -> None:
 
 
 def leave(code: object) -> None:
-    """Have the process end within `PATIENCE`, whatever threads there are; call it last, and let Python end.
+    """End the process within `PATIENCE` even if threads are stuck. Call it last, before Python exits.
 
-    Python waits for them for ever. Threads of an Orbax save whose folder could not be made wait for it for five
-    minutes, in which a job that has failed seems to run.
+    Python itself waits for threads forever. After a failed Orbax save, threads wait for its folder for five minutes,
+    and the failed job seems to run.
 
     Args:
-        code: as of `SystemExit`.
+        code: code of `SystemExit`.
     """
     status = code if isinstance(code, int) else int(code is not None)
     threading.Thread(target=_left, args=(status,), name="leave", daemon=True).start()
 
 
 def _left(status: int) -> None:
-    """Nothing, where Python ends meanwhile, or where whoever started the program goes on; else they are stuck."""
+    """End the process if threads are stuck; do nothing if Python exits meanwhile, or its main thread still runs."""
     time.sleep(PATIENCE)
     main = threading.main_thread()
     if main.is_alive():  # it is none any more once Python waits for the others
         return
     if stuck := [one.name for one in threading.enumerate() if one is not main and not one.daemon]:
-        say(f"what does not end is not waited for any longer: {', '.join(sorted(stuck))}", file=sys.stderr)
+        say(f"warning: threads did not end, and are abandoned: {', '.join(sorted(stuck))}", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status)
 
 
 def _outside(kind: type[BaseException], error: BaseException, trace: object) -> None:
-    """An exception that no program catches: one that came before it, or of a library's code in a thread of its own."""
+    """Report an exception that no program catches: one raised early, or in a library's thread."""
     del kind, trace
     if threading.current_thread() is threading.main_thread():
         code(error)
@@ -139,10 +139,10 @@ def _outside(kind: type[BaseException], error: BaseException, trace: object) -> 
 
 
 def _unheard(raised: sys.UnraisableHookArgs) -> None:
-    """An exception where there is nobody to raise it to: of a destructor, or of a callback from a library's thread.
+    """Report an exception that cannot be raised: of a destructor, or of a callback from a library's thread.
 
-    tensorstore tells an event loop what became of each write. On a full disk Orbax closes the loop at the first one
-    that failed, which it raises, and the others, dozens of them, raise this.
+    tensorstore reports each write to an event loop. On a full disk Orbax raises the first failure and closes the loop,
+    and each of the dozens of others causes this exception.
     """
     error = raised.exc_value
     if error is None:
@@ -153,13 +153,13 @@ def _unheard(raised: sys.UnraisableHookArgs) -> None:
         say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
     elif not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         where = "" if raised.object is None else f" in {raised.object!r}"
-        say(f"an error that could be raised to nobody{where}: {told_by(error)}", file=sys.stderr)
+        say(f"warning: an error could not be raised{where}: {told_by(error)}", file=sys.stderr)
 
 
 def _interrupt_again() -> None:
-    """Where it can be raised: once the main thread has left what swallowed it, and as often as it is swallowed.
+    """Raise KeyboardInterrupt again once the main thread has left the code that swallowed it, as often as needed.
 
-    A signal, which also ends what the program waits in; none, where it ends meanwhile, with its own line.
+    It sends a signal, which also ends the main thread's waiting. It does nothing if the process exits meanwhile.
     """
     main = threading.main_thread().ident or 0
     left = 0
@@ -171,16 +171,16 @@ def _interrupt_again() -> None:
 
 
 def _is_unheard(frame: FrameType | None) -> bool:
-    """Whether a thread is still told of what nobody hears."""
+    """Return whether a thread is still in `_unheard`."""
     while frame is not None and frame.f_code is not _unheard.__code__:
         frame = frame.f_back
     return frame is not None
 
 
 def _is_news(record: LogRecord) -> bool:
-    """False for what asyncio says, whenever it is collected, of a write that failed on a disk and that nobody awaits.
+    """Return False for asyncio's report of a write that failed on a disk and that nobody awaits.
 
-    Orbax raises the first one of a checkpoint; the others would be told of behind the last line.
+    Orbax raises the first failure of a checkpoint. Reports of the others would follow the last line.
     """
     error = record.exc_info[1] if record.exc_info else None
     of_a_disk = isinstance(error, ValueError) and "[os_error_code=" in str(error)  # so tensorstore writes them
@@ -188,8 +188,11 @@ def _is_news(record: LogRecord) -> bool:
 
 
 class _PrintableFormatter(logging.PythonFormatter):
-    """Warnings quote servers, endpoints and files. A library's traceback, as of Orbax's threads on a full disk, is of
-    an error that it raises as well: its first line will do, unless more was asked for."""
+    """Formatter that makes quoted text printable and removes tracebacks, unless a higher verbosity is set.
+
+    Warnings quote servers, endpoints and files. A library that logs a traceback, such as Orbax on a full disk, raises
+    the error too.
+    """
 
     def format(self, record: LogRecord) -> str:
         if logging.get_verbosity() <= logging.WARNING:
@@ -198,7 +201,7 @@ class _PrintableFormatter(logging.PythonFormatter):
 
 
 def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -> int:
-    """Say on standard error how the program ends, and return its exit code.
+    """Print the reason why the program ends to standard error, and return its exit code.
 
     Args:
         again: what the same command does after Ctrl-C.
@@ -210,7 +213,7 @@ def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -
         return INTERRUPTED
     if isinstance(error, SystemExit):  # whatever its code: the program's work is not done
         say("".join(traceback.format_exception(error)).rstrip(), file=out)
-        say("error: code that was imported or called ended the program by SystemExit (above); remove that", file=out)
+        say("error: imported code called sys.exit (above), which ended the program; remove that call", file=out)
         return BROKEN
     if isinstance(error, BrokenPipeError) and _unread():
         return UNREAD
@@ -227,14 +230,14 @@ def code(error: BaseException, *, again: str = "", file: TextIO | None = None) -
 
 
 def _unread() -> bool:
-    """Whether standard output is a pipe whose reader is gone."""
+    """Return whether standard output is a pipe without a reader."""
     asked = select.poll()
     asked.register(1, 0)
     return any(happened & select.POLLERR for _, happened in asked.poll(0))
 
 
 def refusal(error: BaseException) -> str | None:
-    """What to say of an error that whoever runs the program can mend; None: it is a bug."""
+    """Return the message of an error that the user can fix; None if the error is a bug."""
     from astra_jax.base.files import RemovedError
     from astra_jax.base.settings import SettingError
     from sandbox import SandboxError
@@ -254,13 +257,14 @@ def refusal(error: BaseException) -> str | None:
 
 
 def _with_flag(message: str, path: str) -> str:
-    """Return a message that starts with a folder's path, with the flag in its place, as the user typed it."""
+    """Return a message that starts with a folder's path, with the flag instead of the path, as the user typed it."""
     typed = [f"--{flag}={folder}" for flag, folder in _folders.items() if os.path.abspath(folder) == path]
     return f"{typed[0]}{message.removeprefix(path)}" if typed else message
 
 
 def _is_away(error: BaseException) -> bool:
-    """Whether what is missing may come back; of several errors the first is what is said."""
+    """Return whether a missing resource may become available again; of several errors the first, which is printed,
+    counts."""
     if isinstance(error, BaseExceptionGroup):
         return _is_away(error.exceptions[0])
     return bool(getattr(error, "away", False))
@@ -274,7 +278,7 @@ def _of_disk(error: OSError) -> str:
 
 
 def told_by(error: BaseException, *, in_file: str = "") -> str:
-    """An error's type and what it says, and, of a file that was run, the line that it reached."""
+    """Return the type and message of an error and, for a user's file that was run, the line it reached."""
     said = str(error).strip()
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == in_file]
     return f"{f'line {lines[-1]}: ' if lines else ''}{type(error).__name__}{f': {said}' if said else ''}"

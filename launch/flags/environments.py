@@ -1,7 +1,7 @@
-"""Environments that a flag names, of whatever kind.
+"""Environments that a flag names, of any kind.
 
-DIR                     records of the synthesis
-my_module:my_name       objects of one's own, or what makes them; also FILE.py:my_name
+DIR                     records that synthesis wrote
+my_module:my_name       your own objects, or a function that returns them; also FILE.py:my_name
 mcp:FILE                tasks over MCP servers
 verifiers:ID            tasks of an installed verifiers taskset
 openenv:URL             seeds of an OpenEnv server
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
     from synthesis.core.environment import AnyEnvironment
 
 _COUNTED = ("verifiers", "openenv")
-"""Kinds of which a flag says how many."""
+"""Kinds whose number of environments a flag sets."""
 SERVED = ("mcp", *_COUNTED)
-"""Kinds that are opened, with servers."""
+"""Kinds that must be opened, with servers."""
 
 COUNT = number_flag(
-    "environments_count", 100, Count, "Tasks of a verifiers taskset, or seeds of an OpenEnv server."
+    "environments_count", 100, Count, "Tasks of a verifiers taskset, or seeds of an OpenEnv server, in --environments."
 )  # fmt: skip
 
 
 class GivenEnvironments:
-    """What one name in a flag stands for: read, where that needs no server; else to be opened.
+    """Environments that a flag names: read at once if no server is needed, otherwise by `open`.
 
     Args:
-        name: as the user typed it.
-        flag: the flag in which it stands, for messages.
-        count: of tasks or seeds, where the name leaves open how many.
-        after: what else is used in the run: of the same taskset or server, the tasks that follow those are taken.
+        name: text of the user.
+        flag: name of the flag, for messages.
+        count: number of tasks or seeds, if the name does not determine it.
+        after: other environments of the run. If they come from the same taskset or server, the tasks after them are
+            used.
 
     Attributes:
-        records: of a dataset; None: the environments are no records.
+        records: records of a dataset; None: the environments are not records.
 
     Raises:
         UsageError: the name stands for nothing.
@@ -66,7 +67,7 @@ class GivenEnvironments:
         self.is_counted = False
         if self._kind in SERVED and not Path(name).exists():
             if not self._place:
-                raise cli.UsageError(f"--{flag}={name} names none; see --help")
+                raise cli.UsageError(f"--{flag}={name} names no environments after the colon; see --help")
             self.is_counted = self._kind in _COUNTED
             if self._kind == "mcp":
                 read_tasks(Path(self._place))
@@ -76,15 +77,15 @@ class GivenEnvironments:
             self._made = self.records = read_dataset(name, ToolEnvironment)
         else:
             raise cli.UsageError(
-                f"--{flag}={name}: no dataset at {name}, there is no such folder; environments of your own are {FORM}"
+                f"--{flag}={name}: there is no dataset at {name}; write environments of your own as {FORM}"
             )
 
     def known(self) -> Sequence[AnyEnvironment] | None:
-        """Return the environments, where no server has to be asked."""
+        """Return the environments, or None if a server must be asked for them."""
         return self._made
 
     def open(self) -> AbstractAsyncContextManager[Sequence[AnyEnvironment]]:
-        """Give the environments, and keep the servers behind them while it is open. Raises `InputError`."""
+        """Return a context that yields the environments and keeps their servers running. Raises `InputError`."""
         from synthesis.servers.mcp_environment import mcp_environments
         from synthesis.servers.openenv_server import openenv_environments
         from synthesis.servers.verifiers_tasks import verifiers_environments
@@ -98,7 +99,7 @@ class GivenEnvironments:
         return verifiers_environments(self._place, self._count, first=self._first)
 
     def used(self, role: str, environments: Sequence[AnyEnvironment]) -> TrainedOn:
-        """Return the line of the model's card that names these environments and what they were used for."""
+        """Return the model card's entry for these environments and their role in the run."""
         from astra_jax.run.model_card import TrainedOn, trained_on
         from synthesis.core.environment import fingerprint
 
@@ -109,7 +110,8 @@ class GivenEnvironments:
 
 
 def read(name: str, flag: str = "environments") -> GivenEnvironments:
-    """Read what one flag names, with `--environments_count` of them where the name leaves that open.
+    """Read the environments that one flag names, `--environments_count` of them if the name does not determine the
+    number.
 
     Raises:
         UsageError: `--environments_count` is given and not needed; and as `GivenEnvironments`.

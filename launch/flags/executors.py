@@ -1,4 +1,4 @@
-"""The flags of every program that synthesises: its teacher, its embedder, and where its sandbox work runs."""
+"""Flags of every synthesis program: its teacher, its embedder, and where it runs sandboxed work."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ _EXECUTOR = flags.DEFINE_enum(
     "executor",
     "local",
     ["local", "ray"],
-    "Where tools are called and proven: on this machine, or on a Ray cluster (pip install '.[ray]'). Both give the "
-    "same bytes.",
+    "Where tools are called and checked: on this machine, or on a Ray cluster (pip install '.[ray]'). The results are "
+    "identical.",
 )
 ADDRESS = flags.DEFINE_string(
     "ray_address",
     None,
-    "Cluster of --executor=ray: HOST:PORT, or auto on one of its machines; by default this machine's CPUs.",
+    "Ray cluster for --executor=ray: HOST:PORT, or auto on one of its machines; by default this machine's CPUs.",
 )
 _WORKERS = number_flag(
-    "ray_workers", None, Count, "CPUs that --executor=ray uses at most; by default all of the cluster."
+    "ray_workers", None, Count, "Maximum CPUs that --executor=ray uses; by default all of the cluster."
 )
 
 
 REPLACE = flags.DEFINE_bool(
-    "replace", False, "Write a finished workdir's datasets anew, where the seed, a setting or the teacher is another."
+    "replace", False, "Replace the datasets of a finished workdir if the seed, a setting or the teacher differs."
 )
 
 
 @asynccontextmanager
 async def executor_from_flags(workdir: Path) -> AsyncIterator[Executor]:
-    """Yield the executor, with the teacher, the embedder and the sandbox of their flags.
+    """Yield the executor, with the teacher, the embedder and the sandbox of the flags.
 
     Args:
-        workdir: of the run.
+        workdir: folder of the run.
 
     Raises:
         cli.UsageError: flags contradict each other or have bad values.
@@ -74,7 +74,8 @@ def _cluster() -> RayCluster:
 
     if (ADDRESS.value or "").startswith("ray://"):
         raise cli.UsageError(
-            f"--{ADDRESS.name}={ADDRESS.value} is of Ray's client: run this program on a machine of the cluster, "
+            f"--{ADDRESS.name}={ADDRESS.value} is an address for Ray's client; run this program on a machine of the "
+            "cluster, "
             f"with --{ADDRESS.name}=auto"
         )
     maker = sandboxes.sandbox_maker_from_flags(one_a_cpu=True)
@@ -83,7 +84,7 @@ def _cluster() -> RayCluster:
 
 @contextmanager
 def _kept(embedder: Embedder, workdir: Path) -> Iterator[Embedder]:
-    """The embedder, which keeps what it pays for in the run's folder."""
+    """Yield the embedder, which caches paid embeddings in the run's folder."""
     from synthesis.pipeline.embedding import EndpointEmbedder
     from synthesis.pipeline.kept_embeddings import KeptEmbedder
 

@@ -1,4 +1,4 @@
-"""Weights of a run as a Hugging Face folder: for `launch.convert`, and for `launch.push`."""
+"""Export of a run's weights as a Hugging Face folder, for `launch.convert` and `launch.push`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Exported(NamedTuple):
-    """How many parameters in which dtype, and how many tokenizer files, were written."""
+    """Summary of an export: number of parameters, their dtype, and number of tokenizer files."""
 
     parameters: int
     dtype: str
@@ -25,17 +25,17 @@ class Exported(NamedTuple):
 def to_hf(
     source: Folder, target: Path, *, dtype: str | None = None, step: int | None = None, base: Folder | None = None
 ) -> Exported:
-    """Write a run's weights, tokenizer and model card to a folder, of which the caller knows that it is empty.
+    """Write a run's weights, tokenizer and model card to an empty folder.
 
     Args:
-        source: a run's checkpoints/.
-        dtype: by default that of the run.
-        step: by default the newest.
-        base: where the weights under adapters are now.
+        source: checkpoints/ of a run.
+        dtype: dtype of the weights; None: that of the run.
+        step: step of the run; None: the newest.
+        base: current folder of the weights under adapters.
 
     Raises:
-        WeightsError, CheckpointError: there are none, or they cannot be read.
-        InputError: a base of weights that have no adapters.
+        WeightsError, CheckpointError: there are no weights, or they cannot be read.
+        InputError: `base` is given and the weights have no adapters.
         BackendError: JAX cannot start its backend.
     """
     import jax
@@ -56,10 +56,10 @@ def to_hf(
 def copy_tokenizer(source: Folder, target: Path, step: int | None) -> int:
     """Copy the tokenizer's files of a run; those of a run before 0.2 get the end tokens of the trained format.
 
-    Weights that were only converted, which are of step 0, keep the files that they came with.
+    Converted weights that were not trained, at step 0, keep their files.
 
     Returns:
-        How many files there are.
+        Number of files.
     """
     from astra_jax import chat_files
     from astra_jax.base.files import location
@@ -70,8 +70,8 @@ def copy_tokenizer(source: Folder, target: Path, step: int | None) -> int:
         try:
             changed = ChatTokenizer.load(source).changed_files
         except UserError as error:
-            say(f"{target}: the tokenizer's files are copied as they are, since the format is not read: {error}")
+            say(f"{target}: the tokenizer's files are copied unchanged, since their format is not supported: {error}")
     if changed:
-        say(f"{target}: {', '.join(sorted(changed))}: written for the format that the run trained")
+        say(f"{target}: {', '.join(sorted(changed))}: changed to the chat format that the run trained")
     target.mkdir(parents=True, exist_ok=True)
     return chat_files.save_tokenizer(source, target, changed)

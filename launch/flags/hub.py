@@ -1,11 +1,11 @@
-"""Models and datasets of the Hugging Face Hub by their names, and the way back: through `huggingface_hub`.
+"""Models and datasets of the Hugging Face Hub by name, and uploads, through `huggingface_hub`.
 
-    Qwen/Qwen3-0.6B        where a model's folder is wanted, and there is no folder of that name
-    hub:ORG/NAME           the same, and where data are wanted; hub:ORG/NAME@REVISION pins it
+    Qwen/Qwen3-0.6B        instead of a model's folder, if there is no folder of that name
+    hub:ORG/NAME           the same, and for datasets; hub:ORG/NAME@REVISION pins a revision
     hub:ORG/NAME/FILE      one file of a dataset
 
-Its own settings hold: HF_TOKEN or a login, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE=1 (only what is in its cache).
-A token is never printed: errors name the repository, and what to do.
+Settings of `huggingface_hub` apply: HF_TOKEN or a login, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE=1 (use only its cache). A
+token is never printed. Errors name the repository and the fix.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _FILE = re.compile(
 
 
 class HubError(UserError):
-    """The Hub has not what was asked for, does not give it, or cannot be reached; the message says what to do."""
+    """The Hub does not have or provide the repository, or cannot be reached; the message has the fix."""
 
 
 class Repository(NamedTuple):
-    """What a name means: the repository, one file of it or all, and a revision or the newest."""
+    """A repository, one of its files or None for all, and a revision or None for the newest."""
 
     repo: str
     file: str | None = None
@@ -48,25 +48,25 @@ class Repository(NamedTuple):
 
 
 def model_folder(flag: flags.FlagHolder[str | None]) -> epath.Path:
-    """The folder of a flag that may name a model of the Hub, which is downloaded to its cache.
+    """Return the folder of a flag that may name a model of the Hub, which is downloaded to the Hub's cache.
 
     Raises:
         UsageError: it is neither a folder nor a name.
-        HubError: the Hub does not give it.
+        HubError: the Hub does not provide it.
     """
     found = _downloaded(flag.value or "", f"--{flag.name}={flag.value or ''}")
     return cli.folder(flag) if found is None else found
 
 
 def named_folder(text: str, said: str) -> epath.Path:
-    """The folder that a text names, which may be of a model of the Hub, as `model_folder` does for a flag.
+    """Return the folder that a text names, which may be a model of the Hub, as in `model_folder`.
 
     Args:
-        said: where the text is from, for errors.
+        said: source of the text, for errors.
 
     Raises:
-        UsageError: it starts with `hub:` and is no name.
-        HubError: the Hub does not give it.
+        UsageError: it starts with `hub:` and is not a name.
+        HubError: the Hub does not provide it.
     """
     from astra_jax.base.files import location
 
@@ -74,11 +74,11 @@ def named_folder(text: str, said: str) -> epath.Path:
 
 
 def _downloaded(text: str, said: str) -> epath.Path | None:
-    """The folder of a model of the Hub; None: the text names none, or a folder of that name is here."""
+    """Return the folder of a model of the Hub; None: the text is not such a name, or a local folder has that name."""
     plain = text.removeprefix(PREFIX)
     named = _NAME.fullmatch(plain)
     if text.startswith(PREFIX) and named is None:
-        raise cli.UsageError(f"{said} is no name of a model; write hub:ORG/NAME or hub:ORG/NAME@REVISION")
+        raise cli.UsageError(f"{said} is not the name of a model; write hub:ORG/NAME or hub:ORG/NAME@REVISION")
     if named is None or (plain == text and Path(text).exists()):
         return None
     from astra_jax.base.files import location
@@ -106,20 +106,20 @@ def _snapshot(wanted: Repository, said: str) -> Path:
 
 
 def dataset_files(text: str, said: str, suffixes: Sequence[str]) -> list[Path]:
-    """The files of `hub:ORG/NAME`, downloaded: the one that is named, or those of its `train` split, or all.
+    """Download and return the files of `hub:ORG/NAME`: the named one, or those of its `train` split, or all.
 
     Args:
-        said: the flag as it was given, for errors.
-        suffixes: of what can be read.
+        said: the flag as the user gave it, for errors.
+        suffixes: suffixes of files that can be read.
 
     Raises:
-        UsageError: it is no name.
-        HubError: the Hub does not give it, or it has no such files, or several of which none is called train.
+        UsageError: it is not a name.
+        HubError: the Hub does not provide it, it has no such files, or it has several of which none is called train.
     """
     import huggingface_hub
 
     if (named := _FILE.fullmatch(text.removeprefix(PREFIX))) is None:
-        raise cli.UsageError(f"{said} is no name of a dataset; write hub:ORG/NAME or hub:ORG/NAME/FILE")
+        raise cli.UsageError(f"{said} is not the name of a dataset; write hub:ORG/NAME or hub:ORG/NAME/FILE")
     repo, revision = named["repo"], named["revision"]
     with _in_our_words(repo, said, "dataset"):
         names = [named["file"]]
@@ -133,7 +133,7 @@ def dataset_files(text: str, said: str, suffixes: Sequence[str]) -> list[Path]:
 
 
 def _of_training(names: Sequence[str], said: str) -> list[str]:
-    """The files to read of those that a dataset has. Raises `HubError`."""
+    """Return the files of a dataset to read. Raises `HubError`."""
     if not names:
         raise HubError(
             f"{said}: that dataset has no file of .jsonl, .json or .parquet; name one with hub:ORG/NAME/FILE"
@@ -143,7 +143,7 @@ def _of_training(names: Sequence[str], said: str) -> list[str]:
     chosen = train or names
     if len({(str(Path(name).parent), Path(name).name.partition("-")[0].partition(".")[0]) for name in chosen}) > 1:
         shown = ", ".join(names[:8])
-        raise HubError(f"{said}: that dataset has {shown}; say which with hub:ORG/NAME/FILE")
+        raise HubError(f"{said}: that dataset has several files ({shown}); name one with hub:ORG/NAME/FILE")
     return list(chosen)
 
 
@@ -155,7 +155,7 @@ def _is_offline() -> bool:
 
 @contextlib.contextmanager
 def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
-    """Errors of `huggingface_hub` as ours: its own quote requests, and are a page long."""
+    """Translate errors of `huggingface_hub`, which quote requests and are a page long, to `HubError`."""
     import httpx2
     from huggingface_hub import constants, errors
 
@@ -167,7 +167,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
     hub = constants.ENDPOINT + via(constants.ENDPOINT)
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repo}"
     if not said.partition("=")[2].startswith(PREFIX):
-        said += " is no folder here; as a name on the Hub"
+        said += " is not a folder here; as a name on the Hub"
     try:
         yield
     except errors.GatedRepoError:
@@ -177,7 +177,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
         ) from None
     except errors.RepositoryNotFoundError:
         raise HubError(
-            f"{said}: the Hub shows no {kind} {repo}; see to its name, or, of a private one, log in "
+            f"{said}: the Hub shows no {kind} {repo}; check its name, or, if it is private, log in "
             "(hf auth login) or set HF_TOKEN"
         ) from None
     except errors.RevisionNotFoundError:
@@ -189,7 +189,7 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
         )
         why = "HF_HUB_OFFLINE is set" if _is_offline() else f"{hub} {state}"
         raise HubError(
-            f"{said}: {why}, and the {kind} {repo} is not whole in the cache {constants.HF_HUB_CACHE}; download it "
+            f"{said}: {why}, and the {kind} {repo} is not complete in the cache {constants.HF_HUB_CACHE}; download it "
             f"where there is a network (hf download {'--repo-type=dataset ' if kind == 'dataset' else ''}{repo}), or "
             "give a folder"
         ) from error
@@ -213,21 +213,21 @@ def _in_our_words(repo: str, said: str, kind: str) -> Iterator[None]:
         ) from None
     except httpx2.HTTPError as error:
         raise HubError(
-            f"{said}: {hub} cannot be reached ({type(error).__name__}); see to the network or to "
+            f"{said}: {hub} cannot be reached ({type(error).__name__}); check the network and "
             "HF_ENDPOINT, or give a folder"
         ) from None
 
 
 def repository(text: str, said: str) -> str:
-    """ORG/NAME of a model. Raises `UsageError`: it is none."""
+    """Return ORG/NAME of a model. Raises `UsageError`: it is not a name."""
     named = _NAME.fullmatch(text.removeprefix(PREFIX))
     if named is None or named["revision"]:
-        raise cli.UsageError(f"{said} is no name of a repository; write ORG/NAME")
+        raise cli.UsageError(f"{said} is not the name of a repository; write ORG/NAME")
     return named["repo"]
 
 
 def check_may_write(repo: str, said: str, *, public: bool) -> None:
-    """Make a repository, if it is not there. Raises `HubError`: whoever is logged in may not."""
+    """Create a repository unless it exists. Raises `HubError`: the user is not logged in or has no permission."""
     import huggingface_hub
 
     if huggingface_hub.get_token() is None:
@@ -237,13 +237,13 @@ def check_may_write(repo: str, said: str, *, public: bool) -> None:
 
 
 def upload(folder: Path, repo: str, said: str, *, message: str) -> str:
-    """Upload a model's folder in one commit: its files, and of the folders in it the named chat templates alone.
+    """Upload a model's folder in one commit: its files, and the named chat templates of its subfolder.
 
     Returns:
-        The address where it is then.
+        URL of the commit.
 
     Raises:
-        HubError: the Hub does not take it.
+        HubError: the Hub does not accept it.
     """
     import huggingface_hub
 

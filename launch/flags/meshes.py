@@ -1,4 +1,4 @@
-"""The sizes of mesh axes, as flags write them: `--mesh=fsdp=8,context=2`."""
+"""Sizes of mesh axes on the command line: `--mesh=fsdp=8,context=2`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def axis_sizes(flag: flags.FlagHolder[Any], axes: Sequence[str]) -> dict[str, int]:
-    """By axis; {} where the flag is not given.
+    """Return sizes by axis; {} without the flag.
 
     Args:
-        axes: all that there are.
+        axes: names of all axes.
 
     Raises:
-        UsageError: an axis that there is not (names the nearest) or that is named twice; no size.
+        UsageError: there is no such axis (the message names the nearest), it is named twice, or its size is invalid.
     """
     sizes: dict[str, int] = {}
     for item in flag.value or []:
@@ -35,18 +35,20 @@ def axis_sizes(flag: flags.FlagHolder[Any], axes: Sequence[str]) -> dict[str, in
             raise cli.UsageError(f"--{flag.name}={item}: {axis} is named twice; give it one size")
         size = int(text) if text.removeprefix("-").isdecimal() and len(text) < 10 else 0
         if size < -1 or not size:
-            raise cli.UsageError(f"--{flag.name}={item}: write {axis}=SIZE, a number from 1, or -1 for what is left")
+            raise cli.UsageError(
+                f"--{flag.name}={item}: write {axis}=SIZE, a number from 1, or -1 for all remaining devices"
+            )
         sizes[axis] = size
     return sizes
 
 
 def made(flag: flags.FlagHolder[Any]) -> Mesh | None:
-    """The mesh that a flag asks for, or None: one device. JAX's backend is started.
+    """Return the mesh that a flag asks for; None is one device. Starts JAX's backend.
 
     Raises:
-        UsageError: an axis that there is not, or no number.
+        UsageError: there is no such axis, or a size is not a number.
         BackendError: JAX cannot start its backend.
-        InputError: there are not as many devices.
+        InputError: there are fewer devices.
     """
     from astra_jax.mesh import AXES, make_mesh
     from astra_jax.run.backends import start_backend

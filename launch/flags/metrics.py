@@ -1,6 +1,6 @@
-"""`--metrics_port`: what a program that trains or synthesises tells Prometheus, from a thread of its own.
+"""`--metrics_port`: a Prometheus endpoint for programs that train or synthesise, served from a separate thread.
 
-Services show theirs at `/metrics` of their own port. A training run of several hosts shows its figures on the first.
+Services have `/metrics` on their own port. Of a training run on several hosts, the first host serves the metrics.
 """
 
 from __future__ import annotations
@@ -23,26 +23,30 @@ from launch.flags.numbers import number_flag
 if TYPE_CHECKING:  # --help does not wait for it
     from astra_jax.base.http_service import HttpService
 
-PORT = number_flag("metrics_port", None, Port, "Show Prometheus this program's figures here; 0 takes a free one.")
-_HOST = flags.DEFINE_string("metrics_host", "127.0.0.1", "Address to show them on; beyond loopback a key is needed.")
-_TOKEN_FILE = flags.DEFINE_string("metrics_key_file", None, "File whose first line is the key of --metrics_port.")
+PORT = number_flag("metrics_port", None, Port, "Port to serve metrics on for Prometheus; 0 takes a free one.")
+_HOST = flags.DEFINE_string(
+    "metrics_host", "127.0.0.1", "Address to serve metrics on; any but loopback needs --metrics_key_file."
+)
+_TOKEN_FILE = flags.DEFINE_string(
+    "metrics_key_file", None, "File whose first line is the key that clients of --metrics_port must send."
+)
 
 
 @contextlib.contextmanager
 def shown(*, first: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Show this process's figures while it is open, if --metrics_port is given.
+    """Serve this process's metrics while the context is open, if --metrics_port is given.
 
     Args:
-        first: whether this is the host that has any. It is asked only with --metrics_port: the answer wakes the
-            devices, before a run's inputs are looked at.
+        first: returns whether this host serves the metrics. Called only with --metrics_port, since the answer starts
+            the devices, before a run's inputs are checked.
 
     Raises:
-        UsageError: a flag is missing, or the address cannot be had.
-        SettingError: others could reach it without a token.
+        UsageError: a flag is missing, or the address is not available.
+        SettingError: others could reach the endpoint without a token.
     """
     for flag in (_HOST, _TOKEN_FILE):
         if flag.present and PORT.value is None:
-            raise cli.UsageError(f"--{flag.name} goes with --metrics_port")
+            raise cli.UsageError(f"--{flag.name} needs --metrics_port; give it too")
     if PORT.value is None or not first():
         yield
         return
@@ -60,7 +64,7 @@ def shown(*, first: Callable[[], bool] = lambda: True) -> Iterator[None]:
 
 
 def _service(figures: MetricRegistry, host: str, port: int, token: str | None) -> HttpService:
-    """The service, not yet started. Raises `SettingError`."""
+    """Return the service, not yet started. Raises `SettingError`."""
     # Here, so that --help does not wait for them.
     from aiohttp import web
     from prometheus_client import CollectorRegistry, exposition

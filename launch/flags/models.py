@@ -1,4 +1,4 @@
-"""What a training program starts from and runs on: flags, and the weights, tokenizer, mesh and hosts that they name."""
+"""Inputs of a training program: flags, and the weights, tokenizer, mesh and hosts that they name."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ Config = TypeVar("Config", bound="TrainingConfig")
 CONFIG = flags.DEFINE_string(
     "config",
     None,
-    "A preset, or a file that defines CONFIG; such as sft:14b. sft:auto and grpo:auto take the model of --weights, and "
-    "choose settings for your data and devices.",
+    "Preset, or a file that defines CONFIG; for example sft:14b. sft:auto and grpo:auto take the model from --weights, "
+    "and choose settings for your data and devices.",
     required=True,
 )
-WORKDIR = shared.workdir("made if it is not there. Or gs://BUCKET/FOLDER.")
+WORKDIR = shared.workdir("created if it does not exist. Or gs://BUCKET/FOLDER.")
 _WEIGHTS = shared.weights()
 _MODEL_CLASS = shared.model_class()
 _BASE = shared.base()
@@ -56,35 +56,43 @@ _TOKENIZER = shared.tokenizer()
 _HOOKS = flags.DEFINE_list(
     "hooks",
     [],
-    "Classes of your own that run beside training, my_module:MyHook, separated by commas; docs/extending.md.",
+    "Your own hooks, called during training: my_module:MyHook, separated by commas; docs/extending.md.",
 )
-PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST step of a trace, in WORKDIR/profile.")
-_MESH = shared.mesh("Of several TPU slices data is a multiple. By default one device.")
-_MULTIHOST = flags.DEFINE_bool("multihost", False, "Several hosts that find each other: on TPU slices and clusters.")
-_COORDINATOR = flags.DEFINE_string("coordinator", None, "Several hosts: address of the first one, host:port.")
-_HOSTS = number_flag("hosts", None, Count, "How many; with --coordinator.")
-_HOST = number_flag("host_index", None, CountOrZero, "This one's number, from 0; with --coordinator.")
-_DEADLINE = number_flag("host_deadline", 60.0, Seconds, "Seconds without a sign of life after which a host is gone.")
+PROFILE = flags.DEFINE_string(
+    "profile_steps", None, "Profile the steps FIRST:LAST; the trace is written to WORKDIR/profile."
+)
+_MESH = shared.mesh("With several TPU slices, data must be a multiple of their number. By default one device.")
+_MULTIHOST = flags.DEFINE_bool(
+    "multihost", False, "Train on several hosts that find each other, as on TPU slices and clusters."
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "Train on several hosts: address of the first, HOST:PORT. Needs --hosts and --host_index."
+)
+_HOSTS = number_flag("hosts", None, Count, "Number of hosts; with --coordinator.")
+_HOST = number_flag("host_index", None, CountOrZero, "Index of this host, from 0; with --coordinator.")
+_DEADLINE = number_flag(
+    "host_deadline", 60.0, Seconds, "Seconds without a heartbeat after which a host counts as lost."
+)
 _STEP_DEADLINE = number_flag(
-    "host_step_deadline", 1800.0, Seconds, "Seconds by which a host may be behind the others before it is called hung."
+    "host_step_deadline", 1800.0, Seconds, "Seconds that a host may be behind the others before it counts as hung."
 )
 _RENDEZVOUS_DEADLINE = number_flag(
-    "rendezvous_deadline", 300.0, Seconds, "Seconds in which all hosts are to come, at the start."
+    "rendezvous_deadline", 300.0, Seconds, "Seconds in which all hosts must connect at the start."
 )
 
 _LATER = 60.0
-"""Seconds by which JAX's own heartbeat, whose error names no host, is behind ours."""
+"""Seconds by which JAX's own heartbeat, whose error names no host, waits longer than ours."""
 
 
 @contextlib.contextmanager
 def hosts() -> Iterator[None]:
-    """Find the other hosts, before anything else of JAX is used; what is done inside ends when one of them is gone.
+    """Connect to the other hosts before JAX is used otherwise; the body ends when one of them is lost.
 
-    So what can be checked is checked inside: the others learn of it. One host wakes no device here.
+    Checks belong inside, so that the other hosts notice a failure. A single host starts no device here.
 
     Raises:
         UsageError: some of the flags are missing, or there are several hosts without a mesh.
-        RendezvousError: not all of them came.
+        RendezvousError: some hosts did not connect.
         BackendError: JAX cannot start its backend, on several hosts.
     """
     import jax
@@ -96,10 +104,11 @@ def hosts() -> Iterator[None]:
     make_output_optional()  # also on the hosts that hold no lock
     given = [flag for flag in (_COORDINATOR, _HOSTS, _HOST) if flag.value is not None]
     if given and len(given) < 3:
-        raise cli.UsageError(f"--{given[0].name} goes with all of --coordinator, --hosts and --host_index")
+        raise cli.UsageError(f"--{given[0].name} is not enough: give all of --coordinator, --hosts and --host_index")
     if given and _HOST.value >= _HOSTS.value:
         raise cli.UsageError(
-            f"--host_index={_HOST.value} of --hosts={_HOSTS.value}: write a number from 0 to one below"
+            f"--host_index={_HOST.value} is not below --hosts={_HOSTS.value}; write a number from 0 to "
+            f"{_HOSTS.value - 1}"
         )
     if not given and not _MULTIHOST.value:
         yield
@@ -123,16 +132,16 @@ def hosts() -> Iterator[None]:
     with HostWatch(_DEADLINE.value, _STEP_DEADLINE.value):
         start_backend()
         if jax.process_count() > 1 and not _MESH.value:
-            raise cli.UsageError("several hosts want a --mesh of all their devices")
+            raise cli.UsageError("training on several hosts needs a --mesh over all their devices")
         yield
 
 
 def config(kind: str, *, example: str | None = None) -> Any:
-    """The configuration of --config, before --config.NAME=VALUE.
+    """Return the configuration of --config, without --config.NAME=VALUE.
 
     Args:
         kind: see `cli.load_config`.
-        example: the preset to take where there is no --config, for a list of settings, which reads no weights.
+        example: preset to use without --config, for a list of settings, which reads no weights.
 
     Raises:
         UsageError: there is no such configuration, or it is of another kind.
@@ -149,11 +158,11 @@ def hooks() -> list[Hook]:
 
 
 def settings(kind: str) -> Any:
-    """Return the configuration of --config with --config.NAME=VALUE; of `auto` the choices are still to be made.
+    """Return the configuration of --config with --config.NAME=VALUE; with `auto` before its choices are made.
 
     Raises:
         UsageError: as `config` and `cli.overridden`.
-        WeightsError: `auto`, and --weights have no model that is computed here.
+        WeightsError: with `auto`, the model of --weights is not supported.
     """
     found = config(kind)
     return auto.provisional(found) if is_auto() else cli.overridden(found)
@@ -169,46 +178,47 @@ def _model_of_weights() -> Model:
 
 
 def _any_model() -> Model:
-    """A model for the list of settings, which reads no weights."""
+    """Return a model for the list of settings, which reads no weights."""
     from configs.training import MODELS
 
     return MODELS["0.6b"]
 
 
 def context_size() -> int:
-    """Return how many devices share a row by --mesh, which is not made. Raises `UsageError`: it names no axis."""
+    """Return the number of devices that share a row by --mesh, without making the mesh. Raises `UsageError`: it names
+    no axis."""
     from astra_jax.mesh import AXES
 
     return max(1, meshes.axis_sizes(_MESH, AXES).get("context", 1))
 
 
 def workdir() -> epath.Path:
-    """The folder of --workdir. Raises `UsageError`: it cannot be used."""
+    """Return the folder of --workdir. Raises `UsageError`: it cannot be used."""
     return cli.folder(WORKDIR, written=True)
 
 
 def tokenizer_folder() -> epath.Path:
-    """The folder of --tokenizer, or --weights."""
+    """Return the folder of --tokenizer, or of --weights."""
     return hub.model_folder(_TOKENIZER) if _TOKENIZER.value else _source().tokenizer
 
 
 def _source() -> NamedWeights:
-    """The folder of --weights, and the adapter where that is one. Raises as `sources.source`."""
+    """Return the folder of --weights, and the adapter if it is one. Raises as `sources.source`."""
     return source(_WEIGHTS, _BASE)
 
 
 def load_tokenizer() -> ChatTokenizer:
-    """The tokenizer of `tokenizer_folder`. Raises as `ChatTokenizer.load`."""
+    """Return the tokenizer of `tokenizer_folder`. Raises as `ChatTokenizer.load`."""
     return _source().load_tokenizer(tokenizer_folder())
 
 
 def mesh() -> Mesh | None:
-    """The mesh of --mesh, or None: one device. Raises as `meshes.made`."""
+    """Return the mesh of --mesh; None is one device. Raises as `meshes.made`."""
     return meshes.made(_MESH)
 
 
 def profiled_steps() -> tuple[int, int] | None:
-    """First and last step of --profile_steps. Raises `UsageError`: it names none."""
+    """Return the first and last step of --profile_steps. Raises `UsageError`: it names none."""
     text = PROFILE.value
     if text is None:
         return None
@@ -220,11 +230,11 @@ def profiled_steps() -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def held(folder: epath.Path) -> Iterator[None]:
-    """The workdir, held by the first host for all of them; which one is first, JAX's backend says.
+    """Lock the workdir; the first host does it for all hosts.
 
     Raises:
         BackendError: JAX cannot start its backend.
-        WorkdirError: another process works in it.
+        WorkdirError: another process uses the workdir.
     """
     from synthesis.core.workdir import locked
 
@@ -242,13 +252,13 @@ def is_first_host() -> bool:
 
 
 def checked(model: Model) -> tuple[ChatTokenizer, Model]:
-    """The tokenizer, and the model, which has more rows where the tokenizer gets tokens that the weights have none for.
+    """Return the tokenizer and the model, with rows added for tokens that the weights have no rows for.
 
-    All that can be known without reading the weights is looked at, before a device is.
+    Everything that does not need the weights' values is checked here, before a device is started.
 
     Raises:
         UsageError: the weights are of another model than the configuration's.
-        WeightsError, TokenizerError: there are none, or they cannot be read.
+        WeightsError, TokenizerError: a file is missing or cannot be read.
         InputError: the tokenizer has more tokens than the model.
     """
     from astra_jax.run import weights
@@ -270,19 +280,20 @@ def checked(model: Model) -> tuple[ChatTokenizer, Model]:
     were_added = model.vocab_size < tokenizer.vocab_size and stored.vocab_size == padded(tokenizer.vocab_size)
     if model.vocab_size not in (stored.vocab_size, rows) and not were_added:
         raise cli.UsageError(
-            f"--weights={source} has vocab_size {stored.vocab_size}, --config={CONFIG.value} says {model.vocab_size}"
+            f"--weights={source} has vocab_size {stored.vocab_size}, but --config={CONFIG.value} has "
+            f"{model.vocab_size}; give the same --config.model.vocab_size"
         )
     tokenizer.check_fits(rows)
     return tokenizer, dataclasses.replace(model, vocab_size=rows)
 
 
 def with_added_tokens(config: Config, tokenizer: ChatTokenizer) -> Config:
-    """The configuration of a run; where it has adapters, rows of tokens that the weights have none for are trained,
-    and those that an adapter has trained which the run continues.
+    """Return the configuration of a run. With adapters, it trains the rows of tokens that the weights have no rows for,
+    and the rows that a continued adapter has trained.
 
     Raises:
-        UsageError: --weights is an adapter of other settings than the run's.
-        WeightsError: --weights is an adapter that training does not continue.
+        UsageError: --weights is an adapter with other settings than the run's.
+        WeightsError: --weights is an adapter that training cannot continue.
     """
     if config.lora.rank is None:
         return config
@@ -302,12 +313,13 @@ def with_added_tokens(config: Config, tokenizer: ChatTokenizer) -> Config:
 
 
 def _start(lora: LoRA) -> NamedWeights:
-    """What `load` gives: the weights under a run's adapters; where it has none, those with an adapter merged."""
+    """Return what `load` reads: the weights under a run's adapters; without adapters, those with the given adapter
+    merged."""
     return _source() if lora.rank is None else NamedWeights(_source().folder, None)
 
 
 def _continued(lora: LoRA, adapter: epath.Path) -> LoRA:
-    """The settings of the adapter that a run continues. Raises `UsageError`: the run has others."""
+    """Return the settings of the adapter that a run continues. Raises `UsageError`: the run has other settings."""
     from astra_jax.models import adapters, peft
 
     model = _source().model()
@@ -329,7 +341,8 @@ def _continued(lora: LoRA, adapter: epath.Path) -> LoRA:
 
 
 def check_reference(config: GRPOConfig) -> None:
-    """Raises `UsageError`: the run continues an adapter, and its KL term would be to the weights without that."""
+    """Refuse a KL penalty in a run that continues an adapter: its reference would be the weights without the adapter.
+    Raises `UsageError`."""
     from astra_jax.models import peft
 
     if config.objective.kl_coef and config.lora.rank is not None and (adapter := _source().adapter) is not None:
@@ -340,15 +353,15 @@ def check_reference(config: GRPOConfig) -> None:
 
 
 def _is_own() -> bool:
-    """Whether the tokenizer is the one beside the weights, so that tokens that it lacks have no trained rows there."""
+    """Return whether the tokenizer is that of the weights' folder, so that tokens it lacks have no trained rows."""
     return tokenizer_folder() == _source().tokenizer
 
 
 @cache  # a run that is still training may save a newer one meanwhile
 def step() -> int | None:
-    """The step of --weights that `load` reads, on all hosts; None for a Hugging Face folder.
+    """Return the step of --weights that `load` reads, the same on all hosts; None for a Hugging Face folder.
 
-    It is the newest; for a run with adapters that goes on, the one that they are of.
+    It is the newest. A resumed run with adapters uses the step that its adapters belong to.
 
     Raises:
         WeightsError: there are no weights.
@@ -371,7 +384,7 @@ def _new_token_pieces(rows: int) -> dict[int, tuple[int, ...]]:
 
 
 def origin(config: TrainingConfig, model: Model) -> WeightsSource | None:
-    """What a run with adapters keeps of where its weights come from; None where it trains all of them."""
+    """Return the source of a run's base weights, which a run with adapters stores; None if it trains all weights."""
     from astra_jax.run.frozen import WeightsSource
 
     if config.lora.rank is None:
@@ -386,7 +399,7 @@ def origin(config: TrainingConfig, model: Model) -> WeightsSource | None:
 
 
 def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
-    """Put tokenizer, chat template and generation configuration beside a run's checkpoints."""
+    """Write tokenizer, chat template and generation configuration to a run's checkpoints."""
     from astra_jax.run import model_card
 
     folder = workdir / model_card.CHECKPOINTS
@@ -395,8 +408,11 @@ def complete(tokenizer: ChatTokenizer, workdir: epath.Path) -> None:
 
 
 def ended(stopped: StopReason) -> int:
-    """The exit code of a run. Of several hosts one alone may have been told to stop, by whom the others are seen too:
-    none of them is to look as if the run were finished."""
+    """Return the exit code of a run.
+
+    A preempted run on several hosts exits with a code of its own, since only one of them may have received SIGTERM and
+    none should look finished.
+    """
     import jax
 
     if stopped == "preempted" and jax.process_count() > 1:
@@ -405,14 +421,14 @@ def ended(stopped: StopReason) -> int:
 
 
 def skipped(count: int) -> str:
-    """What the last line of a run says of steps that `on_nonfinite=skip` left out; "" where there are none."""
+    """Return a note about steps that `on_nonfinite=skip` skipped, for a run's last line; "" if there are none."""
     return f" ({count} of them changed nothing: not finite)" if count else ""
 
 
 def write_card(
     workdir: epath.Path, method: str, config: Any, datasets: Sequence[TrainedOn], summary: RunSummary | None = None
 ) -> None:
-    """Write the model card of a run that has come to its end."""
+    """Write the model card of a finished run."""
     from astra_jax.run import model_card
 
     base = (_WEIGHTS.value or "").removeprefix(hub.PREFIX) if _INIT_SEED.value is None else ""
@@ -421,10 +437,9 @@ def write_card(
 
 
 def load(config: TrainingConfig, model: Model, mesh: Mesh | None) -> Params:
-    """The weights of --weights, or random ones of --init_seed, on their devices; ask `checked` before.
+    """Load the weights of --weights, or random ones of --init_seed, to their devices; call `checked` first.
 
-    Of an adapter of `peft` they are the base alone where the run has adapters too, which continue that one; else it is
-    merged into them.
+    A run with adapters that continues an adapter of `peft` loads the base alone. Otherwise an adapter is merged.
 
     Raises:
         WeightsError, CheckpointError: they cannot be read.

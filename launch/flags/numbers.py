@@ -1,6 +1,6 @@
 """Flags that are numbers, with the bounds of settings.
 
-SEED = number_flag("seed", 0, Seed, "Of all that is drawn.")
+SEED = number_flag("seed", 0, Seed, "Random seed.")
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ flags.disclaim_key_flags()  # a flag belongs to the module that asks for it
 
 
 class NumberParser(flags.ArgumentParser[Any]):
-    """Reads a number, and refuses one that its declaration does not allow: also NaN, infinity, and what has no end.
+    """Parser of a number. It refuses a number that its declaration does not allow, NaN and infinity included.
 
     Args:
-        declaration: as of a setting, for example `Count`.
-        whole: it is an integer.
+        declaration: annotation of a setting, for example `Count`.
+        whole: the number is an integer.
     """
 
     def __init__(self, declaration: Any, *, whole: bool) -> None:
@@ -29,7 +29,7 @@ class NumberParser(flags.ArgumentParser[Any]):
         self._whole = whole
 
     def parse(self, argument: Any) -> int | float:
-        """Raises `ValueError`, which absl gives the flag's name and value."""
+        """Return the number. Raises `ValueError`, to which absl adds the flag's name and value."""
         value: Any = argument
         if isinstance(argument, str):
             try:
@@ -43,18 +43,18 @@ class NumberParser(flags.ArgumentParser[Any]):
         return value
 
     def flag_type(self) -> str:
-        """In absl's help."""
+        """Return the type's name in absl's help."""
         return "int" if self._whole else "float"
 
 
 def numbers_of(flag: flags.FlagHolder[Any], declaration: Any) -> list[Any]:
-    """The numbers of a flag that is a list.
+    """Return the numbers of a flag that is a list.
 
     Args:
-        declaration: what each of them may be.
+        declaration: allowed values of each number.
 
     Raises:
-        SettingError: one is no number, or not one that the declaration allows.
+        SettingError: an item is not a number, or not one that the declaration allows.
     """
     parser = NumberParser(declaration, whole=declaration.__origin__ is int)
     found = []
@@ -62,19 +62,17 @@ def numbers_of(flag: flags.FlagHolder[Any], declaration: Any) -> list[Any]:
         try:
             found.append(parser.parse(text))
         except ValueError as error:
-            raise SettingError(
-                f"--{flag.name}={','.join(flag.value)}: {text!r} is not what it takes; {error}"
-            ) from None
+            raise SettingError(f"--{flag.name}={','.join(flag.value)}: {text!r} is not allowed; {error}") from None
     return found
 
 
 def number_flag(name: str, default: int | float | None, declaration: Any, help: str) -> flags.FlagHolder[Any]:
-    """Define a flag.
+    """Define a flag that is a number.
 
     Args:
         default: a number that the declaration allows, or None.
-        declaration: what it may be, for example `Count` or `Annotated[float, Bound(above=0, most=1)]`.
-        help: what it is for; the bounds are added.
+        declaration: allowed values, for example `Count` or `Annotated[float, Bound(above=0, most=1)]`.
+        help: meaning of the flag; the bounds are appended.
 
     Raises:
         TypeError: the declaration is not of a number.

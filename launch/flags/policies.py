@@ -1,4 +1,4 @@
-"""What a program that only samples from a model starts from: flags, and the weights and tokenizer that they name."""
+"""Inputs of a program that only samples from a model: flags, and the weights and tokenizer that they name."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _BASE = shared.base()
 _STEP = shared.step()
 _TOKENIZER = shared.tokenizer()
 _MESH = shared.mesh()
-_DTYPE = flags.DEFINE_enum("dtype", None, shared.DTYPES, "Of the weights and the arithmetic; by default as stored.")
+_DTYPE = flags.DEFINE_enum("dtype", None, shared.DTYPES, "Dtype of weights and computation; by default as stored.")
 
 
 def source() -> epath.Path:
-    """The folder of --weights, on disk or in a bucket. Raises `UsageError`: it is neither."""
+    """Return the folder of --weights, on disk or in a bucket. Raises `UsageError`: it is neither."""
     return _source().named
 
 
 def _source() -> sources.NamedWeights:
-    """The same with the adapter where that is one. Raises as `sources.source`."""
+    """Return the folder of --weights, and the adapter if it is one. Raises as `sources.source`."""
     return sources.source(_WEIGHTS, _BASE)
 
 
 @cache  # a run that is still training may save a newer one meanwhile
 def step() -> int | None:
-    """The step that `load` reads; None for a Hugging Face folder.
+    """Return the step that `load` reads; None for a Hugging Face folder.
 
     Raises:
         UsageError: --step with a Hugging Face folder.
@@ -54,12 +54,12 @@ def step() -> int | None:
 
 
 def _tokenizer_folder() -> epath.Path:
-    """Where the tokenizer is. Raises `UsageError`: --tokenizer is no folder."""
+    """Return the folder of the tokenizer. Raises `UsageError`: --tokenizer is not a folder."""
     return hub.model_folder(_TOKENIZER) if _TOKENIZER.value else _source().tokenizer
 
 
 def read() -> tuple[Model, ChatTokenizer]:
-    """The model, without its weights, with rows for tokens that the tokenizer adds, and the tokenizer.
+    """Return the model without its weights, with rows for tokens that the tokenizer adds, and the tokenizer.
 
     Raises:
         UsageError: the tokenizer has more tokens than the model.
@@ -76,20 +76,20 @@ def read() -> tuple[Model, ChatTokenizer]:
     model = dataclasses.replace(model, vocab_size=tokenizer.rows(model.vocab_size))
     if tokenizer.vocab_size > model.vocab_size:
         raise cli.UsageError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}; give the model's own with "
-            "--tokenizer"
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has {model.vocab_size} rows; give the "
+            "model's own tokenizer with --tokenizer"
         )
     return model, tokenizer
 
 
 @cache
 def mesh() -> Mesh | None:
-    """The mesh of --mesh, or None: one device. Raises as `models.mesh`."""
+    """Return the mesh of --mesh; None is one device. Raises as `models.mesh`."""
     return meshes.made(_MESH)
 
 
 def load(model: Model) -> Params:
-    """The weights, on the devices of --mesh; what is compiled for them is kept in the user's cache.
+    """Load the weights to the devices of --mesh; compiled programs are cached in the user's cache.
 
     Raises:
         UsageError: as `step`.
@@ -109,15 +109,20 @@ def load(model: Model) -> Params:
 
 
 def name() -> str:
-    """What records call the model: its folder's name, with the step of a run's checkpoints."""
+    """Return the name of the model in records: its folder's name, with the step of a run's checkpoint."""
     # Every training run's is called checkpoints.
     folder = f"{source().parent.name}/{source().name}" if source().name == "checkpoints" else source().name
     return folder if step() is None else f"{folder}@{step()}"
 
 
 def run_name(kind: str, *depends_on: object) -> str:
-    """Names in a journal what results depend on, JSON; the weights by their files' sizes and times, as `make` does, or,
-    in a bucket, by when they were saved."""
+    """Return a name for a run in a journal, which changes with its inputs.
+
+    Weights count by the sizes and times of their files, as with `make`; in a bucket by the time when they were saved.
+
+    Args:
+        depends_on: other inputs of the results, as JSON values.
+    """
     import hashlib
     import json
     from pathlib import Path

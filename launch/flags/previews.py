@@ -1,4 +1,4 @@
-"""--preview=N: a few records through every stage, before money is spent; in the terminal, and as a page."""
+"""`--preview=N`: run a few records through every stage before money is spent; prints a summary and writes a page."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PREVIEW = number_flag(
     "preview",
     None,
     Count,
-    "Show so many records, and stop; every stage with what it asks, and a forecast. Nothing is kept.",
+    "Show this many records, and stop; with the requests of every stage and a forecast. Nothing is stored.",
 )
-_PAGE = flags.DEFINE_string("preview_page", "preview.html", "The page that --preview writes.")
+_PAGE = flags.DEFINE_string("preview_page", "preview.html", "HTML page that --preview writes.")
 _SHOWN = 400
-"""Characters of a prompt and an answer in the terminal; the page has all."""
+"""Maximum characters of a prompt and an answer in the terminal; the page has the full text."""
 
 Run = Callable[["Executor", "Journal", Path, "Preview"], Awaitable[object]]
 
@@ -39,14 +39,14 @@ async def preview(
     *,
     concurrency: int,
 ) -> int:
-    """Run it in a folder that is gone afterwards, and show what it saw.
+    """Run a synthesis in a temporary folder, and show its requests and answers.
 
     Args:
-        workdir: of the real run, where nothing is written.
+        workdir: folder of the real run; nothing is written there.
         expected: see `Preview.forecast`.
 
     Raises:
-        cli.UsageError: the page would lie among the run's data, or flags contradict each other.
+        cli.UsageError: the page would be inside --workdir, or flags contradict each other.
     """
     from astra_jax.base.errors import UserError
     from launch.viewer.preview_page import rendered
@@ -55,9 +55,11 @@ async def preview(
 
     page = Path(_PAGE.value or "preview.html").absolute()
     if page.is_relative_to(workdir):
-        raise cli.UsageError(f"--{_PAGE.name}={page} lies in --workdir, where a preview keeps nothing; name another")
+        raise cli.UsageError(
+            f"--{_PAGE.name}={page} is inside --workdir, where a preview writes nothing; give another path"
+        )
     vain = (teachers.RECORDING, executors.REPLACE, metrics.PORT)
-    cli.refuse_unused(vain, f"is not for --{PREVIEW.name}, which keeps nothing: leave it out")
+    cli.refuse_unused(vain, f"has no effect with --{PREVIEW.name}, which stores nothing; leave it out")
     seen = Preview(PREVIEW.value or 1)
     with tempfile.TemporaryDirectory(prefix="preview-") as name:
         folder = Path(name)
@@ -95,8 +97,8 @@ def _print(seen: Preview, forecast: Forecast) -> None:
             say(f"  answered: {printable(first.answer[:_SHOWN], lines=False)}")
     if seen.ended:
         say(f"ended early: {printable(seen.ended, lines=False)}")
-    say("\nthe whole run, expected (nine of ten simulated runs):")
+    say("\nexpected for the whole run (range of nine in ten simulated runs):")
     for name, text in rows(forecast):
         say(f"{name:<10} {text}")
     if forecast.unseen:
-        say(f"not in it, since no record came so far: {', '.join(forecast.unseen)}")
+        say(f"not included, since no record reached them: {', '.join(forecast.unseen)}")

@@ -1,4 +1,4 @@
-"""What the programs share that translate records which ASTRA released: where from, where to, and the account of it."""
+"""Flags and summary of the programs that translate records released by ASTRA."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from launch.flags import cli
 if TYPE_CHECKING:
     from synthesis.astra_format.records import Imported
 
-_FROM = flags.DEFINE_string("from", None, "File of released records, or folder of a dataset.")
-_TO = flags.DEFINE_string("to", None, "Dataset to write; its folder, or a file.")
+_FROM = flags.DEFINE_string("from", None, "File of released records to import, or folder of a dataset to export.")
+_TO = flags.DEFINE_string("to", None, "Dataset to write; the folder of an import, or the file of an export.")
 
 
 @contextlib.contextmanager
 def places() -> Iterator[tuple[Path, Path]]:
-    """(--from, --to), held meanwhile: a file to import or a folder to export, and a place where nothing is yet.
+    """Yield (--from, --to) and lock the target: a file to import or a folder to export, and a target that does not
+    exist.
 
     Raises:
-        UsageError: one is not given, there is no such source, or the target is there.
+        UsageError: a flag is missing, there is no such source, or the target exists.
         WorkdirError: another process writes the target.
     """
     from synthesis.core.workdir import locked_target
@@ -36,7 +37,7 @@ def places() -> Iterator[tuple[Path, Path]]:
         raise cli.UsageError(f"--from={source}: there is no such file or folder")
     with locked_target(target):
         if target.exists():
-            raise cli.UsageError(f"--to={target} is there already; give a new name")
+            raise cli.UsageError(f"--to={target} exists already; give a new name")
         yield source, target
 
 

@@ -1,4 +1,4 @@
-"""--roles: who answers as which role, for the programs that synthesise; JSON on the command line, or in a file."""
+"""`--roles`: the models of each role in synthesis, as JSON on the command line or in a file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ if TYPE_CHECKING:  # --help does not wait for them
 ROLES = flags.DEFINE_string(
     "roles",
     None,
-    "Who answers as which role (author, agent, emulator, user, judge, embedder), where it is not --teacher_model: "
-    'JSON, or a file of it, such as {"judge": {"url": "http://HOST:8000/v1", "model": "NAME", "key_file": "FILE", '
-    '"temperature": 0}}. Several models of a role are a list, drawn by their weight for each record. A role may have '
-    "what --teacher_* says for all.",
+    "Models of roles that --teacher_model does not answer (author, agent, emulator, user, judge, embedder): JSON, or a "
+    'file with JSON, for example {"judge": {"url": "http://HOST:8000/v1", "model": "NAME", "key_file": "FILE", '
+    '"temperature": 0}}. A role may have a list of models, of which one is sampled by weight for each record, and any '
+    "setting of the --teacher_* flags.",
 )
-JUDGE_OWN = flags.DEFINE_bool(
-    "judge_own_text", False, "Let a model judge what it wrote itself; by default that is refused."
-)
+JUDGE_OWN = flags.DEFINE_bool("judge_own_text", False, "Let a model judge its own text; refused by default.")
 
 _EMBEDDER = "embedder"
 _NAMES: Mapping[str, str] = {"url": "base_url", "key_file": "api_key"}
-"""What a file says, by the setting's name."""
+"""Field of `--roles` → name of the setting."""
 _OF_A_ROLE = (
     "url", "model", "key_file", "weight", "temperature", "max_tokens", "timeout_seconds", "tries", "extra_body",
     "structured_output", "concurrency", "requests_per_minute", "tokens_per_minute", "prices", "api",
@@ -40,7 +38,7 @@ _OF_THE_EMBEDDER = ("url", "model", "key_file", "batch", "timeout_seconds", "tri
 
 
 def roles_from_flags() -> dict[Role, tuple[RoleSettings, ...]]:
-    """The roles of chat that --roles names. Raises `cli.UsageError`."""
+    """Return the chat roles of --roles. Raises `cli.UsageError`."""
     from synthesis.core.endpoint_settings import RoleSettings
 
     given = {role: models for role, models in _read().items() if role != _EMBEDDER}
@@ -48,21 +46,23 @@ def roles_from_flags() -> dict[Role, tuple[RoleSettings, ...]]:
 
 
 def embedder_from_flags() -> EndpointConfig | None:
-    """The endpoint of embeddings that --roles names; None: none. Raises `cli.UsageError`."""
+    """Return the embeddings endpoint of --roles, or None. Raises `cli.UsageError`."""
     from synthesis.pipeline.embedding import EndpointConfig
 
     models = _read().get(_EMBEDDER, [])
     if not models:
         return None
     if len(models) > 1:
-        raise _wrong(f"{_EMBEDDER} has {len(models)} models: vectors of two cannot be compared; give one")
+        raise _wrong(
+            f"{_EMBEDDER} has {len(models)} models, but vectors of different models cannot be compared; give one"
+        )
     if missing := [name for name in ("url", "model") if not models[0].get(name)]:
         raise _wrong(f"{_EMBEDDER} has no {missing[0]}")
     return _made(EndpointConfig, _EMBEDDER, models[0], _OF_THE_EMBEDDER)
 
 
 def _read() -> dict[Any, list[dict[str, Any]]]:
-    """Role → its models, as they are written."""
+    """Return the models of each role as the user wrote them."""
     import msgspec
 
     from astra_jax.base.typed import decode_json
@@ -76,7 +76,7 @@ def _read() -> dict[Any, list[dict[str, Any]]]:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise _wrong(str(error)) from None
     except OSError as error:
-        raise _wrong(f"{error.strerror}; give JSON, or the name of a file of it") from None
+        raise _wrong(f"{error.strerror}; give JSON, or the name of a file with JSON") from None
     known = (*get_args(Role), _EMBEDDER)
     if unknown := [role for role in given if role not in known]:
         raise _wrong(f"there is no role {unknown[0]!r}; there are {', '.join(known)}")
@@ -84,7 +84,7 @@ def _read() -> dict[Any, list[dict[str, Any]]]:
 
 
 def _made(kind: type[Any], role: str, given: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """The settings of a model, of class `kind`."""
+    """Return the settings of a model, of class `kind`."""
     if unknown := [name for name in given if name not in names]:
         if (today := todays_name(unknown[0])) in names:
             raise _wrong(f"{role}.{unknown[0]}: this setting is called {today} now")

@@ -1,4 +1,4 @@
-"""The flags of every program that runs tool code: where it runs, and how well isolated it has to be."""
+"""Flags of every program that runs tool code: where it runs, and how strongly it must be isolated."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ _TIER = shared.sandbox_tier()
 _URLS = flags.DEFINE_list(
     "sandbox_url",
     [],
-    "Sandbox services (launch.sandbox_server) in which tool code runs, separated by commas; by default this machine.",
+    "Sandbox services (launch.sandbox_server) that run tool code, separated by commas; by default this machine.",
 )
-_OWN = flags.DEFINE_string("sandbox", None, "A sandbox of your own instead: my_module:MySandbox; docs/extending.md.")
-_KEY_FILE = flags.DEFINE_string("sandbox_key_file", None, "File whose first line is the services' key.")
+_OWN = flags.DEFINE_string("sandbox", None, "Your own sandbox for tool code: my_module:MySandbox; docs/extending.md.")
+_KEY_FILE = flags.DEFINE_string(
+    "sandbox_key_file", None, "File whose first line is the key of the --sandbox_url services."
+)
 _CA_FILE = flags.DEFINE_string(
     "sandbox_ca_file",
     None,
-    "PEM file of whoever signed the services' certificates; by default the system's authorities.",
+    "PEM file of the authority that signed the certificates of --sandbox_url; by default the system's authorities.",
 )
 FLAGS = (_TIER, _URLS, _OWN, _KEY_FILE, _CA_FILE)
 _CALLS_A_CPU = 4
-"""At once; what a pool that has the machine to itself gives to each."""
+"""Concurrent calls for each CPU, as in a pool that has the machine to itself."""
 
 
 def given() -> list[str]:
-    """Those of these flags that were given."""
+    """Return the names of these flags that the user gave."""
     return [flag.name for flag in FLAGS if flag.present]
 
 
 def sandbox_from_flags() -> AbstractAsyncContextManager[Sandbox]:
-    """The sandbox, not yet open. Raises `cli.UsageError`."""
+    """Return the sandbox, not yet open. Raises `cli.UsageError`."""
     return sandbox_maker_from_flags()()
 
 
 def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], AbstractAsyncContextManager[Sandbox]]:
-    """What makes the sandbox, not yet open, in this process or (it can be pickled) in another on another machine.
+    """Return a function that makes the sandbox, not yet open. It can be pickled and called on another machine.
 
     Args:
-        one_a_cpu: a pool on the machine itself is one of as many as it has CPUs, and takes that part of it.
+        one_a_cpu: make a pool for one CPU of the machine, with its share of the memory.
 
     Raises:
         cli.UsageError: flags contradict each other.
@@ -57,7 +59,7 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
 
         for flag in (_URLS, _KEY_FILE, _CA_FILE, _TIER):
             if flag.present:
-                raise cli.UsageError(f"--sandbox={_OWN.value} takes the place of --{flag.name}: leave one of them out")
+                raise cli.UsageError(f"--sandbox={_OWN.value} replaces --{flag.name}; leave one of them out")
         own: Callable[[], AbstractAsyncContextManager[Sandbox]] = referred(_OWN.value)
         return own
     unisolated = _TIER.value == shared.UNISOLATED
@@ -77,12 +79,12 @@ def sandbox_maker_from_flags(*, one_a_cpu: bool = False) -> Callable[[], Abstrac
         )
     for flag in (_KEY_FILE, _CA_FILE):
         if flag.value:
-            raise cli.UsageError(f"--{flag.name} is for a service: give --sandbox_url too")
+            raise cli.UsageError(f"--{flag.name} is for a sandbox service; give --sandbox_url too")
     return partial(_pool, minimum_tier=_TIER.value, allow_unisolated=unisolated, one_a_cpu=one_a_cpu)
 
 
 def _pool(*, one_a_cpu: bool, **config: Any) -> SandboxPool:
-    """The configuration is made where the pool is: it names that machine's interpreter, and shares its memory."""
+    """Return a pool. Its configuration is made on the machine it runs on: it depends on that interpreter and memory."""
     from sandbox import SandboxConfig, SandboxPool
 
     if one_a_cpu:

@@ -1,5 +1,5 @@
-"""What programs that serve HTTP share: the flags of how they are reached; they listen until they are told to stop, then
-let what is in flight end."""
+"""Programs that serve HTTP: flags of their address and limits; they listen until SIGTERM, then finish running
+requests."""
 
 from __future__ import annotations
 
@@ -22,42 +22,70 @@ if TYPE_CHECKING:  # --help does not wait for it
 
 Config = TypeVar("Config", bound=ReachConfig)
 
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; beyond loopback a key is needed.")
-_KEY_FILE = flags.DEFINE_string("key_file", None, "File whose first line is the key that callers must show.")
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; any but loopback needs --key_file.")
+_KEY_FILE = flags.DEFINE_string("key_file", None, "File whose first line is the key that clients must send.")
 _OF_REACH: tuple[flags.FlagHolder[Any], ...] = (
-    flags.DEFINE_string("tls_cert", None, "PEM file of the certificate and its chain: HTTPS instead of HTTP."),
+    flags.DEFINE_string("tls_cert", None, "PEM file of the certificate and its chain; turns on HTTPS."),
     flags.DEFINE_string("tls_key", None, "PEM file of the certificate's key, without a password."),
-    number_flag("drain_seconds", 60.0, SecondsOrZero, "For requests in flight when it is told to stop."),
-    number_flag("header_seconds", ReachConfig.header_seconds, Seconds, "For a TLS handshake, and a request's headers."),
-    number_flag("body_seconds", ReachConfig.body_seconds, Seconds, "For a request's body."),
-    number_flag("idle_seconds", ReachConfig.idle_seconds, Seconds, "For a connection between two requests."),
-    number_flag("stall_seconds", ReachConfig.stall_seconds, Seconds, "For a caller that takes nothing of an answer."),
-    number_flag("max_connections", ReachConfig.max_connections, Count, "Open at once; further ones wait."),
-    number_flag("address_share", ReachConfig.address_share, Part, "Of those, one address's; 1 behind a proxy."),
-    number_flag("max_headers", ReachConfig.max_headers, Count, "Of a request."),
-    number_flag("max_header_bytes", ReachConfig.max_header_bytes, Count, "Of a request's line, and of each header."),
-    number_flag("max_pending_bytes", ReachConfig.max_pending_bytes, Total, "Of all bodies under way; more are 429."),
+    number_flag("drain_seconds", 60.0, SecondsOrZero, "Seconds for running requests to finish after SIGTERM."),
+    number_flag(
+        "header_seconds",
+        ReachConfig.header_seconds,
+        Seconds,
+        "Time limit in seconds for a TLS handshake, and for a request's headers.",
+    ),
+    number_flag("body_seconds", ReachConfig.body_seconds, Seconds, "Time limit in seconds for a request's body."),
+    number_flag(
+        "idle_seconds",
+        ReachConfig.idle_seconds,
+        Seconds,
+        "Seconds that a connection may stay open between two requests.",
+    ),
+    number_flag(
+        "stall_seconds", ReachConfig.stall_seconds, Seconds, "Seconds that a client may read nothing of its response."
+    ),
+    number_flag("max_connections", ReachConfig.max_connections, Count, "Maximum open connections; more wait."),
+    number_flag(
+        "address_share",
+        ReachConfig.address_share,
+        Part,
+        "Maximum share of --max_connections for one client address; use 1 behind a proxy.",
+    ),
+    number_flag("max_headers", ReachConfig.max_headers, Count, "Maximum number of headers of a request."),
+    number_flag(
+        "max_header_bytes",
+        ReachConfig.max_header_bytes,
+        Count,
+        "Maximum bytes of a request's line, and of each header.",
+    ),
+    number_flag(
+        "max_pending_bytes",
+        ReachConfig.max_pending_bytes,
+        Total,
+        "Maximum bytes of the bodies of all running requests; more get 429.",
+    ),
 )
 
 
 def reached(kind: type[Config], **settings: Any) -> Config:
-    """A service's configuration: these settings, and what the flags say of how it is reached.
+    """Return a service's configuration: the given settings, and address and limits from the flags.
 
     Raises:
-        SettingError: one is refused.
-        UsageError: --key_file holds no key.
+        SettingError: a setting is refused.
+        UsageError: the file of --key_file has no key.
     """
     of_reach = {flag.name: flag.value for flag in _OF_REACH}
     return kind(host=_HOST.value, token=cli.token_of(_KEY_FILE), **settings, **of_reach)
 
 
 def max_waiting() -> flags.FlagHolder[int]:
-    """The flag of services that have a queue."""
-    return number_flag("max_waiting", 1024, CountOrZero, "What may wait; more is answered 429.")
+    """Define the flag of services that have a queue."""
+    return number_flag("max_waiting", 1024, CountOrZero, "Maximum waiting requests; more get 429.")
 
 
 def stop_signal() -> asyncio.Event:
-    """Set by SIGTERM and Ctrl-C, which end nothing any more. Ask for it before what takes long to open."""
+    """Return an event that SIGTERM and Ctrl-C set instead of ending the process. Call it before anything slow to
+    open."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -65,10 +93,10 @@ def stop_signal() -> asyncio.Event:
 
 
 def check_address(port: int) -> None:
-    """See that the address of --host and a port can be had, before what takes long to open.
+    """Check that the address of --host and a port is available, before anything slow is opened.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it is not.
     """
     host = _HOST.value
     try:
@@ -81,10 +109,10 @@ def check_address(port: int) -> None:
 
 
 async def listen(service: HttpService) -> str:
-    """Start a service. Returns its address, without a path.
+    """Start a service. Return its address, without a path.
 
     Raises:
-        UsageError: the address of --host and --port cannot be had.
+        UsageError: the address of --host and --port is not available.
     """
     config = service.config
     make_output_optional()
@@ -94,8 +122,8 @@ async def listen(service: HttpService) -> str:
         raise cli.UsageError(f"--host={config.host} --port={config.port}: {error.strerror or error}") from None
     if not config.tls_cert and not is_loopback(config.host):
         say(
-            f"warning: --host={config.host} without --tls_cert: the {config.TOKEN_NAME} and all else can be read on "
-            "the way; see docs/serving.md, Across machines",
+            f"warning: --host={config.host} without --tls_cert: the {config.TOKEN_NAME} and all data travel "
+            "unencrypted; see docs/serving.md, Across machines",
             file=sys.stderr,
         )
     host = f"[{config.host}]" if ":" in config.host else config.host
@@ -103,6 +131,6 @@ async def listen(service: HttpService) -> str:
 
 
 def ended(cut: int, what: str) -> int:
-    """Say what a stop has cut off. Returns the exit code: 0, or 3 when it was anything."""
+    """Print how many requests a stop has cut off. Return the exit code: 0, or 3 if there were any."""
     say(f"stopped; {cut} {what} were cut off" if cut else "stopped")
     return 3 if cut else 0

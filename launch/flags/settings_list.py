@@ -1,4 +1,4 @@
-"""What `--help_config` prints: every setting of a configuration, its value, what it may be, and what it means."""
+"""Text of `--help_config`: every setting of a configuration with its value, allowed values and meaning."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Setting:
     """A leaf of a configuration.
 
     Attributes:
-        name: dotted.
-        value: what it is.
-        allowed: what it may be, in words.
-        meaning: what its class's docstring says of it.
+        name: dotted name.
+        value: current value.
+        allowed: allowed values, in words.
+        meaning: description in the docstring of the setting's class.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Setting:
 
     @property
     def written(self) -> str:
-        """The value as it may stand behind the equals sign."""
+        """Return the value as the command line accepts it after the equals sign."""
         import msgspec  # here, so that --help does not wait for it
 
         value = self.value
@@ -42,7 +42,8 @@ class Setting:
 
 
 def documented(kind: type) -> dict[str, str]:
-    """What the docstrings of a class and its bases say of its fields, by name; the class itself has the last word."""
+    """Return descriptions by field name, from the docstrings of a class and its bases; the class itself takes
+    precedence."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         found |= _entries(one.__dict__.get("__doc__") or "")
@@ -70,10 +71,10 @@ def _entries(text: str) -> dict[str, str]:
 
 
 def listing(config: Any, prefix: str) -> str:
-    """A paragraph for each setting.
+    """Return the help text: a paragraph for each setting.
 
     Args:
-        prefix: what the command line writes before a setting's name.
+        prefix: prefix of a setting's name on the command line.
     """
     return "\n".join(
         f"{prefix}{one.name}={one.written}\n{_indented(f'[{one.allowed}]')}\n{_indented(one.meaning)}"
@@ -86,10 +87,10 @@ def _indented(text: str) -> str:
 
 
 def settings(config: Any, prefix: str = "") -> Iterator[Setting]:
-    """Each leaf of a configuration.
+    """Yield each leaf of a configuration.
 
     Args:
-        prefix: stands before the names.
+        prefix: prefix of the names.
     """
     kind = type(config)
     meanings = documented(kind)

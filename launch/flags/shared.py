@@ -1,9 +1,9 @@
-"""Flags that several programs have, each defined here once: one name, one type, one meaning.
+"""Flags that several programs have, each defined once: one name, one type, one meaning.
 
     _WEIGHTS = shared.weights()
 
-What a program adds to a meaning stands behind its first words, which are the same everywhere
-(`tests/launch/test_flags.py`). Names that flags had before are in `RENAMED`: they are refused with today's.
+A program may add to the first words of a help text, which are the same everywhere (`tests/launch/test_flags.py`).
+Former names of flags are in `RENAMED`: they are refused with the current name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Text = flags.FlagHolder[str | None]
 
 DTYPES = ("bfloat16", "float32")
 UNISOLATED = "D"
-"""The tier where rlimits are all there is."""
+"""Sandbox tier whose only protection is rlimits."""
 
 RENAMED: Mapping[str, str] = {
     "allow_unisolated": "sandbox_tier",
@@ -51,35 +51,39 @@ RENAMED: Mapping[str, str] = {
     "token_file": "key_file",
     "user_endpoint": "user_url",
 }
-"""Today's names of flags that were called otherwise, in the programs that have those."""
+"""Current names of flags by their former names, for the programs that have them."""
 
 
 def todays_flag(name: str) -> str | None:
-    """What a program calls a flag that it does not know by this name; None: it never had one of it."""
+    """Return the current name of a program's flag, given a former name; None if it never had such a flag."""
     today = RENAMED.get(name)
     return today if today is not None and today in flags.FLAGS else None
 
 
-def workdir(more: str = "made if it is not there.", *, required: bool = True) -> _Text:
-    """Where a run's files are.
+def workdir(more: str = "created if it does not exist.", *, required: bool = True) -> _Text:
+    """Define the flag of a run's folder.
 
     Args:
-        more: behind what it is.
-        required: False, where it may be given without its name.
+        more: text after the first words of the help.
+        required: False if the folder may be given without the flag's name.
     """
     return flags.DEFINE_string("workdir", None, f"Folder of the run; {more}", required=required)
 
 
 def seed(of: str = "") -> flags.FlagHolder[int]:
-    """Args: of: what is drawn, where that is not all that a run does."""
-    return number_flag("seed", 0, Seed, f"Of all that is drawn{of and f': {of}'}.")
+    """Define the flag of the random seed.
+
+    Args:
+        of: random choices that depend on it, if not all of the run's.
+    """
+    return number_flag("seed", 0, Seed, f"Random seed{of and f': for {of}'}.")
 
 
 def weights(*, required: bool = True) -> flags.FlagHolder[Any]:
-    """The model that a program starts from."""
+    """Define the flag of the model that a program starts from."""
     about = (
         "The model: a Hugging Face folder, a run's checkpoints/, a folder of a peft adapter, or a name on the Hub, "
-        "such as Qwen/Qwen3-0.6B."
+        "for example Qwen/Qwen3-0.6B."
     )
     return flags.DEFINE_string("weights", None, about, required=required)
 
@@ -94,63 +98,72 @@ def model_class() -> _Text:
 
 
 def tokenizer() -> _Text:
-    """Where it is not beside the weights."""
-    about = "Folder of the tokenizer, or a name on the Hub; by default that of --weights."
+    """Define the flag of a tokenizer that is not in the folder of the weights."""
+    about = "Folder of the tokenizer, or a name on the Hub; by default the tokenizer of --weights."
     return flags.DEFINE_string("tokenizer", None, about)
 
 
 def step() -> flags.FlagHolder[int | None]:
-    """Of a run's checkpoints."""
-    return number_flag("step", None, CountOrZero, "Step of a run's checkpoints; by default the newest.")
+    """Define the flag that selects a run's checkpoint."""
+    return number_flag("step", None, CountOrZero, "Step of the run's checkpoint to read; by default the newest.")
 
 
 def base() -> _Text:
-    """Under adapters."""
-    about = "The weights that an adapter was trained on, where they are not where its folder says."
+    """Define the flag of the weights under an adapter."""
+    about = "Weights that the adapter was trained on; needed if they are not at the place that its folder names."
     return flags.DEFINE_string("base", None, about)
 
 
 def param_dtype() -> Any:
-    """Of weights that are written."""
-    return flags.DEFINE_enum("param_dtype", None, DTYPES, "Of the weights; by default as they are stored.")
+    """Define the flag of the dtype of written weights."""
+    return flags.DEFINE_enum("param_dtype", None, DTYPES, "Dtype of the written weights; by default as stored.")
 
 
 def mesh(more: str = "By default one device.") -> Any:
-    """Sizes of axes, which `launch.flags.meshes` reads."""
-    return flags.DEFINE_list("mesh", [], f"Sizes of mesh axes; such as fsdp=8,context=2. {more}")
+    """Define the flag of the mesh axes' sizes, which `launch.flags.meshes` reads."""
+    return flags.DEFINE_list("mesh", [], f"Sizes of mesh axes; for example fsdp=8,context=2. {more}")
 
 
 def environments(*, required: bool = True) -> flags.FlagHolder[Any]:
-    """Flag `--environments`, whose value `launch.flags.environments` reads.
+    """Define the flag `--environments`, whose value `launch.flags.environments` reads.
 
     Args:
-        required: False, where another flag may be given in its place.
+        required: False if another flag may be given instead.
     """
-    about = "Dataset of tool environments; or my_module:my_name, mcp:FILE, verifiers:ID or openenv:URL."
+    about = (
+        "Environments: a dataset of tool environments, or my_module:my_name, mcp:FILE, verifiers:ID or openenv:URL "
+        "(docs/own_environments.md)."
+    )
     return flags.DEFINE_string("environments", None, about, required=required)
 
 
 def reward() -> _Text:
-    """Flag `--reward`, of programs that score episodes."""
-    about = "Named rewards, with weights that sum to 1; such as score:0.9,format:0.1. By default score; of records f1."
+    """Define the flag `--reward` of programs that score episodes."""
+    about = (
+        "Named rewards, with weights that sum to 1; for example score:0.9,format:0.1. By default f1 for datasets, else "
+        "score, the environment's own."
+    )
     return flags.DEFINE_string("reward", None, about)
 
 
 def held_out(more: str) -> _Text:
-    """Flag `--held_out`.
+    """Define the flag `--held_out`.
 
     Args:
-        more: what may be given, and what is measured.
+        more: allowed values, and what is measured.
     """
-    return flags.DEFINE_string("held_out", None, f"Data that is not trained on, to measure progress: {more}")
+    return flags.DEFINE_string("held_out", None, f"Data to measure progress on, never trained on: {more}")
 
 
 def sandbox_tier() -> Any:
-    """Of programs that run tool code, their own or other programs'."""
-    about = "Weakest isolation to accept, see docs/sandbox.md; strict is A. D trusts the code."
+    """Define the flag of the weakest accepted isolation, for programs that run tool code."""
+    about = (
+        "Weakest isolation of tool code to accept, from A (also: strict) to D, which has rlimits only, for code that "
+        "you trust; docs/sandbox.md."
+    )
     return flags.DEFINE_enum("sandbox_tier", "C", ("A", "B", "C", UNISOLATED, "strict"), about)
 
 
 def port(default: int) -> flags.FlagHolder[int]:
-    """Of a service."""
+    """Define the flag of a service's port."""
     return number_flag("port", default, Port, "Port to listen on; 0 takes a free one.")

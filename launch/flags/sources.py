@@ -1,4 +1,4 @@
-"""The weights that `--weights` names: a model's folder, or an adapter of `peft` with the folder of its base."""
+"""Weights that `--weights` names: a model's folder, or an adapter of `peft` with the folder of its base."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _Text = flags.FlagHolder[str | None]
 
 
 class NamedWeights(NamedTuple):
-    """Where a model is.
+    """Folders of a model.
 
     Attributes:
-        folder: of its weights, without the adapter.
-        adapter: a folder of `peft`; None where there is none.
+        folder: folder of the weights, without the adapter.
+        adapter: folder of a `peft` adapter, or None.
     """
 
     folder: epath.Path
@@ -30,7 +30,7 @@ class NamedWeights(NamedTuple):
 
     @property
     def tokenizer(self) -> epath.Path:
-        """The folder of the tokenizer: the adapter's, where it has one of its own.
+        """Return the folder of the tokenizer: the adapter's if it has one, else the base's.
 
         Raises:
             UsageError: the adapter has a chat template and no tokenizer.
@@ -48,26 +48,27 @@ class NamedWeights(NamedTuple):
 
     @property
     def named(self) -> epath.Path:
-        """The folder that was asked for."""
+        """Return the folder that the user named."""
         return self.adapter or self.folder
 
     def model(self, **dtypes: str) -> Model:
-        """The model, without its weights. Raises `WeightsError`: it cannot be read."""
+        """Return the model, without its weights. Raises `WeightsError`: it cannot be read."""
         from astra_jax.run import weights
 
         return weights.read_model(self.folder, self.adapter, **dtypes)
 
     def load_tokenizer(self, folder: epath.Path | None = None) -> ChatTokenizer:
-        """The tokenizer of a folder, by default of `tokenizer`. Raises as `ChatTokenizer.load`.
+        """Return the tokenizer of a folder, by default of `tokenizer`. Raises as `ChatTokenizer.load`.
 
-        Of a folder of an adapter, which has no generation_config.json, that of the base says what ends a turn.
+        The end tokens of a turn come from the base's generation_config.json, since an adapter's folder has none.
         """
         from astra_jax.tokenizer import ChatTokenizer
 
         return ChatTokenizer.load(folder or self.tokenizer, generation=self.folder)
 
     def check_vocabulary(self, model: Model) -> None:
-        """Raises `UsageError`: the tokenizer, whatever its chat template, has tokens that the model has no rows for."""
+        """Check that the model has a row for every token of the tokenizer, whatever its chat template. Raises
+        `UsageError`."""
         from tokenizers import Tokenizer
 
         file = self.tokenizer / "tokenizer.json"
@@ -76,13 +77,13 @@ class NamedWeights(NamedTuple):
         size = max(Tokenizer.from_buffer(file.read_bytes()).get_vocab(with_added_tokens=True).values()) + 1
         if size > model.vocab_size:
             raise cli.UsageError(
-                f"{file} has {size} tokens, with the adapter the embedding has {model.vocab_size} rows: the rows of "
-                "the tokens that were added are not in the adapter. Write it again with save_embedding_layers=True"
+                f"{file} has {size} tokens, but the embedding with the adapter has {model.vocab_size} rows: the rows "
+                "of added tokens are not in the adapter. Save it again with save_embedding_layers=True"
             )
 
     def copy_tokenizer(self, target: epath.Path | str) -> int:
-        """Copy the tokenizer's files, and the generation_config.json of the base where the tokenizer's folder has none.
-        Returns how many there are."""
+        """Copy the tokenizer's files, and the base's generation_config.json if the tokenizer's folder has none. Return
+        the number of files."""
         from astra_jax import chat_files
 
         copied = chat_files.copy_tokenizer(self.tokenizer, target)
@@ -90,15 +91,16 @@ class NamedWeights(NamedTuple):
 
 
 def source(weights: _Text, base: _Text | None) -> NamedWeights:
-    """The folders that two flags name, downloaded where they are on the Hub.
+    """Return the folders that two flags name, downloaded if they are on the Hub.
 
     Args:
-        weights: a model, or an adapter of `peft`.
-        base: of the adapter; by default the one that its adapter_config.json names. None: a program without that flag.
+        weights: flag of a model, or of an adapter of `peft`.
+        base: flag of the adapter's base; by default the base that its adapter_config.json names. None: the program has
+            no such flag.
 
     Raises:
         UsageError: a folder is missing, or `base` is given without an adapter.
-        HubError: the Hub does not give one.
+        HubError: the Hub does not provide a model.
         WeightsError: the adapter cannot be read.
     """
     from astra_jax.models import peft_folder
@@ -107,8 +109,8 @@ def source(weights: _Text, base: _Text | None) -> NamedWeights:
     if not peft_folder.is_adapter(folder):
         if base is not None and base.value is not None:
             raise cli.UsageError(
-                f"--base={base.value}: --{weights.name}={weights.value} is no adapter of peft; leave --base out. (The "
-                "base of a run's own adapters is named to launch.convert, which makes a folder of both)"
+                f"--base={base.value}: --{weights.name}={weights.value} is not an adapter of peft; leave out "
+                "--base. (For a run's own adapters, give --base to launch.convert, which merges them)"
             )
         return NamedWeights(folder, None)
     if base is not None and base.value is not None:
@@ -117,15 +119,13 @@ def source(weights: _Text, base: _Text | None) -> NamedWeights:
         name = peft_folder.read_settings(folder).base
         if not name:
             raise cli.UsageError(
-                f"--{weights.name}={weights.value} is an adapter of peft, whose adapter_config.json does not say what "
-                "it was trained on; say it with --base"
+                f"--{weights.name}={weights.value} is an adapter of peft, whose adapter_config.json does not name the "
+                "weights that it was trained on; give them with --base"
             )
         said = f"base_model_name_or_path={name} of {folder}/{peft_folder.CONFIG}"
         under = hub.named_folder(name, said)
         if not under.is_dir():
-            raise cli.UsageError(f"{said} is no folder on this machine; say with --base where it is")
+            raise cli.UsageError(f"{said} is not a folder on this machine; give its folder with --base")
     if peft_folder.is_adapter(under):
-        raise cli.UsageError(
-            f"{said} is an adapter of peft itself: merge it (launch.convert --from_peft --to_hf) first"
-        )
+        raise cli.UsageError(f"{said} is an adapter of peft too; merge it first (launch.convert --from_peft --to_hf)")
     return NamedWeights(folder=under, adapter=folder)

@@ -1,4 +1,4 @@
-"""Lines that a synthesis prints at its end: counts, reasons, tables and costs; and its exit code."""
+"""Last lines of a synthesis program: counts, reasons, tables and costs; and its exit code."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from synthesis.core.rate_limits import Spent
 
 _ENOUGH = 0.5
-"""Of what was asked for, the share with which a synthesis ends well: filters take some in any run."""
+"""Least share of the requested records for a successful exit; filters reject some in any run."""
 _REASONS = 5
 
 
 def print_rejected(rejected: Mapping[str, Mapping[str, int]], examples: Mapping[str, Mapping[str, str]]) -> None:
-    """Say how many records each stage of a synthesis has rejected, by reason, with one of each where there is one."""
+    """Print how many records each stage rejected, by reason, with an example of each."""
     for stage, reasons in rejected.items():
         _print_counts(f"rejected by {stage}", reasons, examples.get(stage, {}))
 
 
 def print_changed(changes: Mapping[str, int], examples: Mapping[str, str]) -> None:
-    """Print how many tools say something else than their documents, by the kind of change, with one of each."""
+    """Print how many tools differ from their documents, by the kind of change, with an example of each."""
     _print_counts("changed in tool documents", changes, examples)
 
 
@@ -35,8 +35,8 @@ def _print_counts(title: str, counts: Mapping[str, int], examples: Mapping[str, 
 
 
 def print_table(rows: Mapping[str, str], preset: str) -> None:
-    """Print a dataset's figures, a row a line; beside the paper's where the run is of a preset that has them, with what
-    makes it another one."""
+    """Print a dataset's statistics, one in a line. For a preset of the paper, also the paper's numbers and the
+    differences."""
     from configs.synthesis import DIFFERS, PAPER
 
     paper = PAPER.get(preset, {})
@@ -49,24 +49,26 @@ def print_table(rows: Mapping[str, str], preset: str) -> None:
 
 
 def print_costs(stages: Mapping[str, Spent], records: int) -> None:
-    """Say what each stage of a synthesis has asked of the teacher's endpoint; nothing where there is none."""
+    """Print the tokens and requests that each stage sent to the teacher's endpoint; nothing without an endpoint."""
     every = sum(one.tokens for one in stages.values())
     for name, one in sorted(stages.items(), key=lambda item: -item[1].tokens):
         each = f", {one.tokens / records:,.0f} for each stored record" if records else ""
-        say(f"asked for {name}: {one.tokens:,} tokens ({one.tokens / every:.1%}) in {one.requests:,} requests{each}")
+        say(
+            f"requested for {name}: {one.tokens:,} tokens ({one.tokens / every:.1%}) in {one.requests:,} requests{each}"
+        )
 
 
 def made(count: int, noun: str, *, wanted: int, rejected: Mapping[str, Mapping[str, int]]) -> int:
-    """The exit code of a synthesis: `endings.FELL_SHORT`, with a line of the reasons, where less than half of what was
-    wanted was made.
+    """Return the exit code of a synthesis: `endings.FELL_SHORT`, with a line of reasons, if it made less than half of
+    what was wanted.
 
     Args:
-        rejected: stage → reason → how many.
+        rejected: stage → reason → count.
     """
     if count >= wanted * _ENOUGH:
         return 0
     reasons = [(number, f"{reason} in {stage}") for stage, of in rejected.items() for reason, number in of.items()]
     most = [f"{number:,} {what}" for number, what in sorted(reasons, key=lambda one: -one[0])[:_REASONS]]
-    said = f"; rejected most of all were {', '.join(most)}; examples are above" if most else ""
+    said = f"; the most frequent rejections were {', '.join(most)}; examples are above" if most else ""
     say(f"error: {f'{count:,}' if count else 'none'} of {wanted:,} became {noun}{said}", file=sys.stderr)
     return endings.FELL_SHORT

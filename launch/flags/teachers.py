@@ -1,4 +1,4 @@
-"""The flags of every program that synthesises: who answers its requests, and who embeds its tool documents."""
+"""Flags of every synthesis program: the teacher's endpoint, and the embedder of tool documents."""
 
 from __future__ import annotations
 
@@ -44,61 +44,77 @@ _API = flags.DEFINE_enum(
     "API of the teacher's endpoint. For anthropic (https://api.anthropic.com) and gemini "
     "(https://generativelanguage.googleapis.com) install the extra of that name.",
 )
-_MODEL = flags.DEFINE_string("teacher_model", None, "The served model's name; with --teacher_url.")
-_KEY_FILE = flags.DEFINE_string("teacher_key_file", None, "File whose first line is the endpoint's key.")
-_TEMPERATURE = number_flag("teacher_temperature", 1.0, Temperature, "Of sampling; 0 is greedy.")
-_MAX_TOKENS = number_flag("teacher_max_tokens", 16_384, Length, "Of one answer, thinking included.")
-_TIMEOUT = number_flag("teacher_timeout_seconds", 300.0, Seconds, "Of one request.")
-_TRIES = number_flag("teacher_tries", 6, Count, "How often an answer is asked for until it is one of its type.")
+_MODEL = flags.DEFINE_string("teacher_model", None, "Name of the model that --teacher_url serves.")
+_KEY_FILE = flags.DEFINE_string("teacher_key_file", None, "File whose first line is the API key of --teacher_url.")
+_TEMPERATURE = number_flag("teacher_temperature", 1.0, Temperature, "Sampling temperature of the teacher; 0 is greedy.")
+_MAX_TOKENS = number_flag(
+    "teacher_max_tokens", 16_384, Length, "Maximum tokens of one teacher answer, reasoning included."
+)
+_TIMEOUT = number_flag("teacher_timeout_seconds", 300.0, Seconds, "Time limit of one request, in seconds.")
+_TRIES = number_flag("teacher_tries", 6, Count, "Maximum requests for one usable answer.")
 _EXTRA_BODY = flags.DEFINE_string(
     "teacher_extra_body",
     None,
-    'Further fields of every request, JSON, such as {"reasoning_effort": "low"}; null leaves a field out.',
+    'Additional fields of every request, as JSON, for example {"reasoning_effort": "low"}; null removes a field.',
 )
 _PROMPTS = flags.DEFINE_string(
     "prompts",
     None,
-    "Folder of your own prompts, LANGUAGE/NAME.jinja, which stand for those of synthesis/prompts of their names.",
+    "Folder of your own prompts, LANGUAGE/NAME.jinja, which replace those of the same names in synthesis/prompts.",
 )
 _STRUCTURED_OUTPUT = flags.DEFINE_enum(
     "teacher_structured_output",
     "auto",
     ["auto", "json_schema", "json_object", "text"],
-    "What the endpoint enforces: its JSON schema, JSON, or nothing; auto asks it once. The weaker two have the schema "
-    "in the prompt.",
+    "Form of answers that the endpoint enforces: a JSON schema, any JSON, or nothing; auto finds out with one request. "
+    "Without an enforced schema, the prompt contains it.",
 )
-_CONCURRENCY = number_flag("teacher_concurrency", 256, Count, "Requests in flight at most.")
-_REQUESTS = number_flag("teacher_requests_per_minute", None, Rate, "Rate limit; by default none.")
-_TOKENS = number_flag("teacher_tokens_per_minute", None, Rate, "Rate limit, prompts and answers; by default none.")
+_CONCURRENCY = number_flag("teacher_concurrency", 256, Count, "Maximum requests in flight.")
+_REQUESTS = number_flag("teacher_requests_per_minute", None, Rate, "Rate limit in requests; by default none.")
+_TOKENS = number_flag(
+    "teacher_tokens_per_minute", None, Rate, "Rate limit in tokens of prompts and answers; by default none."
+)
 _UNUSABLE = number_flag(
     "teacher_unusable_answers",
     50,
     Count,
-    "Answers of one kind after which the run stops if less than one in a hundred is usable.",
+    "Number of answers of one kind after which the run stops if less than one in a hundred is usable.",
 )
 _UNAVAILABLE = number_flag(
-    "teacher_max_unavailable_minutes", 60.0, Minutes, "How long the endpoint may answer nothing before the run stops."
+    "teacher_max_unavailable_minutes",
+    60.0,
+    Minutes,
+    "Minutes without any answer of the endpoint after which the run stops.",
 )
 _TOKEN_BUDGET = number_flag(
     "teacher_token_budget",
     None,
     TotalOrZero,
-    "Tokens of the whole run, restarts included; when they are spent it stops.",
+    "Stop after this many tokens, earlier starts of the run included; by default no limit.",
 )
-_MONEY_BUDGET = number_flag("teacher_money_budget", None, Amount, "The same in money, at the prices given.")
+_MONEY_BUDGET = number_flag(
+    "teacher_money_budget",
+    None,
+    Amount,
+    "Stop after this much money (needs --teacher_prices), earlier starts of the run included; by default no limit.",
+)
 _PRICES = flags.DEFINE_list(
-    "teacher_prices", None, "Prices of a million prompt tokens and a million answer tokens, as 0.5,2; any currency."
+    "teacher_prices",
+    None,
+    "Prices of a million prompt tokens and a million answer tokens, for example 0.5,2; in any currency.",
 )
 RECORDING = flags.DEFINE_string(
     "teacher_recording",
     None,
-    "SQLite file of answers and of what was spent, which runs may share; by default teacher.sqlite in the workdir.",
+    "SQLite file that records answers and costs; runs may share it. By default teacher.sqlite in the workdir.",
 )
 _MODE = flags.DEFINE_enum(
     "teacher_mode",
     "record",
     ["off", "record", "replay"],
-    "record: keep all answers, and ask only for those not kept yet. replay: ask nothing, the answers are all kept.",
+    "record: store all answers in --teacher_recording, and request only those not stored yet. replay: send no "
+    "requests, "
+    "and fail for an answer that is not stored. off: store nothing.",
 )
 _OF_THE_TEACHER: tuple[flags.FlagHolder[Any], ...] = (
     _API, _TEMPERATURE, _MAX_TOKENS, _TIMEOUT, _TRIES, _EXTRA_BODY, _PROMPTS, _STRUCTURED_OUTPUT, roles.JUDGE_OWN,
@@ -108,7 +124,7 @@ _WRITTEN: Mapping[str, flags.FlagHolder[Any]] = {
     "base_url": _URL, "model": _MODEL, "api_key": _KEY_FILE, "api": _API, "max_tokens": _MAX_TOKENS,
     "unusable_answers": _UNUSABLE, "token_budget": _TOKEN_BUDGET, "money_budget": _MONEY_BUDGET,
 }  # fmt: skip
-"""Settings that messages about an endpoint name, by the flags that the user gave them with."""
+"""Flag of each setting that messages about an endpoint name."""
 
 
 def teacher_from_flags(workdir: Path) -> Teacher:
@@ -134,14 +150,14 @@ def teacher_from_flags(workdir: Path) -> Teacher:
 
 
 def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:
-    """Return the teacher behind an endpoint; None for the offline one.
+    """Return the teacher behind an endpoint; None for the offline teacher.
 
     Args:
-        workdir: of the run: where it is noted what was spent, and answers where they are recorded.
+        workdir: folder of the run, for its costs and recorded answers.
 
     Raises:
         cli.UsageError: flags contradict each other or have bad values.
-        InputError: a model would judge its own text, or a prompt of the user's is none.
+        InputError: a model would judge its own text, or one of the user's prompts is invalid.
     """
     from synthesis.core.recording import Recording
     from synthesis.pipeline.model_router import ModelRouter
@@ -188,7 +204,7 @@ def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:
 
 
 def _json_of(flag: flags.FlagHolder[str | None], kind: Any) -> Any:
-    """What the JSON of a flag holds; None where it is not given. Raises `cli.UsageError`."""
+    """Return the decoded JSON of a flag; None without the flag. Raises `cli.UsageError`."""
     import msgspec
 
     from astra_jax.base.typed import decode_json
@@ -210,16 +226,17 @@ def embedder_from_flags() -> Embedder:
 
 
 def _endpoint() -> tuple[str, str, str]:
-    """Address, model and key of the teacher; all "" without an address."""
+    """Return URL, model and key of the teacher; all are "" without a URL."""
     if not _URL.value:
         cli.refuse_unused((_MODEL, _KEY_FILE, *_OF_THE_TEACHER), f"is for an endpoint: give --{_URL.name} too")
         if asked := list(roles.roles_from_flags()):
             raise cli.UsageError(
-                f"--{roles.ROLES.name} names {asked[0]}, and nobody answers as the others: give --{_URL.name} too"
+                f"--{roles.ROLES.name} names {asked[0]}, but no model answers in the other roles; give --{_URL.name} "
+                "too"
             )
         return "", "", ""
     if not _URL.value.startswith(("http://", "https://")):
         raise cli.UsageError(f"--{_URL.name}={_URL.value}: write http://HOST:PORT/v1")
     if not _MODEL.value:
-        raise cli.UsageError(f"--{_URL.name} wants --{_MODEL.name}, the name under which the model is served")
+        raise cli.UsageError(f"--{_URL.name} needs --{_MODEL.name}, the name of the served model; give it too")
     return _URL.value, _MODEL.value, cli.token_of(_KEY_FILE) or "EMPTY"

@@ -1,1 +1,2 @@
-"""The main job: `python -m launch.quickstart`. `stages` runs it, `ledger` remembers, `summary` and `report` tell."""
+"""The quickstart: `python -m launch.quickstart`. `stages` runs it, `ledger` stores results, `summary` and `report` show
+them."""

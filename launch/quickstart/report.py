@@ -1,4 +1,4 @@
-"""`report.html`: one self-contained page about a run. No network; pictures are inline SVG."""
+"""Page `report.html` about a run: self-contained, with inline SVG, and without network access."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
 
 
 def _episodes(workdir: Path, model: str) -> dict[str, dict[str, Any]]:
-    """The kept episodes of a model's evaluation, by environment."""
+    """Return the stored episodes of a model's evaluation, by environment."""
     episodes = read_json(workdir / "stages" / f"evaluate_{model}.json")["samples"]
     return {
         id: episode | {"messages": convert_to(episode["messages"], list[Message])} for id, episode in episodes.items()
@@ -82,7 +82,7 @@ def tool_graphs(paths: Sequence[Path], servers: Sequence[ToolServer]) -> list[tu
 
 
 def loss_curves(workdir: Path) -> Markup:
-    """The parts of SFT, one after the other."""
+    """Plot the losses of both parts of SFT, one after the other."""
     offset, lines = 0, {}
     parts = {"dialogue": "without tool documents", "tools": "with tool documents"}
     for folder in sorted((workdir / "sft").iterdir()):
@@ -93,7 +93,7 @@ def loss_curves(workdir: Path) -> Markup:
 
 
 def reward_curves(workdir: Path) -> Markup:
-    """Mean reward of each update's rollouts, with recall and precision."""
+    """Plot the mean reward of each update's rollouts, with recall and precision."""
     rows = read_metrics(workdir / "grpo" / "metrics")
     lines = {
         label: [(row["step"], row.get(name)) for row in rows]

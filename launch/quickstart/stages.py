@@ -1,12 +1,13 @@
-"""The main job's stages, in order. Each reads what earlier ones wrote in the workdir and returns JSON for the ledger.
+"""Stages of the quickstart, in order. Each reads files of earlier stages in the workdir and returns JSON for the
+ledger.
 
     trajectories ─ environments ─ tokenizer ─ evaluate_untrained ─ sft_dialogue ─ sft_tools ─ evaluate_sft
         ─ grpo ─ evaluate_grpo
 
-A run from real weights (`pretrained.py`) reads them first (weights) and has its tokenizer from there; before SFT it
-writes down what they say by themselves (rehearsal).
+A run from pretrained weights (`pretrained.py`) first reads weights and tokenizer (weights), and before SFT samples the
+model's own conversations (rehearsal).
 
-A stage that was killed goes on from its own journal or checkpoint; a finished one is never run again.
+A killed stage resumes from its own journal or checkpoint; a finished one is never run again.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ from synthesis.pipeline.pipeline_run import Summary
 
 Result = dict[str, Any]
 SAMPLES = 3
-"""Environments whose held-out episodes are kept, whole, for the report."""
+"""Number of environments whose held-out episodes are stored in full for the report."""
 
 
 class Quickstart:
-    """One run of the main job in one workdir."""
+    """One run of the quickstart in one workdir."""
 
     def __init__(self, config: QuickstartConfig, workdir: Path, ledger: Ledger) -> None:
         from synthesis.offline.teacher import OfflineTeacher
@@ -104,7 +105,7 @@ class Quickstart:
                 self.ledger.finish(name, result | {"sandbox": isolation})
 
     async def _timed(self, name: str, stage: Callable[[], Awaitable[Result]]) -> Result:
-        """What a stage came to, and what it took, in all of its starts that were not killed."""
+        """Return a stage's result with its time and memory, over all of its starts that were not killed."""
         before, started = self.ledger.spent(name), time.perf_counter()
 
         def spent() -> Result:
@@ -162,7 +163,8 @@ class Quickstart:
         return {"vocab_size": tokenizer.vocab_size, "digests": {"tokenizer": digest}}
 
     def _texts(self, trajectories: list[Trajectory], environments: list[ToolEnvironment]) -> Iterator[str]:
-        """What the model will read. Of the environments only the training ones: held-out text stays unseen."""
+        """Yield the texts for the tokenizer: of the environments only the training ones, so that held-out text stays
+        unseen."""
         thinking = self.config.tools.data.thinking
         for one in trajectories:
             messages = one.messages if thinking else [msgspec.structs.replace(m, reasoning="") for m in one.messages]
@@ -242,7 +244,7 @@ class Quickstart:
         return "the weights of a release" if self.config.pretrained else "weights made to copy (quickstart)"
 
     def _complete(self, workdir: Path, method: str, config: Any, data: list[TrainedOn], base: str) -> None:
-        """Make a training stage's folder a whole model."""
+        """Complete a training stage's folder to a model that can be loaded."""
         model_card.complete(workdir / model_card.CHECKPOINTS, self.tokenizer, self.workdir / "tokenizer")
         weights = self.weights_dir if self.config.pretrained else None
         model_card.write_card(workdir, method, config, data, base=base, weights=weights)
@@ -289,7 +291,7 @@ class Quickstart:
         return ChatTokenizer.load(self.workdir / "tokenizer")
 
     def environments_of(self, split: Split) -> list[ToolEnvironment]:
-        """What was synthesised for training, or held out."""
+        """Return the synthesised environments of a split."""
         return read_dataset(self.workdir / "environments" / split, ToolEnvironment)
 
     def untrained(self) -> Params:
@@ -301,23 +303,24 @@ class Quickstart:
         return self.workdir / part / "checkpoints"
 
     def trained(self, part: str) -> Params:
-        """The last weights of a training stage."""
+        """Return the last weights of a training stage."""
         return weights.load_orbax(self.checkpoints_of(part), self.config.model)
 
 
 def _unless_preempted(stopped: str) -> None:
-    """SIGTERM in a training stage: it has saved, and is not finished."""
+    """Raise if SIGTERM ended a training stage: it has saved a checkpoint, and is not finished."""
     if stopped == "preempted":
-        raise AbortRun("asked to stop", "the stage is saved; run the same command again to go on")
+        raise AbortRun("asked to stop", "the stage is saved; run the same command again to resume")
 
 
 def _result(summary: Summary, statistics: Result) -> Result:
-    """What the ledger keeps of a synthesis run."""
+    """Return the ledger's entry for a synthesis run."""
     names = ("counts", "digests", "rejected", "details")
     return {**{name: getattr(summary, name) for name in names}, "statistics": statistics}
 
 
 def peak_rss_bytes() -> int:
-    """The largest resident size so far: this process's, plus that of its largest child (a sandbox or MCP server)."""
+    """Return the largest resident size so far: this process's, plus that of its largest child (a sandbox or MCP
+    server)."""
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(resource.getrusage(one).ru_maxrss for one in who) * 1024

@@ -1,4 +1,4 @@
-"""`summary.json`: what a run of the main job came to, gathered from its ledger."""
+"""Summary of a quickstart run, `summary.json`, gathered from its ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEASURED = ("seconds", "peak_rss_bytes", "sandbox")  # what every stage has bes
 
 
 def identity(config: QuickstartConfig, profile: str) -> dict[str, Any]:
-    """What the workdir must share with this run: version, profile, seed and every setting."""
+    """Return everything that a resumed run must share with the workdir: version, profile, seed and every setting."""
     settings = dataclasses.asdict(config) | {"model": model_settings(config.model)}
     settings = msgspec.to_builtins(settings, str_keys=True)
     return run_identity(version=astra_jax.__version__, profile=profile, config=settings)
@@ -33,9 +33,9 @@ def identity(config: QuickstartConfig, profile: str) -> dict[str, Any]:
 def write(workdir: Path, ledger: Ledger, config: QuickstartConfig, profile: str) -> dict[str, Any]:
     """Write `workdir/summary.json` atomically and return its content.
 
-    `held_out` has, for `untrained`, `sft` and `grpo`, the fields of `EvalResult`; `digests` are of the datasets'
-    content, of the tokenizer, and of the file of weights, if the run started from one; `seconds` is the stages' sum,
-    over all processes that took part in the run and were not killed.
+    `held_out` has the fields of `EvalResult` for `untrained`, `sft` and `grpo`. `digests` has a digest of each
+    dataset's content, of the tokenizer, and of the pretrained weights' file, if there is one. `seconds` is the sum over
+    the stages, in all processes of the run that were not killed.
     """
     stages = ledger.results()
     servers = read_dataset(workdir / "trajectories" / "servers", ToolServer)
@@ -89,7 +89,7 @@ def _scalars(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The result for a terminal."""
+    """Return the results as a table for a terminal."""
     lines = [f"{'held-out':<10} {'F1':>6} {'recall':>7} {'precision':>10} {'answers':>8} {'episodes':>9}"]
     for name in MODELS:
         row = summary["held_out"][name]

@@ -249,7 +249,7 @@ class StoredRecords(Generic[Record]):
         try:
             record = read_record(self._path, self._kind, self._index[id])
             if self._row(record).id != id:
-                raise DatasetError("its records are others now")
+                raise DatasetError("its records have changed")
         except DatasetError as error:
             raise HttpRefusal(503, f"the dataset has changed since this started ({error}); start it again") from None
         return record

@@ -207,7 +207,7 @@ class Watcher:
         run = self.look()
         if not (run.trainings or run.stages or run.datasets or run.command or run.state in ("running", "elsewhere")):
             raise InputError(
-                f"nothing in {self.name} is of a run; give the --workdir of launch.sft, launch.grpo, "
+                f"{self.name} has no files of a run; give the --workdir of launch.sft, launch.grpo, "
                 "launch.trajectories, launch.environments or launch.quickstart"
             )
 

@@ -149,7 +149,7 @@ class InBucket:
             self._client, self._root = fsspec.core.url_to_fs(self.name, use_listings_cache=False)
             self._copy()
         except FileNotFoundError:
-            raise InputError(f"there is no folder {self.name}; give that of a run") from None
+            raise InputError(f"there is no folder {self.name}; give the --workdir of a run") from None
         except Exception as error:  # of the bucket's client, without a common base
             raise StorageError(
                 f"{self.name} cannot be read ({first_line(error)}); see that the service can be reached from here, and "

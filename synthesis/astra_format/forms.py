@@ -142,7 +142,7 @@ def _sharegpt(turns: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             try:
                 calls = written_calls(text)
             except (ValueError, RecursionError) as error:
-                raise Rejected("bad_record", f"{where}: a call that is no JSON ({error}): {text!r:.200}") from None
+                raise Rejected("bad_record", f"{where}: a call that is not JSON ({error}): {text!r:.200}") from None
             yield {"role": "assistant", "content": "", "reasoning_content": reasoning, "tool_calls": calls, **marks}
         elif role == "results":
             yield {"role": "tool", **result_fields(value), **marks}

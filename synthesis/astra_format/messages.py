@@ -280,7 +280,7 @@ def read_messages(given: Sequence[Any], tools: Sequence[ToolSpec] = ()) -> tuple
     if last.content.lstrip().startswith(ERROR):
         defects.append(Defect("ends_in_error", last.content.strip()[:100]))
     elif last.role != "assistant" or last.tool_calls or not last.content.strip():
-        defects.append(Defect("no_final_answer", f"the last message is of the role {last.role} and is no answer"))
+        defects.append(Defect("no_final_answer", f"the last message is of the role {last.role} and is not an answer"))
     return messages, defects
 
 
@@ -324,7 +324,7 @@ def _text(content: str | list[Any] | None) -> str:
             kind = str(one.get("type", "")) if isinstance(one, dict) else ""
             named = f", of type {kind!r:.40}" if kind else ""
             raise Rejected(
-                "bad_record", f"the content has an item that is no text{named}, as an image is not: {one!r:.100}"
+                "bad_record", f"the content has an item that is not a text{named}, as an image is not: {one!r:.100}"
             )
         texts.append(text)
     return "".join(texts)

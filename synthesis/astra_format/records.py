@@ -326,7 +326,7 @@ def spec_of(schema: Any) -> ToolSpec:
     parameters = function.get("parameters") or {}
     description = function.get("description") or ""
     if not isinstance(description, str):
-        raise bad(f"the description is no text but {type(description).__name__}")
+        raise bad(f"the description is not a text but {type(description).__name__}")
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise bad("parameters are no schema of type object")
     # Readers of environments rely on these three being there.

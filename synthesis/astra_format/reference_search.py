@@ -30,9 +30,9 @@ class SearchConfig(Settings):
     """Bounds of the search.
 
     Attributes:
-        calls_per_answer: most calls tried for one gold answer in one round. There is a further round for as long as the
-            last one found a call whose output may hold an argument of those still missing.
-        proofs_per_answer: how many calls that give an answer are tried to prove before it counts as not reachable.
+        calls_per_answer: maximum calls tried for one gold answer in one round. Another round follows as long as the
+            last one found a call whose output may contain a missing argument.
+        proofs_per_answer: maximum calls giving an answer that are proved before the answer counts as unreachable.
     """
 
     calls_per_answer: Count = 512

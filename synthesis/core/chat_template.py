@@ -146,8 +146,8 @@ def _templates(folder: epath.Path) -> Mapping[str, str]:
     for name, text in templates.items():
         if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
             raise TemplateError(
-                f"{folder}: its chat template {name!r} is no text of at most {_MOST_CHARACTERS} characters; copy the "
-                "folder again"
+                f"{folder}: its chat template {name!r} is not a text of at most {_MOST_CHARACTERS} characters; "
+                "copy the folder again"
             )
     if templates and "default" not in templates:
         raise TemplateError(f"{folder}: of its chat templates ({', '.join(templates)}) none is called 'default'")

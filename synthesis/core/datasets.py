@@ -166,7 +166,7 @@ class _writing:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, (RuntimeError, OSError)):
             raise DatasetError(
-                f"{self.path} could not be written ({error}); make room there, or see to the disk, and run the same "
+                f"{self.path} could not be written ({error}); make room there, or check the disk, and run the same "
                 "command again"
             ) from None
 
@@ -189,7 +189,7 @@ def read_card(path: Folder) -> dict[str, Any]:
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise DatasetError(f"{folder / CARD_FILE} is not JSON ({error}); {_AGAIN.format(path)}") from None
     if not isinstance(card, dict):
-        raise DatasetError(f"{folder / CARD_FILE} is no JSON object; {_AGAIN.format(path)}")
+        raise DatasetError(f"{folder / CARD_FILE} is not a JSON object; {_AGAIN.format(path)}")
     if card.get("schema_version") != SCHEMA_VERSION:
         raise DatasetError(
             f"{path}: schema_version is {card.get('schema_version')!r}, this version reads {SCHEMA_VERSION}; "

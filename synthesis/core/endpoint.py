@@ -235,7 +235,7 @@ class Endpoint:
         return self.config.max_unavailable_seconds
 
     def _check_silence(self, failure: TryFailed, silent: float) -> None:
-        """Stop the run if the endpoint has answered nothing for too long.
+        """Stop the run if the endpoint has not answered for too long.
 
         Args:
             silent: seconds without an answer to any request.
@@ -254,9 +254,9 @@ class Endpoint:
         if max(silent, failure.wait or 0.0) > config.max_unavailable_seconds:
             raise self._stop(
                 EndpointDown(
-                    f"{config.place} has answered nothing for {silent:,.0f} s ({failure})"
+                    f"{config.place} has not answered for {silent:,.0f} s ({failure})"
                     + (f" and asks to wait for {failure.wait:,.0f} s" if failure.wait else ""),
-                    "see to the endpoint, and run the same command again to resume",
+                    "check the endpoint, and run the same command again to resume",
                 )
             )
 
@@ -440,7 +440,7 @@ class Endpoint:
         if status in (401, 403):
             remedy = f"give a key that may use {model}: {config.given_as.get('api_key', 'api_key')}"
         elif refusal.account:
-            remedy = "see to the account behind the key"
+            remedy = "check the account behind the key"
         elif status == 407:
             remedy = "give the proxy's user and password in the environment (http_proxy, https_proxy)"
         elif status in self.OF_THE_ENDPOINT:

@@ -71,7 +71,7 @@ class EndpointLimits:
         self._requests, self._tokens = bucket(config.requests_per_minute), bucket(config.tokens_per_minute)
 
     def slot(self) -> AbstractAsyncContextManager[object]:
-        """A request's place among those that are in flight; waits for one."""
+        """Return a context that holds a slot for a request in flight; entering it waits for a free one."""
         return self._slots
 
     async def reserve(self, estimate: TokenEstimate) -> Permit:

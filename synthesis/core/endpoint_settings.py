@@ -1,4 +1,4 @@
-"""The settings of an endpoint of chat completions, and of the requests of each role."""
+"""Settings of an endpoint of models: address, limits, budgets, and the models of each role."""
 
 from __future__ import annotations
 
@@ -35,29 +35,32 @@ ApiName = Literal["openai", "anthropic", "gemini"]
 
 @dataclass(frozen=True)
 class RoleSettings(Settings):
-    """A model that answers as one role, and how its requests differ from the others'. What is None is as for all.
+    """A model that answers in one role, and how its requests differ from those of the other roles. A field that is None
+    has the value of `OpenAITeacherConfig`.
 
     Attributes:
-        base_url: where it is served, ending in `/v1`.
-        model: its name there.
-        api: of that address; None: `openai` where `base_url` is another.
-        api_key: of that address; None: where `base_url` is another, none is sent.
-        weight: how often it is drawn, beside the others of its role.
-        temperature: of sampling.
-        max_tokens: of one answer, thinking included.
-        timeout_seconds: of one request.
-        tries: bad answers before `TeacherError`.
-        extra_body: further fields of a request, beside those for all; null leaves a field out.
+        base_url: URL of the endpoint, as in `OpenAITeacherConfig`.
+        model: name of the model at that endpoint.
+        api: API that the endpoint speaks. None: `openai` if `base_url` is set, else that of all roles.
+        api_key: API key of the endpoint. None: no key if `base_url` is set, else that of all roles.
+        weight: how often this model is chosen for a record, relative to the other models of the role.
+        temperature: sampling temperature.
+        max_tokens: maximum tokens of one answer, reasoning included.
+        timeout_seconds: time limit of one request, in seconds.
+        tries: number of bad answers before `TeacherError`.
+        extra_body: additional fields of a request, merged with those of all roles; null removes a field.
         structured_output: see `OpenAITeacherConfig`.
-        concurrency: requests of this role in flight at most.
-        requests_per_minute: of this role.
-        tokens_per_minute: of this role.
-        price_prompt: of a million prompt tokens; None: 0 where the model or its address is another.
-        price_completion: of a million completion tokens, likewise.
+        concurrency: maximum requests of this role in flight.
+        requests_per_minute: rate limit of this role, in requests.
+        tokens_per_minute: rate limit of this role, in tokens.
+        price_prompt: price of a million prompt tokens. None: 0 if the model or its endpoint differs, else that of all
+            roles.
+        price_completion: price of a million completion tokens. None: as for `price_prompt`.
         given_as: see `OpenAITeacherConfig`.
 
     Raises:
-        SettingError: a number is out of range, `extra_body` names what a request is about, or an address has no model.
+        SettingError: a number is out of range, `extra_body` has a field that the client sets itself, or an endpoint has
+            no model.
     """
 
     base_url: str | None = None
@@ -100,43 +103,47 @@ class OpenAITeacherConfig(Settings):
     """An endpoint of models (vLLM, SGLang, a hosted service).
 
     Attributes:
-        base_url: ends in `/v1` for `api="openai"`; `https://api.anthropic.com` and
-            `https://generativelanguage.googleapis.com` for the other two.
-        model: the served model's name.
-        api: which API the endpoint speaks. `anthropic` and `gemini` need the extra of that name.
-        api_key: sent as a bearer token; local servers take any.
-        temperature: of sampling.
-        max_tokens: of one answer, thinking included.
-        timeout_seconds: of one request.
-        tries: how many bad answers (cut or broken off, malformed, not of the schema) before `TeacherError`; each try
-            has another seed and is told what was wrong.
-        extra_body: further fields of every request, such as `{"chat_template_kwargs": {"enable_thinking": false}}`;
-            null leaves a field out (`{"seed": null}` where a service refuses seeds).
-        roles: who answers as a role: a model, or several of which one is drawn for each record by weight; a role that
-            is not there is answered as all are.
-        judge_own_text: let a model judge what it wrote itself, where no other judge is there.
-        structured_output: how the endpoint enforces the structure of an answer: its JSON schema (strict structured
-            output), JSON (`json_object`) or not at all (`text`). The prompts of the latter two have the schema. `auto`
-            finds it with one request before the first.
-        concurrency: requests in flight at most.
-        requests_per_minute: None is no limit.
-        tokens_per_minute: of prompts and answers; estimated before a request and corrected by the answer's `usage`.
-            None is no limit.
-        backoff_seconds: first pause after a failure (429, 5xx, a timeout, a dropped connection, a body that is no
-            completion); doubles with each, up to `longest_backoff_seconds`, with jitter. `Retry-After` is honoured.
-        longest_backoff_seconds: see there.
-        failures: of one request, 429 apart, before `TeacherError`, where the endpoint meanwhile answers other requests.
-        max_unavailable_seconds: how long the endpoint may answer nothing at all before the run stops with
-            `EndpointDown`. And how long it may put one request off with 429, while it answers others, before
-            `TeacherError`. If nothing was answered yet and nobody listens, or something other than the API answers,
-            this is reported in 15 seconds.
-        unusable_answers: answers of one kind of which none is usable before the run stops.
-        token_budget: tokens of all requests, earlier runs with the same recording included; None is no cap.
-        money_budget: the same in money; wants prices.
-        price_prompt: of a million prompt tokens, in any one currency.
-        price_completion: of a million completion tokens.
-        given_as: how the user wrote a setting, by its name:
-            `{"max_unavailable_seconds": "--teacher_max_unavailable_minutes=60"}`. Messages use it (see `written`).
+        base_url: URL of the endpoint. It ends in `/v1` for `api="openai"`; for the others it is
+            `https://api.anthropic.com` or `https://generativelanguage.googleapis.com`.
+        model: name of the served model.
+        api: API that the endpoint speaks. `anthropic` and `gemini` need the extra of that name.
+        api_key: API key, sent as a bearer token; local servers accept any.
+        temperature: sampling temperature.
+        max_tokens: maximum tokens of one answer, reasoning included.
+        timeout_seconds: time limit of one request, in seconds.
+        tries: number of bad answers (truncated, malformed, or not of the schema) before `TeacherError`. Each try has
+            another seed, and its prompt names the fault of the previous answer.
+        extra_body: additional fields of every request, such as `{"chat_template_kwargs": {"enable_thinking": false}}`.
+            null removes a field: `{"seed": null}` if a service refuses seeds.
+        roles: models by role; of several models, one is chosen for each record by weight. All other roles use the
+            settings here.
+        judge_own_text: let a model judge its own text if the role has no other judge.
+        structured_output: constraint that the endpoint enforces on answers: their JSON schema (strict structured
+            output), any JSON (`json_object`), or nothing (`text`). In the latter two cases the prompt contains the
+            schema. `auto` finds out with one request at the start.
+        concurrency: maximum requests in flight.
+        requests_per_minute: rate limit in requests. None: no limit.
+        tokens_per_minute: rate limit in tokens, of prompts and answers. Estimated before a request and corrected by the
+            `usage` of the answer. None: no limit.
+        backoff_seconds: pause after the first failure of a request, in seconds (429, 5xx, a timeout, a dropped
+            connection, or a body that is not a completion). It doubles with each failure, with jitter. `Retry-After` is
+            honored.
+        longest_backoff_seconds: upper limit of the pause between retries, in seconds.
+        failures: number of failures of one request before `TeacherError`, while the endpoint answers other requests.
+            429 does not count.
+        max_unavailable_seconds: how long, in seconds, the endpoint may answer nothing before the run stops with
+            `EndpointDown`. Also how long one request may get 429, while others are answered, before `TeacherError`. An
+            address that has never answered is reported after 15 seconds, if nothing listens there or it does not speak
+            the API.
+        unusable_answers: number of answers of one kind, all unusable, after which the run stops.
+        token_budget: maximum tokens of all requests, including those of earlier runs with the same recording. None: no
+            limit.
+        money_budget: maximum cost of all requests, including those of earlier runs with the same recording; needs
+            prices. None: no limit.
+        price_prompt: price of a million prompt tokens, in any one currency.
+        price_completion: price of a million completion tokens, in the currency of `price_prompt`.
+        given_as: how the user wrote a setting, by its name: `{"max_unavailable_seconds":
+            "--teacher_max_unavailable_minutes=60"}`. Messages use these names; see `written`.
 
     Raises:
         SettingError: a number is out of range, a role has no model, or a budget in money lacks prices.

@@ -92,8 +92,8 @@ class Store:
             if (error.sqlite_errorcode & 0xFF) not in _OF_DISK:
                 raise
             raise StoreError(
-                f"{self.path} could not be {done} ({error}); see that there is room, that it may be written, and that "
-                "no other process uses it, and run the same command again: what it holds is kept"
+                f"{self.path} could not be {done} ({error}); check that the disk has space, that the file is writable, "
+                "and that no other process uses it. Then run the same command again; the file's content is kept"
             ) from None
 
     def commit(self) -> None:

@@ -106,7 +106,7 @@ def _downloaded(url: str, folder: Path) -> Path:
         with httpx2.stream("GET", url, timeout=_DOWNLOAD_SECONDS, follow_redirects=True, trust_env=trusts) as answer:
             if not answer.is_success:
                 raise InputError(
-                    f"{url}{via(url)} is no document (HTTP {answer.status_code} {answer.reason_phrase}); of an MCP "
+                    f"{url}{via(url)} is not a document (HTTP {answer.status_code} {answer.reason_phrase}); of an MCP "
                     f'server at this address write a file {{"mcpServers": {{"NAME": {{"url": "{url}"}}}}}} and name it'
                 )
             data, deadline = bytearray(), time.monotonic() + _DOWNLOAD_SECONDS
@@ -155,7 +155,7 @@ class _Mirror:
             try:
                 await asyncio.to_thread(self._stores)
             except (StorageError, sqlite3.Error) as error:  # the next one may be written, and the last one must be
-                _log.warning("%s: no snapshot was kept (%s); it is tried again", self._bucket, first_line(error))
+                _log.warning("%s: no snapshot was stored (%s); retrying", self._bucket, first_line(error))
             pause = max(SNAPSHOT_SECONDS, 20 * (time.monotonic() - began))
 
     def finish(self) -> None:
@@ -219,7 +219,7 @@ def _below(folder: epath.Path) -> Iterator[epath.Path]:
     if folder.exists():
         for path in sorted(folder.iterdir()):
             if not names_itself(path.name):
-                raise StorageError(f"{path} is no name of a file; remove that object, or give another folder")
+                raise StorageError(f"{path} is not the name of a file; remove that object, or give another folder")
             if path.is_dir():
                 yield from _below(path)
             else:
@@ -238,5 +238,5 @@ def _copy(source: epath.Path, target: epath.Path, problem: str) -> None:
             shutil.copyfileobj(given, taken, _BLOCK)
     except Exception as error:  # of the bucket's client, without a common base
         raise StorageError(
-            f"{problem} ({first_line(error)}); see to the bucket and the disk, and run the same command again"
+            f"{problem} ({first_line(error)}); check the bucket and the disk, and run the same command again"
         ) from error

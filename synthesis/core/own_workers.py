@@ -434,7 +434,7 @@ def share_of(reply: tuple[Kind, Any]) -> float:
     if kind == "error":
         raise OwnCodeError(f"raised {value}")
     if kind == "no_share":
-        raise OwnCodeError(f"gave {value}, which is no number from 0 to 1")
+        raise OwnCodeError(f"gave {value}, which is not a number from 0 to 1")
     return float(value)
 
 

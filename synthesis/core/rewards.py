@@ -339,7 +339,7 @@ def _checked(name: str, value: Any) -> float:
     try:
         share = number_of(value)
     except (TypeError, ValueError, OverflowError):
-        raise Unscorable(f"reward {name} gave {value!r:.80}, which is no number from 0 to 1") from None
+        raise Unscorable(f"reward {name} gave {value!r:.80}, which is not a number from 0 to 1") from None
     if not -_ROUNDING <= share <= 1 + _ROUNDING:
         raise Unscorable(f"reward {name} gave {share!r}, which is not from 0 to 1")
     return min(max(share, 0.0), 1.0)

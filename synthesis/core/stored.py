@@ -77,8 +77,8 @@ def outputs_of(
                 yield number, decode_stored(data, list[out])  # type: ignore[valid-type]
             except msgspec.MsgspecError as error:
                 raise InputError(
-                    f"{journal.path}: what stage {stage} has finished is of another version ({error}); delete the file "
-                    "to begin anew"
+                    f"{journal.path}: the finished work of stage {stage} is of another version ({error}); delete the "
+                    "file to start from scratch"
                 ) from None
         elif rejected is not None:
             rejected(todays_reason(reason), detail)

@@ -20,55 +20,60 @@ _Parts = Annotated[int, Bound(least=2, most=64)]
 
 @dataclass(frozen=True)
 class EnvironmentsConfig(Settings):
-    """Settings of environment synthesis: number and kinds.
+    """Settings of environment synthesis: number and kinds of environments, and filters.
 
     Attributes:
-        count: questions asked for; rejected ones are not replaced.
-        questions: file of questions to answer and decompose (question-conditional); see `sources`.
-        knowledge: file of domains and texts to ask about (unconditional); see `sources`.
-        taxonomy: file of a taxonomy whose leaves to ask about; see `sources`.
-        license: of that file, for cards and records; what is joined from the packaged tables has theirs.
-        tools_of: dataset of environments for whose tools to find new questions (augmentation).
-        mask_examples: how often a leaf of the taxonomy is shown without an example.
-        held_out_fraction: share of `count` that is drawn for the held-out split.
-        held_out_entities: share of all entities that only held-out questions may name. Larger than `held_out_fraction`,
-            because every entity of a held-out chain has to be one of them.
+        count: number of questions to generate. Rejected ones are not replaced, so fewer environments are stored.
+        questions: file of questions that are decomposed (question-conditional); see `sources`. Empty: no such file.
+        knowledge: file of domains and texts to ask about (unconditional); see `sources`. Empty: no such file.
+        taxonomy: file of a taxonomy whose leaves are asked about; see `sources`. Empty: no such file.
+        license: license of `questions`, `knowledge` or `taxonomy`, for cards and records. Data from the packaged tables
+            keeps its own license.
+        tools_of: dataset of environments; new questions are generated for their tools (augmentation). Empty: none.
+        mask_examples: share of questions about a leaf of the taxonomy for which the teacher sees no example of the
+            leaf. Higher values give more varied questions.
+        held_out_fraction: share of `count` that is generated for the held-out split.
+        held_out_entities: share of all entities that only held-out questions may name. It is larger than
+            `held_out_fraction`, because every entity of a held-out chain must be held out.
         held_out_questions: share of all intents (or signatures) that only held-out questions may have.
-        split_by: `intent`: no tool of a held-out question is needed by, or offered with, a training question.
-            `signature`: only the way in which look-ups are put together is held out. `source`: the share
-            `held_out_fraction` of the rows of `questions`, `knowledge` or `taxonomy`, with all that is made of them;
-            nothing where there are none. None: `intent` where the teacher asks by rules, on one side from the start;
-            `source` where a model asks, which cannot know the sides of the others.
-        partition_salt: names the partition into the two splits. It does not depend on the seed, so that what one run
-            holds out no other run trains on.
-        languages: weights by ISO 639-1 code; the default is the paper's share (71.2 % English). Others than `en` and
-            `zh` want a teacher behind an endpoint.
-        structures: weights; the default is the paper's shares.
-        stateful_share: share of `count` that asks for another state of a small database, a world of its own, and not
-            for an answer. What the teacher knows of them decides their structure; the offline teacher's are English.
-        min_hops: shortest longest path of the multi-hop structures.
-        max_hops: longest path.
+        split_by: what the held-out split is held out by. `intent`: no tool that a held-out question needs is needed by,
+            or offered with, a training question. `signature`: only combinations of look-ups are held out. `source`: the
+            share `held_out_fraction` of the rows of `questions`, `knowledge` or `taxonomy`, with all their
+            environments; nothing without such a file. None: `intent` with the offline teacher, which knows the split
+            when it asks; `source` with a model, which does not.
+        partition_salt: name of the partition into the two splits. It does not depend on the seed: with one name, no run
+            trains on what another run holds out.
+        languages: weights by ISO 639-1 code. The default is the paper's share (71.2 % English). Languages other than
+            `en` and `zh` need a teacher behind an endpoint.
+        structures: weights of the structures of questions. The default is the paper's shares.
+        stateful_share: share of `count` whose task is to change the state of a small database, instead of finding an
+            answer. Their structure follows from the teacher's plan; those of the offline teacher are in English.
+        min_hops: smallest number of hops in the longest path of the multi-hop structures.
+        max_hops: largest number of hops in a path.
         min_branches: fewest parallel branches of the parallel structures.
-        max_branches: most parallel branches.
-        domains: subject domains to draw from; empty: the teacher's choice.
-        relations: restricts the offline teacher to these relations (a curriculum); empty: all.
-        informative_joins: of the offline teacher: join no relations whose values are nearly all the same (nine tenths),
-            and ask nothing of which a hop can be skipped.
-        hardened_share: share of tools whose document is made harder by at least one optional parameter. The paper
-            hardens all; optional parameters cost prompt tokens, which tiny models have few of.
-        table_rows: how many subjects the offline teacher's tool knows.
-        quality_threshold: least mean of the four quality indicators.
-        quality_percentile: of the run's decompositions by that mean, this share (0 to 1) is below the cut and dropped;
-            those that are as good as the one at the cut stay. The original's is 0.9. 0 leaves the threshold alone.
-        attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
-        stop_after: records of a stage after which the run stops if less than one in a hundred is accepted.
-        merge_similarity: least cosine similarity of the documents of tools that become one.
-        distractors: most irrelevant tools of each similarity band.
-        high_cut: normalised similarity above which an irrelevant tool is `high` (paper: 0.85).
-        low_cut: normalised similarity below which it is `low` (paper: 0.4).
-        fact_distractors: whether all fact relations are candidates too, beside the tools of all environments.
-        concurrency: records in work at a time.
-        own_stages: by a stage's name, functions of your own that take its records before the next stage
+        max_branches: most parallel branches of the parallel structures.
+        domains: subject domains to sample from. Empty: the teacher chooses.
+        relations: relations that the offline teacher may use, as a curriculum. Empty: all.
+        informative_joins: for the offline teacher: join no relations of which nine tenths of the values are the same,
+            and ask no question in which a hop can be skipped.
+        hardened_share: share of tools whose document gets at least one optional parameter, which makes them harder. The
+            paper does it to all tools. Use less for tiny models: optional parameters cost prompt tokens.
+        table_rows: number of subjects that a tool of the offline teacher knows.
+        quality_threshold: least mean of the four quality indicators, 0 to 1, for a decomposition to be accepted.
+        quality_percentile: share of the run's decompositions, 0 to 1, with the lowest quality means to drop; ties with
+            the last kept one stay. The original uses 0.9. 0: only `quality_threshold` applies.
+        attempts: how often the teacher is asked for a record, with the previous fault in the prompt, before the record
+            is rejected.
+        stop_after: number of records of a stage after which the run stops if less than one in a hundred is accepted. 0:
+            never stop.
+        merge_similarity: least cosine similarity of tool documents for tools to be merged into one.
+        distractors: maximum irrelevant tools from each similarity band.
+        high_cut: normalized similarity above which an irrelevant tool belongs to the band `high` (paper: 0.85).
+        low_cut: normalized similarity below which an irrelevant tool belongs to the band `low` (paper: 0.4).
+        fact_distractors: use all packaged fact relations as irrelevant tools, in addition to the tools of all
+            environments.
+        concurrency: records processed at the same time.
+        own_stages: your own functions, by the name of the stage after which they take its records
             (docs/extending.md).
     """
 

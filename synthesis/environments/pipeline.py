@@ -103,22 +103,22 @@ async def synthesize(
     replace: bool = False,
     preview: Preview | None = None,
 ) -> Summary:
-    """Make environments and write them as `out_dir/train` and `out_dir/held_out`.
+    """Generate environments and write them as `out_dir/train` and `out_dir/held_out`.
 
     The same configuration, seed and (repeatable) teacher give the same bytes. A killed run resumes from the journal.
 
     Args:
-            executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
-        replace: write the datasets anew where `out_dir` has those of another seed, setting or teacher.
-            preview: see `PipelineRun`.
-        journal: of this run; another configuration or seed in the same journal starts from scratch, under other stage
-            names.
+        executor: teacher, sandbox and embedder of the stages; the result does not depend on where the sandbox runs.
+        replace: replace existing datasets of another seed, setting or teacher in `out_dir`.
+        preview: see `PipelineRun`.
+        journal: journal of this run. Another configuration or seed in the same journal starts from scratch, under other
+            stage names.
 
     Raises:
-        InputError: the teacher does not speak a wanted language.
-        SourceError: a file that the configuration names cannot be used, or `tools_of` holds no environment.
-        InputError: `out_dir` has datasets of another seed, setting or teacher, and they are not to be replaced.
-        DatasetError: `tools_of` is no dataset of environments.
+        InputError: the teacher does not support a language, or `out_dir` has datasets of another seed, setting or
+            teacher and `replace` is False.
+        SourceError: a file that the configuration names cannot be used, or `tools_of` has no environment.
+        DatasetError: `tools_of` is not a dataset of environments.
     """
     config = config.asked_of(by_rules=executor.by_rules)
     check_spoken(config.languages, by_rules=executor.by_rules)

@@ -1,7 +1,7 @@
-"""The offline teacher's rules for conversations that are more than a request and its answer.
+"""Rules of the offline teacher for conversations that are more than a request and its answer.
 
-Their requests are `behaviour_words` around the grammar's phrases. Their user says what its goals hold, and is careless
-in a seeded share of its turns, so that its judge has work to do.
+Their requests are `behaviour_words` around the grammar's phrases. The user states what its goals contain. It is
+careless in a seeded share of its turns, so that its judge has work to do.
 """
 
 from __future__ import annotations
@@ -97,8 +97,11 @@ def _write(server: ToolServer, language: Language, rng: random.Random) -> a.Rest
 
 
 def dialogue_plan(variables: Variables, language: Language, rng: random.Random) -> a.DialoguePlan:
-    """Goals for `turns` messages: a chain, perhaps of a subject that is only said when asked; then what follows from
-    the answer, the same of another subject, or something else; and, where a tool is forbidden, what that would find."""
+    """Return the goals of a conversation with `turns` user messages.
+
+    The first goal is a chain, perhaps of a subject that the user only names when asked. The others follow from the
+    answer, ask the same of another subject, or ask for something else. If a tool is forbidden, one goal needs it.
+    """
     server: ToolServer = variables["server"]
     turns: int = variables["turns"]
     forbidden: str = variables.get("forbidden", "")

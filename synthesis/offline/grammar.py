@@ -38,10 +38,10 @@ STYLES: tuple[Style, ...] = get_args(Style)
 
 
 def question(plan: Plan, rng: random.Random, language: Language, style: Style = "plain") -> str:
-    """One natural question for the plan's terminal values; the wording is drawn from `rng`.
+    """Return a natural question for the plan's terminal values; `rng` chooses the wording.
 
-    Styles: `plain`; `diverse` (other frames); `persona` (who asks, in front); `complicate` (a sentence at
-    the end that changes nothing).
+    Styles: `plain`; `diverse` (other frames); `persona` (starts with who asks); `complicate` (ends with a sentence that
+    changes nothing).
 
     Raises:
         ValueError: unknown style, or an empty plan.
@@ -73,7 +73,7 @@ def sub_question(plan: Plan, index: int, rng: random.Random, language: Language)
 
 
 def phrase(relations: Sequence[str], entity: str, rng: random.Random, language: Language) -> str:
-    """The noun phrase of a chain; the wording is drawn from `rng`."""
+    """Return the noun phrase of a chain; `rng` chooses the wording."""
     text = entity
     for relation in relations:
         text = rng.choice(all_relations()[relation].phrases[language]).replace("{x}", text)

@@ -1,8 +1,8 @@
-"""Plans: which relations to apply to which entities, and in which order.
+"""Plans: relations to apply to entities, with their order.
 
-A plan is a tuple of steps; a step applies one relation to an entity or to the value of an earlier step. Its *terminal*
-steps, those that no other step consumes, are what its question asks for. Relations are unary, so every terminal is a
-chain that starts from one entity.
+A plan is a tuple of steps. A step applies one relation to an entity or to the value of an earlier step. Its *terminal*
+steps, which no other step uses, are the subject of its question. Relations are unary, so every terminal is a chain that
+starts from one entity.
 """
 
 from __future__ import annotations

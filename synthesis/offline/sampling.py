@@ -26,16 +26,16 @@ def random_plan(
     branches: tuple[int, int] = (2, 3),
     keep: Callable[[str], bool] | None = None,
 ) -> Plan:
-    """A plan of the wanted structure over real facts.
+    """Return a random plan of the given structure over real facts.
 
-    Plans that would be trivial are never drawn: a relation followed by its own inverse, a value that appears twice in a
-    chain, parallel chains with equal answers.
+    Trivial plans are excluded: a relation followed by its own inverse, a value that appears twice in a chain, and
+    parallel chains with equal answers.
 
     Args:
-        relations: the relations that may be used; all of them by default.
+        relations: relations that may be used; None: all.
         max_hops: longest chain of the multi-hop structures, at least 2.
-        branches: least and most parallel chains.
-        keep: whether an entity (subject or intermediate value) may occur; lets a caller hold entities out.
+        branches: fewest and most parallel chains.
+        keep: returns whether an entity (a subject or an intermediate value) may occur, to hold entities out.
 
     Raises:
         ValueError: the relations allow no such plan, or an argument is out of range.

@@ -112,7 +112,7 @@ def draw_slots(template: Template, rng: random.Random, keep: Callable[[str], boo
 
 
 def fill(template: Template, slots: Mapping[str, str], rng: random.Random, language: Language) -> str:
-    """One request; the wording is drawn from `rng`."""
+    """Return a request; `rng` chooses the wording."""
     return rng.choice(template.wordings[language]).format_map(slots)
 
 

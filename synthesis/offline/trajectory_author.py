@@ -1,8 +1,8 @@
-"""The offline teacher's rules for the trajectory pipeline: proposals, tasks, the agent and the emulator.
+"""Rules of the offline teacher for the trajectory pipeline: proposals, tasks, the agent and the emulator.
 
-Requests are written by the grammar and the templates and read back by them; the agent follows what it has read, and
-the judges (`synthesis.offline.judges`) hold a run against it. A small seeded share of the agent's turns is careless, so
-that the filter has work to do.
+The grammar and the templates write requests, and parse them again. The agent follows the parsed request, and the judges
+(`synthesis.offline.judges`) compare a run with it. A small seeded share of the agent's turns is careless, so that the
+filter has work to do.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def chain_plan(path: Path, keep: Keep, rng: random.Random) -> Plan:
 
 
 class Keep:
-    """A filter of entities and structures: all, or those that are not held out for evaluation; or informative joins
-    alone."""
+    """A filter of entities and structures: all of them, those that are not held out for evaluation, or informative
+    joins."""
 
     def __init__(self, partition: Partition | None, informative: bool = False) -> None:
         self._partition, self._informative = partition, informative
@@ -299,7 +299,7 @@ def _plain(intent: FactIntent | TemplateIntent | JointIntent, language: Language
 
 
 def _other_subjects(plan: Plan, keep: Keep, rng: random.Random) -> Plan:
-    """The same structure for other subjects; chains that share a subject go on sharing one where they can."""
+    """Return the same structure for other subjects; chains with a common subject keep having one if possible."""
     chains = plans.chains(plan)
     for _ in range(TRIES):
         renamed: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""What the stages of both tracks share: the teacher, where work is done, languages, what is held out."""
+"""Common parts of both tracks' stages: the teacher, executors, languages, and the held-out partition."""

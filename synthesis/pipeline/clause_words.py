@@ -24,8 +24,8 @@ def clause_words_in(sentence: str, words: Sequence[str], languages: Collection[L
     """Return the words and endings of clauses in some languages that a sentence has.
 
     Args:
-        words: the words of the sentence; empty in scripts that write no spaces, where they are searched in it.
-        languages: one language, and those that a short text does not tell from it.
+        words: words of the sentence. Empty in scripts without spaces, in which the sentence is searched.
+        languages: one language, and those that cannot be distinguished from it in a short text.
     """
     whole, endings = _clause_words(frozenset(languages))
     if not words:

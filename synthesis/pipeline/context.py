@@ -55,16 +55,16 @@ class Context(Generic[S]):
     embedder: Embedder = field(default_factory=SentenceEmbedder)
 
     def route(self, record: str) -> Self:
-        """The context of one record's work: of several models those that are drawn for it are asked."""
+        """Return the context for one record, with the models that are chosen for it."""
         return replace(self, teacher=route(self.teacher, record))
 
     def provenance(self, license: str, record: str, roles: Sequence[Role]) -> Provenance:
         """Return the provenance of a record that this stage makes.
 
         Args:
-            license: of its source.
-            record: for which its models were drawn; see `route`.
-            roles: that had a part in it; whoever is the first has its text judged.
+            license: license of its source.
+            record: the record that its models were chosen for; see `route`.
+            roles: roles that took part in it. The first one wrote the text that is judged.
         """
         found = description(self.teacher)
         given = ("model", "endpoint", "prompts", "temperature", "max_tokens")
@@ -88,16 +88,16 @@ class Context(Generic[S]):
         attempts: int | None = None,
         failed: str = "teacher_failed",
     ) -> R:
-        """Ask the teacher until `check` accepts: its `Rejected` goes back to the teacher as the variable `feedback`.
+        """Ask the teacher until `check` accepts: its `Rejected` is sent to the teacher as the variable `feedback`.
 
         Args:
-            key: what the request is about; see `request_seed`.
-            check: turns the answer into what the stage wants, or raises `Rejected`.
-            attempts: instead of the configured number.
-            failed: the reason of a rejection where the teacher has no valid answer.
+            key: subject of the request; see `request_seed`.
+            check: converts the answer to the stage's result, or raises `Rejected`.
+            attempts: replaces the configured number.
+            failed: reason of a rejection if the teacher has no valid answer.
 
         Raises:
-            Rejected: `failed`, or what the check said of the last attempt.
+            Rejected: `failed`, or the check's rejection of the last attempt.
         """
         seeds = (self.request_seed(answer, key, attempt) for attempt in range(attempts or self.config.attempts))
         return await ask_until(
@@ -105,7 +105,7 @@ class Context(Generic[S]):
         )
 
     def request_seed(self, answer: type[msgspec.Struct], key: Key, attempt: int) -> int:
-        """The seed of a request: of the run's seed, the answer's type, what it is about and the attempt."""
+        """Return the seed of a request, from the run's seed, the answer's type, the subject and the attempt."""
         return rng_for(self.seed, answer.__name__, key, attempt).getrandbits(31)
 
 
@@ -183,11 +183,11 @@ def _check_markup(given: msgspec.Struct) -> None:
 async def gather_or_cancel(*given: Awaitable[Any]) -> list[Any]:
     """Return the results of all awaitables, in their order.
 
-    One that rejects ends the others: what they would ask for is of a record that is dropped. Whatever else one raises,
-    they are waited for: what they have begun is paid for, and asked for again.
+    A rejection cancels the others, since their record is dropped. After any other exception the others finish first:
+    their requests are paid for, and would be sent again.
 
     Raises:
-        Exception: what the first raised.
+        Exception: the first one raised.
     """
     tasks = [asyncio.ensure_future(one) for one in given]
     try:
@@ -201,5 +201,5 @@ async def gather_or_cancel(*given: Awaitable[Any]) -> list[Any]:
 
 
 async def no_check(given: T) -> T:
-    """The check that takes every answer."""
+    """Return the answer unchanged: a check that accepts every answer."""
     return given

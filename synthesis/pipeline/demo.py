@@ -1,7 +1,7 @@
 """Load parts of the demo package `synthesis.offline` on demand: facts as tools and servers, and a git repository.
 
-No other module of `synthesis` imports the demo. Each function imports what it needs when it is called. `launch` imports
-the offline teacher itself, where no `--teacher_url` is given.
+No other module of `synthesis` imports the demo. Each function imports its part when it is called. `launch` imports the
+offline teacher itself, if there is no `--teacher_url`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def relation_ids() -> tuple[str, ...]:
 
 
 def license_of_facts() -> str:
-    """SPDX expression for what is computed from the facts."""
+    """Return the SPDX expression for data that is computed from the facts."""
     from synthesis.offline.facts.catalog import LICENSE
 
     return LICENSE
 
 
 def fact_servers(language: Language, only: Collection[str] | None) -> list[ToolServer]:
-    """The packaged fact servers; see `synthesis.offline.facts.servers.fact_servers`."""
+    """Return the packaged fact servers; see `synthesis.offline.facts.servers.fact_servers`."""
     from synthesis.offline.facts.servers import fact_servers
 
     return fact_servers(language, only)
 
 
 def fact_tools(language: Language, rows: int, seed: int, *, but: Collection[str]) -> Iterator[tuple[str, CodeTool]]:
-    """The domain and the tool of each relation; see `synthesis.offline.facts.tools.sampled_tools`."""
+    """Yield the domain and the tool of each relation; see `synthesis.offline.facts.tools.sampled_tools`."""
     from synthesis.offline.facts.tools import sampled_tools
 
     return sampled_tools(language, rows, seed, but=but)

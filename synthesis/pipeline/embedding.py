@@ -1,7 +1,7 @@
-"""Embeddings of tool documents: which irrelevant tools are close to a needed one, and which tools may become one.
+"""Embeddings of tool documents, to find irrelevant tools close to a needed one, and tools that can be merged.
 
-`SentenceEmbedder` is the embedded default, a small model that ships in the package `wordllama`; `EndpointEmbedder` asks
-an OpenAI-compatible endpoint, such as vLLM with Qwen3-Embedding-8B (the paper's).
+`SentenceEmbedder` is the embedded default, a small model in the package `wordllama`. `EndpointEmbedder` uses an
+OpenAI-compatible endpoint, such as vLLM with Qwen3-Embedding-8B (the paper's model).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LONGEST_PAUSE = 60.0
 
 
 class EmbeddingError(UserError):
-    """No embeddings, or none that can be used; the message names the endpoint and what was wrong."""
+    """No embeddings, or unusable ones; the message names the endpoint and the fault."""
 
 
 class Embedder(Protocol):
-    """Whoever turns texts into vectors."""
+    """Converts texts to vectors."""
 
     name: str
     """Which model; part of a run's identity and of the dataset's card."""
@@ -53,7 +53,8 @@ class Embedder(Protocol):
 
 
 def document_text(spec: ToolSpec) -> str:
-    """What of a tool is embedded: its name, description, and its parameters' names and descriptions (paper §3.2)."""
+    """Return the text of a tool that is embedded: its name, description, and its parameters' names and descriptions
+    (paper §3.2)."""
     parameters = spec.parameters.get("properties", {})
     described = {name: schema if isinstance(schema, Mapping) else {} for name, schema in parameters.items()}  # or true
     words = " ".join(f"{name}: {schema.get('description', '')}" for name, schema in described.items())
@@ -94,15 +95,16 @@ class EndpointConfig(Settings):
     """An OpenAI-compatible embeddings endpoint.
 
     Attributes:
-        base_url: ends in `/v1`.
-        model: the served model's name.
-        api_key: sent as a bearer token; local servers take any.
-        batch: texts of one request.
-        timeout_seconds: of one request.
-        tries: how often a request is made before `EmbeddingError`, 429 apart.
-        backoff_seconds: first pause after a failure; doubles with each, up to a minute, with jitter. `Retry-After` is
-            honoured.
-        max_unavailable_seconds: how long a request may be put off with 429, or asked to wait, before `EmbeddingError`.
+        base_url: URL of the endpoint; it ends in `/v1`.
+        model: name of the served model.
+        api_key: API key, sent as a bearer token; local servers accept any.
+        batch: number of texts in one request.
+        timeout_seconds: time limit of one request, in seconds.
+        tries: how often a request is sent before `EmbeddingError`. 429 does not count.
+        backoff_seconds: pause after the first failure, in seconds. It doubles with each failure, up to a minute, with
+            jitter. `Retry-After` is honored.
+        max_unavailable_seconds: how long, in seconds, a request may get 429 or be asked to wait, before
+            `EmbeddingError`.
     """
 
     base_url: str
@@ -179,10 +181,10 @@ class EndpointEmbedder:
             return rows
 
     def _pause(self, trouble: _Trouble, error: Exception) -> float:
-        """How long to wait after one more failure of a request, in seconds; `Retry-After` holds for all of them.
+        """Return how long to wait after a failure of a request, in seconds; `Retry-After` applies to all requests.
 
         Raises:
-            EmbeddingError: it has failed for too often or too long, or is too large for any minute.
+            EmbeddingError: it has failed too often or for too long, or it exceeds the rate limit of a minute by itself.
         """
         config, problem = self.config, self._shown(error)
         where = f"{config.base_url}{via(config.base_url)}: {self.name}"
@@ -198,15 +200,15 @@ class EndpointEmbedder:
         put_off, longest, remedy = (
             time.monotonic() - trouble.began,
             config.max_unavailable_seconds,
-            "see to the endpoint",
+            "check the endpoint",
         )
         if about == "account":
-            longest, remedy = min(longest, Endpoint.EMPTY_SECONDS), "see to the account behind the key"
+            longest, remedy = min(longest, Endpoint.EMPTY_SECONDS), "check the account behind the key"
         if max(put_off, wait) > longest:
             asked = f" and asks to wait for {wait:,.0f} s" if wait else ""
             raise EmbeddingError(
-                f"{where} has given no embeddings for {put_off:,.0f} s{asked}: {problem}; {remedy}, and run the same "
-                "command again to go on"
+                f"{where} has not returned embeddings for {put_off:,.0f} s{asked}: {problem}; {remedy}, and run the "
+                "same command again to resume"
             )
         self._paused_until = max(self._paused_until, time.monotonic() + wait)
         return backoff(trouble.failures, first=config.backoff_seconds, longest=_LONGEST_PAUSE, rng=self._jitter)
@@ -214,7 +216,7 @@ class EndpointEmbedder:
 
 @dataclass
 class _Trouble:
-    """Of one request: since when, how often it failed, and how often of these not for being one of too many."""
+    """Failures of one request: time of the first, their number, and how many were not due to a rate limit."""
 
     began: float
     failures: int = 0
@@ -222,7 +224,7 @@ class _Trouble:
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """The vectors at length 1, float32; one of zeros stays, and is as far from all as can be.
+    """Return the vectors scaled to length 1, in float32; a zero vector stays zero.
 
     Raises:
         EmbeddingError: a number is not finite.

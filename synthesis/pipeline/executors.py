@@ -52,7 +52,7 @@ class Executor:
         return max(wanted, 2 * self.sandbox.cores) if isinstance(self.sandbox, RayCluster) else wanted
 
     def watch(self, preview: Preview) -> None:
-        """Let a preview see what is asked of endpoints."""
+        """Let a preview observe the requests to endpoints."""
         if isinstance(self.teacher, OpenAITeacher):
             for endpoint in self.teacher.endpoints:
                 endpoint.watch = preview.note

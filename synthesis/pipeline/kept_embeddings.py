@@ -1,4 +1,4 @@
-"""Embeddings of an endpoint, kept in a file of the run's folder: what was paid for is not asked for again."""
+"""Cache of an endpoint's embeddings in a file of the run's folder, so that none is paid for twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VectorStore(Store):
     TABLES = ("vectors (digest BLOB PRIMARY KEY, vector BLOB)",)
 
     def known(self, digest: bytes) -> np.ndarray | None:
-        """A vector, float32; None where it is not kept."""
+        """Return a stored vector in float32, or None."""
         with self._naming("read"):
             found = self._db.execute("SELECT vector FROM vectors WHERE digest = ?", (digest,)).fetchone()
         return None if found is None else np.frombuffer(found[0], "<f4")

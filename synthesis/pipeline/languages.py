@@ -1,9 +1,9 @@
-"""Which language a text is in, and whether it is in the one that was asked for.
+"""Detection of a text's language, to check that it is the requested one.
 
-Scripts that one language writes tell it by themselves: kana, Hangul, Thai. Of those that share a script
-`py3langid` (BSD-3-Clause, a naive Bayes over bytes, 4.6 MB in its package) tells which, deterministically, in 0.1 ms a
-text. Only sentences are judged, by words that sentences have and names do not, or by the mark at their end: names,
-titles, addresses and short values are in no language, and neither is a quotation or code.
+Scripts of a single language identify it: kana, Hangul, Thai. Languages with a common script are distinguished by
+`py3langid` (BSD-3-Clause, a naive Bayes over bytes, 4.6 MB in its package), deterministically, in 0.1 ms a text. Only
+sentences are judged: they are recognized by words that names do not have, or by their final punctuation. Names, titles,
+addresses and short values have no language, and neither has a quotation or code.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ _ALIKE: Final[tuple[frozenset[Language], ...]] = tuple(map(frozenset, LANGUAGES[
 """Languages that a short text does not tell apart."""
 
 _SHARE: Final = 0.3
-"""Of a text's words in Chinese or Japanese characters; the others may be names and code."""
+"""Least share of Chinese or Japanese characters in a text of that language; the rest may be names and code."""
 _KANA: Final = 0.1
-"""Of the characters of a Japanese text."""
+"""Least share of kana in a Japanese text."""
 _MOST: Final = 2_000
-"""Characters that are looked at: a language shows in fewer."""
+"""Maximum characters that are examined; fewer already show the language."""
 _FEWEST_WORDS: Final = 3
-"""Of a text whose language counts."""
+"""Fewest words of a text whose language is judged."""
 _FEWEST_OF_A_SENTENCE: Final = 7
-"""Of one sentence among others: what lists and names it has may be all it has."""
+"""Fewest words of one sentence among others that is judged; a shorter one may be only lists and names."""
 _FEWEST_CHARACTERS: Final = {"han": 3, "kana": 6}
-"""Of a sentence with a mark at its end in Chinese or Japanese; of the other scripts without spaces it is eight."""
+"""Fewest characters of a judged sentence with final punctuation in Chinese or Japanese; eight in other scripts without
+spaces."""
 _FEWEST_UNENDED: Final = {1: 4, 2: 5, 3: 6}
 """Words of a sentence without such a mark: with two words of clauses, with one long one, with one."""
 _WITHOUT_ENDS: Final = frozenset({"thai", "lao"})
@@ -71,7 +72,7 @@ _FEWEST_LONG: Final = 2
 _SMALL_SHARE: Final = 0.6
 """Share of such words in it: names of companies may end in a period too."""
 _FEWEST_ALIKE: Final = 12
-"""Of a text that is told from one in a language alike."""
+"""Fewest words of a text that is distinguished from one in a similar language."""
 _DOUBT: Final = 0.05
 """Probability at which a text may still be in the language that is wanted, or in none."""
 _DOUBT_OF_FEW: Final = 0.02
@@ -117,13 +118,13 @@ _ABBREVIATED: Final = re.compile(r"(?:[.(]\w{1,3}|\b[A-Za-zА-Яа-я])\.$")
 
 
 def named(language: Language) -> str:
-    """A language's name, as a prompt in English, or in Chinese of Chinese, says it."""
+    """Return a language's name for a prompt, in English; in Chinese for Chinese."""
     return "中文" if language == "zh" else NAMES[language]
 
 
 def language_of(text: str, likely: Sequence[Language] = ("en", "zh")) -> Language:
-    """The language of a text; where it cannot be told, as of a few words, the first of the likely ones that it may be
-    in."""
+    """Return the language of a text. If it cannot be determined, as for a few words, return the first of the likely
+    ones that is possible."""
     script, words = _script(text := text[:_MOST])
     found = _most_probable(text, script)[0] if script else "en"
     if found in likely:
@@ -139,14 +140,14 @@ def strays(text: str, language: Language) -> Language | None:
 
 
 def stray_text(text: str, language: Language, *others: Language) -> tuple[str, Language] | None:
-    """Find a text that has a sentence in none of some languages.
+    """Find a text with a sentence in none of some languages.
 
-    Only running text is judged. Names, titles, addresses, codes and short values are in no language, so that
-    "Katarzyna Nowak" and "Calle de Alcalá 45, Madrid" are fine in an English text. Of JSON each string is judged by
-    itself: a list of names is no text.
+    Only running text is judged. Names, titles, addresses, codes and short values have no language, so "Katarzyna Nowak"
+    and "Calle de Alcalá 45, Madrid" are accepted in an English text. Each string of a JSON text is judged separately: a
+    list of names is not a text.
 
     Returns:
-        The text, of JSON the string, and its language; None where there is none.
+        The text (or the string in JSON) and its language; None if there is none.
     """
     for one, key in _strings(text):
         is_name = any(word.casefold().removesuffix("s") in _NAMING for word in _KEY_WORD.findall(key))
@@ -159,9 +160,9 @@ def stray_text(text: str, language: Language, *others: Language) -> tuple[str, L
 
 
 def _strings(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the strings of a JSON text, each with its key or ""; any other text as it is.
+    """Yield the strings of a JSON text, each with its key or ""; any other text unchanged.
 
-    Strings that hold JSON are opened.
+    Strings that contain JSON are decoded too.
     """
     waiting: list[tuple[Any, str]] = [(text, "")]
     while waiting:
@@ -305,7 +306,7 @@ def _small(words: Sequence[str]) -> list[str]:
 
 @cache
 def _like(language: Language) -> frozenset[Language]:
-    """Return a language and those that a short text does not tell from it."""
+    """Return a language and those that cannot be distinguished from it in a short text."""
     return frozenset({language}).union(*(group for group in _ALIKE if language in group))
 
 
@@ -328,7 +329,7 @@ def _other_language(text: str, language: Language) -> Language | None:
 
 
 def _script(text: str) -> tuple[Script, int]:
-    """The script that most of a text is in, and how many words are; "" where it has none."""
+    """Return the script of most of a text, and its number of words in that script; "" if it has no script."""
     words: Counter[Script] = Counter()
     for script, pattern in _WORDS.items():
         found = pattern.findall(text)
@@ -343,7 +344,7 @@ def _script(text: str) -> tuple[Script, int]:
 
 
 def _most_probable(text: str, script: Script) -> tuple[Language, Mapping[str, float]]:
-    """Of the languages of a script the most probable, and the share of each, and of what is no language at all."""
+    """Return the most probable language of a script, and the probability of each language and of no language."""
     candidates = _WRITES.get(script, _LATIN)
     if len(candidates) == 1 or script == "han":
         return candidates[0], {candidates[0]: 1.0}
@@ -355,7 +356,7 @@ def _most_probable(text: str, script: Script) -> tuple[Language, Mapping[str, fl
 
 
 def _telling(words: list[str]) -> list[str]:
-    """The words without those that begin with a capital, which are names in most languages; all where few are left."""
+    """Return the words without capitalized ones, which are names in most languages; all words if few remain."""
     small = [word for word in words if word[0].islower()]
     return small if len(small) >= _FEWEST_WORDS else words
 

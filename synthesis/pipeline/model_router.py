@@ -1,4 +1,4 @@
-"""Who answers as which role, where several models may: drawn for each record, and never a model that judges itself."""
+"""Choose the model of each role, of several by weight for each record; a model never judges its own text."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Models = tuple[tuple[str, float], ...]
 
 
 def role_of(answer: type[msgspec.Struct]) -> Role:
-    """Whom an answer is asked of: what its type says in `ROLE`, else the author."""
+    """Return the role that gives an answer: `ROLE` of its type, by default the author."""
     return getattr(answer, "ROLE", "author")
 
 
 def judged_by(answer: type[msgspec.Struct]) -> Role:
-    """Whose text a judge's answer is about: what its type says in `JUDGES`, else the agent's."""
+    """Return the role whose text a judge's answer is about: `JUDGES` of its type, by default the agent."""
     return getattr(answer, "JUDGES", "agent")
 
 
 @dataclass(frozen=True)
 class ModelRouter:
-    """The models of each role; it can be sent to other processes, since it holds no key.
+    """Models of each role. It holds no key, so it can be sent to other processes.
 
     Attributes:
-        models: by role.
-        judge_own_text: whether a model may judge what it wrote.
+        models: models by role.
+        judge_own_text: allow a model to judge its own text.
     """
 
     models: Mapping[Role, Models]
@@ -40,7 +40,7 @@ class ModelRouter:
 
     @classmethod
     def of(cls, config: OpenAITeacherConfig) -> ModelRouter:
-        """As the settings of an endpoint say."""
+        """Return the models that the settings of an endpoint name."""
         roles: tuple[Role, ...] = get_args(Role)
         named = {
             role: tuple(
@@ -72,7 +72,7 @@ class ModelRouter:
         return rng_for(0, "model", role, judged if role == "judge" else "", record).choices(open_to, weights)[0]
 
     def names(self, record: str, judged: Role = "agent") -> dict[Role, str]:
-        """The model of each role for a record; raises as `sample`."""
+        """Return the model of each role for a record; raises as `drawn`."""
         return {role: self.models[role][self.sample(record, role, judged)][0] for role in self.models}
 
     def check(self) -> None:

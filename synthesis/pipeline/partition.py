@@ -1,8 +1,8 @@
-"""Which entities and which questions belong to the held-out split: decided by a hash, once and for all.
+"""Assignment of entities and questions to the training or held-out split, by a hash.
 
-An environment belongs to a split only if *all* its entities and all of its question do; what straddles belongs to
-neither. So no entity and no question (or none of its intents) of a held-out environment can occur in a training one,
-whatever was generated when.
+An environment belongs to a split only if *all* its entities and all of its question do; a mixed one belongs to neither.
+So no entity and no question (or none of its intents) of a held-out environment can occur in a training environment,
+whenever each was generated.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _INTENT = re.compile(r"[^>|&()]+")
 
 @dataclass(frozen=True)
 class Partition(Settings):
-    """A fixed partition of entities and of questions.
+    """A fixed partition of entities and questions into training and held-out ones.
 
     Attributes:
-        salt: another salt is another partition.
+        salt: name of the partition. Another salt gives another partition.
         entities: share of the entities that is held out, 0 to 1.
         questions: share of the intents, or signatures, that is held out, 0 to 1.
-        by: `intent` holds out what is looked up: every tool of a held-out question is unseen. `signature` holds out how
-            the look-ups are put together; each of them may occur in training too. `source` holds out neither, but what
-            was made of held-out sources (`split_of_source`), on whose side all else is.
+        by: `intent` holds out look-ups: every tool of a held-out question is unseen in training. `signature` holds out
+            combinations of look-ups; each look-up may occur in training too. `source` holds out environments by their
+            source alone (`split_of_source`); everything made of a held-out source is held out.
     """
 
     salt: str
@@ -41,27 +41,28 @@ class Partition(Settings):
     by: SplitBy = "signature"
 
     def split_of_entity(self, entity: str) -> Split:
-        """Spellings that differ in case, width or spaces are one entity."""
+        """Return the split of an entity. Spellings that differ in case, width or spaces are one entity."""
         return self._split_of("entity", fold(entity), self.entities)
 
     def split_of_intent(self, intent: str) -> Split | None:
-        """The split of one intent; None where intents belong to both. Those of a world, `world.tool`, go together."""
+        """Return the split of one intent, or None if intents belong to both. All intents of a world, `world.tool`, have
+        one split."""
         return self._split_of("intent", intent.partition(".")[0], self.questions) if self.by == "intent" else None
 
     def split_of_signature(self, signature: str) -> Split | None:
-        """The split of a question; None where its intents lie in both."""
+        """Return the split of a question, or None if its intents are in both."""
         if self.by == "signature":
             return self._split_of("signature", signature, self.questions)
         splits = {self.split_of_intent(intent) for intent in _INTENT.findall(signature)}
         return splits.pop() if len(splits) == 1 else None
 
     def split(self, entities: Iterable[str], signature: str) -> Split | None:
-        """The split in which everything lies, or None when the question straddles."""
+        """Return the split of a question and its entities, or None if they are in both."""
         splits = {self.split_of_signature(signature), *map(self.split_of_entity, entities)}
         return splits.pop() if len(splits) == 1 else None
 
     def split_of_source(self, source: str, share: float) -> Split:
-        """The split of a source, of which this share is held out."""
+        """Return the split of a source, if this share of sources is held out."""
         return self._split_of("source", source, share)
 
     def _split_of(self, kind: str, name: str, fraction: float) -> Split:

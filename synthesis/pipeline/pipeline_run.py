@@ -1,4 +1,4 @@
-"""One run of a pipeline: its stages, what they reject, and the datasets with their cards."""
+"""One run of a track: its stages, their rejections, and the datasets with their cards."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Summary:
     """Result of a run.
 
     Attributes:
-        counts: records by dataset.
+        counts: number of records by dataset.
         digests: content digest by dataset.
-        rejected: stage → reason → how many. A stage that rejected nothing is there, without reasons.
+        rejected: stage → reason → count. A stage without rejections is included, without reasons.
         details: stage → reason → one example; `tools_changed` → the kind of change → one example.
-        statistics: by dataset, as on its card.
-        costs: stage → what the teacher's endpoint was asked for it; empty without one.
-        datasets: name → folder; two runs that made the same are equal wherever they wrote it.
+        statistics: statistics by dataset, as on its card.
+        costs: stage → requests and tokens sent to the teacher's endpoint; empty without one.
+        datasets: name → folder; runs with equal results are equal, whatever their folders.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class PipelineRun(Generic[C]):
             read: returns the settings of a card under their names of today.
 
         Raises:
-            InputError: it is there, with another seed, setting, teacher or content of a file.
+            InputError: the dataset exists with another seed, setting, teacher or content of a file.
         """
         folder = self._out_dir / name
         if replace or not (folder / CARD_FILE).exists():
@@ -140,7 +140,7 @@ class PipelineRun(Generic[C]):
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             raise InputError(
                 f"{folder} is finished, and was made with another {what}{more}: {old!r:.120}, now {new!r:.120}. Give "
-                "another workdir; or --replace, which writes the datasets anew and asks only for what is not recorded"
+                "another --workdir; or --replace, which replaces the datasets and requests only unrecorded answers"
             )
 
     async def stage(
@@ -218,7 +218,7 @@ class PipelineRun(Generic[C]):
             self._preview.source_notes += lines
 
     def reject(self, stage: str, reasons: Counter[str], details: Mapping[str, str] | None = None) -> None:
-        """Note what a step dropped: reason → how many, and one example of each; a step that comes again adds to it."""
+        """Add the records that a step dropped: reason → count, and one example of each."""
         every = Counter(self.summary.rejected.get(stage, {})) + reasons
         self.summary.rejected[stage] = dict(sorted(every.items()))
         self.summary.details[stage] = {**(details or {}), **self.summary.details.get(stage, {})}
@@ -229,7 +229,7 @@ class PipelineRun(Generic[C]):
         """Write a dataset.
 
         Args:
-            more: what its card says beside the configuration, the seed, the teacher, the statistics and the rejections.
+            more: fields of its card in addition to configuration, seed, teacher, statistics and rejections.
         """
         card = {
             "config": self._config,
@@ -281,7 +281,7 @@ def models_on_card(records: Sequence[msgspec.Struct]) -> dict[str, Any]:
 
 
 def digests_of_files(names: Iterable[str]) -> dict[str, str]:
-    """A digest of each file's content, of a folder that of all files in it; files that are not there have none."""
+    """Return a digest of each file's content; for a folder of all its files. Missing files have none."""
     found: dict[str, str] = {}
     for name in names:
         path, digest = fetched(name), hashlib.sha256()
@@ -293,11 +293,11 @@ def digests_of_files(names: Iterable[str]) -> dict[str, str]:
 
 
 def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
-    """Return the use of the endpoint for a dataset's card: of its whole run so far, in all and by stage.
+    """Return the endpoint's use for a dataset's card: of the whole run so far, in total and by stage.
 
     Args:
-        stages: what was spent, by stage.
-        records: of the dataset.
+        stages: costs by stage.
+        records: number of records in the dataset.
     """
 
     def numbers_of(spent: Spent) -> dict[str, Any]:
@@ -309,5 +309,5 @@ def cost_of(stages: Mapping[str, Spent], records: int) -> dict[str, Any]:
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """A configuration as JSON holds it."""
+    """Return a configuration as JSON values."""
     return msgspec.to_builtins(dataclasses.asdict(config), str_keys=True)

@@ -1,8 +1,7 @@
-"""A few records through every stage, before a run is paid for: what is asked, answered and rejected, and what a whole
-run would cost by that.
+"""Run a few records through every stage before a run is paid for: shows requests, answers, rejections and a forecast.
 
-The forecast is a simulation: how many records pass a stage is drawn from what its few records say of that (a beta
-distribution, Jeffreys' prior), what one costs from those that were seen. So few records leave wide bounds.
+The forecast is a simulation. The share of records that pass a stage is sampled from a beta distribution with Jeffreys'
+prior, given the few records seen. The cost of a record is sampled from theirs. So few records give wide bounds.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Exchange:
 
 @dataclass
 class Seen:
-    """What became of one record in one stage."""
+    """Observation of one record in one stage."""
 
     exchanges: list[Exchange] = field(default_factory=list)
     spent: Spent = field(default_factory=Spent)
@@ -49,7 +48,7 @@ class Seen:
     rejected: str = ""
 
     def cost(self) -> dict[str, float]:
-        """By measure."""
+        """Return the cost by measure."""
         spent = self.spent
         return dict(zip(MEASURES, (spent.requests, spent.tokens, spent.money, self.seconds), strict=True))
 
@@ -68,7 +67,7 @@ class StageSeen:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is expected, and where nine of ten simulated runs lie."""
+    """An expected value, and the range of nine of ten simulated runs."""
 
     mean: float
     low: float
@@ -77,10 +76,10 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of a whole run, by measure; and how many records come out.
+    """Forecast of a whole run, by measure, and of the number of its records.
 
     Attributes:
-        unseen: stages that no record came to, of which nothing is known: the forecast lacks them.
+        unseen: stages that no record reached, so that the forecast lacks them.
     """
 
     totals: Mapping[str, Bounds]
@@ -89,7 +88,7 @@ class Forecast:
 
 
 class Preview:
-    """Takes at most `most` records through each stage, and notes what it sees."""
+    """Observer that takes at most `most` records through each stage."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -102,7 +101,7 @@ class Preview:
     def stage(
         self, name: str, function: Callable[[In, Any], Awaitable[Sequence[Out]]], inputs: Sequence[In]
     ) -> tuple[Callable[[In, Any], Awaitable[Sequence[Out]]], Sequence[In]]:
-        """The stage's function, which notes what it sees, and the inputs that are taken, evenly over all of them."""
+        """Return the stage's function with observation, and a sample of the inputs, evenly over all of them."""
         stage = self.stages.setdefault(name, StageSeen())
         stage.inputs += len(inputs)
         room = max(0, self.most - len(stage.seen)) if name.partition("+")[0] != "verify" else self.most
@@ -124,7 +123,7 @@ class Preview:
         return watched, taken
 
     def note(self, body: bytes, reply: EndpointReply, money: float) -> None:
-        """A request that was answered; see `Endpoint.watch`."""
+        """Record an answered request; see `Endpoint.watch`."""
         seen = _ITEM.get()
         if seen is None:
             return
@@ -138,12 +137,12 @@ class Preview:
     def forecast(
         self, expected: Callable[[Mapping[str, float], Mapping[str, int]], Mapping[str, float]], *, concurrency: int
     ) -> Forecast:
-        """What the whole run would take.
+        """Return the forecast of the whole run.
 
         Args:
-            expected: the inputs of each stage of the whole run, and the records at its end under the name "", of the
-                shares that pass and of the inputs that there were here.
-            concurrency: records in work at a time.
+            expected: computes the inputs of each stage in the whole run, and its final records under the name "". Its
+                arguments are the shares that pass, and the numbers of inputs in the preview.
+            concurrency: records processed at the same time.
         """
         rng = rng_for(0, "forecast")
         inputs = {name: stage.inputs for name, stage in self.stages.items()}

@@ -1,7 +1,7 @@
-"""The prompts of requests: files that ship with this package, any of which a user's own may stand for.
+"""Prompts of requests: files of this package, which a user's own files may replace.
 
-A prompt is `prompts/<language>/<snake_case name of the answer type>.jinja`; a language without a file of its own has
-the English one, which says what to write in.
+A prompt is `prompts/<language>/<snake_case name of the answer type>.jinja`. A language without its own file uses the
+English one, which names the language to write in.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Prompts:
         return Prompts, (self.own,)
 
     def render(self, answer: type[msgspec.Struct], variables: Mapping[str, Any], language: Language) -> str:
-        """The prompt of a request: in its language where there is a file in it, else in English, which says the
-        language.
+        """Return the prompt of a request in its language, or in English, with the language's name, if there is no such
+        file.
 
         Raises:
-            jinja2.TemplateNotFound: no prompt file for this answer.
+            jinja2.TemplateNotFound: there is no prompt for this answer.
             jinja2.UndefinedError: the template needs a variable that is not given.
         """
         variables = {"language": named(language), **variables}
@@ -73,19 +73,19 @@ class Prompts:
         return text if note in text else f"{text.rstrip()}\n\n{note}"
 
     def template(self, name: str, language: Language) -> jinja2.Template:
-        """A file, in its language or in English."""
+        """Return a template in its language, or in English."""
         return self._environment.select_template([f"{language}/{name}.jinja", f"en/{name}.jinja"])
 
     @cached_property
     def digest(self) -> str:
-        """Of all prompts, by name and content."""
+        """Return a digest of all prompts, by name and content."""
         digest = hashlib.sha256()
         for name in self._environment.list_templates():
             digest.update(f"{name}\0{self._source(name)}\0".encode())
         return digest.hexdigest()[:16]
 
     def variables(self, name: str) -> frozenset[str]:
-        """What a file asks for, with the files that it includes. Raises `jinja2.TemplateError`."""
+        """Return the variables of a file and of the files that it includes. Raises `jinja2.TemplateError`."""
         tree = self._environment.parse(self._source(name), name)
         found = set(jinja2.meta.find_undeclared_variables(tree))
         for included in jinja2.meta.find_referenced_templates(tree):
@@ -99,30 +99,30 @@ class Prompts:
 
 @cache
 def packaged() -> Prompts:
-    """Those of the package alone."""
+    """Return the prompts of the package alone."""
     return Prompts()
 
 
 def render_prompt(answer: type[msgspec.Struct], variables: Mapping[str, Any], language: Language) -> str:
-    """A prompt of the package; see `Prompts.render`."""
+    """Return a prompt of the package; see `Prompts.render`."""
     return packaged().render(answer, variables, language)
 
 
 def prompts_digest() -> str:
-    """Of the package's prompts; see `Prompts.digest`."""
+    """Return the digest of the package's prompts; see `Prompts.digest`."""
     return packaged().digest
 
 
 def read_prompts(folder: Path) -> Prompts:
-    """A user's own prompts, and the package's for what is not there.
+    """Return a user's own prompts, completed with the package's.
 
-    A file stands for the package's of its name, and asks for what that asks for: no variable more, which nobody gives,
-    and none less, since a request without its subject, or without what was wrong with the answer before, is paid for
+    A file replaces the package's file of the same name and must use the same variables. An additional one would have no
+    value. Without one of them, a request would lack its subject, or the fault of the previous answer, and be paid for
     in vain.
 
     Raises:
-        InputError: the folder holds no prompt, one of a name or language that there is not, or one with another
-            variable or that is no template; the message names it.
+        InputError: the folder has no prompts, a prompt of an unknown name or language, one with other variables, or one
+            that is not a template; the message names it.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
     if not files:
@@ -139,7 +139,7 @@ def read_prompts(folder: Path) -> Prompts:
         try:
             found, wanted = prompts.variables(name), theirs.variables(meant)
         except jinja2.TemplateError as error:
-            raise InputError(f"{path} is no template of jinja: {error}") from None
+            raise InputError(f"{path} is not a template of jinja: {error}") from None
         if extra := sorted(found - wanted - _ALWAYS):
             raise InputError(
                 f"{path} asks for {', '.join(extra)}, which it is not given; there are {', '.join(sorted(wanted))}"

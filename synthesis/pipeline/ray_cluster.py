@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class RayUnavailable(UserError):
-    """Ray is not installed, no cluster answers, or no machine of it can work; the message says what to do."""
+    """Ray is not installed, no cluster answers, or no machine of it can work; the message has the fix."""
 
 
 class RayCluster:
@@ -150,7 +150,7 @@ class RayCluster:
             ) from None
 
     def _nodes(self) -> list[dict[str, Any]]:
-        """The machines that work: alive, and not left out."""
+        """Return the machines that work: alive, and not excluded."""
         return [one for one in self._ray.nodes() if one["Alive"] and one["NodeID"] not in self._left_out]
 
     def _leave_out(self, node: str, why: str) -> None:
@@ -185,7 +185,7 @@ def _ray() -> ModuleType:
 
 
 def _task() -> Callable[[bytes, bytes], tuple[str, Any]]:
-    """The Ray task. A function in a function is sent by value, so that it starts where this package is missing."""
+    """Return the Ray task. A nested function is sent by value, so that it starts where this package is missing."""
 
     def task(maker: bytes, packed: bytes) -> tuple[str, Any]:
         """Return "" and the result; or the node's id, and why no sandbox opens there."""

@@ -1,10 +1,10 @@
-"""How an endpoint is asked for an answer of a type, and how its text is read back.
+"""Request an answer of a type from an endpoint, and read it back from the text.
 
-Endpoints differ in what they enforce. `json_schema` is strict structured output: the hosted services refuse a schema
-that is not closed (`additionalProperties: false`) and complete (every property is required), or that has keywords which
-their rules leave out; so an optional field is nullable there, and its null is read back as absent. `json_object`
-promises JSON and no more, `text` nothing: for both the schema stands in the prompt. Whatever was promised, the answer
-is found among whatever surrounds it (thinking, prose, a code fence), and checked as the type it is.
+Endpoints differ in the form that they enforce. `json_schema` is strict structured output. Hosted services refuse a
+schema that is not closed (`additionalProperties: false`) or not complete (every property is required), and some
+keywords. So an optional field is nullable there, and its null is read back as absent. `json_object` promises only JSON,
+and `text` nothing; for both the prompt contains the schema. In all forms the answer is searched in the surrounding text
+(reasoning, prose, a code fence), and checked against its type.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DROPPED = frozenset({"title", "default", "minimum", "maximum"})
 
 
 class BadAnswer(Exception):
-    """A text is no answer of its type; the message says why, to the model that wrote it."""
+    """A text is not an answer of its type; the message gives the reason, for the model that wrote it."""
 
 
 class _Remark(msgspec.Struct, frozen=True):
@@ -71,7 +71,8 @@ def prompt_name(answer: type[msgspec.Struct]) -> str:
 
 @cache
 def response_format(answer: type[msgspec.Struct], form: StructuredOutput) -> msgspec.Raw | None:
-    """What a request says of the form of its answer; None: nothing. Encoded once: a schema outweighs many a prompt."""
+    """Return a request's `response_format` for an answer type, or None. It is encoded once, since a schema is larger
+    than many prompts."""
     if form == "text":
         return None
     if form == "json_object":
@@ -82,7 +83,7 @@ def response_format(answer: type[msgspec.Struct], form: StructuredOutput) -> msg
 
 @cache
 def open_format(answer: type[msgspec.Struct]) -> msgspec.Raw:
-    """The `response_format` of versions up to 0.1, by which their recordings know a request."""
+    """Return the `response_format` of versions up to 0.1, which is part of the keys in their recordings."""
     (reference,), definitions = msgspec.json.schema_components([answer], ref_template="#/$defs/{name}")
     root = dict(definitions[reference["$ref"].rpartition("/")[2]])
     root["$defs"] = definitions
@@ -92,10 +93,10 @@ def open_format(answer: type[msgspec.Struct]) -> msgspec.Raw:
 
 @cache
 def strict_schema(answer: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of an answer, closed and complete, with its definitions beside it.
+    """Return the JSON schema of an answer, closed and complete, with its definitions.
 
     Raises:
-        TypeError: the type holds an object of any names, which strict output does not know.
+        TypeError: the type has an object with arbitrary names, which strict output does not support.
     """
     (reference,), definitions = msgspec.json.schema_components([answer], ref_template="#/$defs/{name}")
     name = reference["$ref"].rpartition("/")[2]
@@ -142,14 +143,14 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_answer(text: str, answer: type[T]) -> tuple[T, str]:
-    """The answer in a model's text, and its JSON.
+    """Return the answer in a model's text, and its JSON.
 
-    Thinking comes before it and does not count. Of several JSON objects the one that fits the type is the answer. JSON
-    is repaired as `loose_json` does it, and values as `_fitted` does. What no schema can say, such as that a text is
-    JSON itself, a type says in `check`, which raises `ValueError`.
+    Reasoning before the answer is ignored. Of several JSON objects the one that fits the type is the answer. JSON is
+    repaired as in `loose_json`, and values as in `_fitted`. A type checks what a schema cannot express, for example
+    that a text is JSON itself, in `check`, which raises `ValueError`.
 
     Raises:
-        BadAnswer: none fits, or two do and differ.
+        BadAnswer: no object fits, or two different ones do.
     """
     text = text.strip()
     try:
@@ -185,13 +186,13 @@ def is_exact(text: str, answer: type[msgspec.Struct]) -> bool:
 
 
 def _blocks(text: str) -> list[str]:
-    """What the code blocks of a text enclose."""
+    """Return the contents of a text's code blocks."""
     inside = text.split("```")[1 : 2 * _MOST_STARTS : 2]
     return [found for part in inside if (found := unfenced(f"```{part}```")) is not None]
 
 
 def _objects(text: str) -> Iterator[str]:
-    """The JSON objects of a text that are in no other."""
+    """Yield the outermost JSON objects of a text."""
     decoder = json.JSONDecoder()
     start = -1
     for _ in range(_MOST_STARTS):
@@ -226,7 +227,7 @@ def _decoded(text: str, answer: type[T]) -> T:
 
 
 def _checked(given: T) -> T:
-    """The answer. Raises `ValueError`: its own check refuses it."""
+    """Return the answer. Raises `ValueError`: its own check refuses it."""
     if (check := getattr(given, "check", None)) is not None:
         check()
     return given
@@ -243,10 +244,11 @@ def _bad(error: Exception) -> BadAnswer:
 
 
 def _fitted(value: Any, kind: msgspec.inspect.Type, *, top: bool = False) -> Any:
-    """A JSON value brought to a type where one reading is possible; anything else as it is, for the decoder to refuse.
+    """Convert a JSON value to a type if only one reading is possible; return anything else unchanged, for the decoder
+    to refuse.
 
-    A null is a field that was left out. Numbers and truth values may be texts, choices in other letters, an object may
-    be a list of itself, and a list of one may be its element. A text that is to be JSON may be the value itself.
+    A null is an absent field. Numbers and booleans may be texts, and choices may differ in case. An object may be a
+    list with that object, and a list of one may be its element. A text that must be JSON may be the value itself.
     """
     inspect = msgspec.inspect
     match kind:
@@ -305,7 +307,7 @@ def _json_text(value: Any) -> Any:
 
 
 def _opened(text: str) -> Any:
-    """The value of a JSON text, or the text."""
+    """Return the value of a JSON text, or the text."""
     try:
         return read_loosely(text)[0]
     except (ValueError, RecursionError):
@@ -313,7 +315,8 @@ def _opened(text: str) -> Any:
 
 
 def _folded(value: Any) -> str:
-    """A choice or a name without case, width, and the difference of spaces, hyphens and underscores."""
+    """Return a choice or a name in a normal form, without case and width, and with equal spaces, hyphens and
+    underscores."""
     if not isinstance(value, str):
         return "true" if value is True else "false" if value is False else json.dumps(value)
     return re.sub(r"[\s_-]", "_", fold(value))

@@ -63,7 +63,7 @@ Mode = Literal["off", "record", "replay"]
 
 
 class TeacherError(Exception):
-    """The teacher gave no valid answer; the message names the answer type and what was wrong with the last try."""
+    """The teacher gave no valid answer; the message names the answer type and the fault of the last try."""
 
 
 class Teacher(Protocol):
@@ -74,13 +74,13 @@ class Teacher(Protocol):
     """
 
     async def ask(self, answer: type[T], variables: Mapping[str, Any], *, language: Language, seed: int) -> T:
-        """One request.
+        """Request an answer.
 
         Args:
-            answer: the type of the answer; its name selects the prompt.
-            variables: what the prompt's template needs.
-            language: of the prompt, and of whatever the answer says to a user.
-            seed: makes the answer repeatable where the teacher can be.
+            answer: type of the answer; its name selects the prompt.
+            variables: variables of the prompt's template.
+            language: language of the prompt, and of all text in the answer for a user.
+            seed: makes the answer repeatable if the teacher supports it.
 
         Raises:
             TeacherError: no valid answer after all retries.
@@ -91,18 +91,18 @@ class Teacher(Protocol):
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int,
         sent: Sequence[dict[str, Any] | None] = (),
     ) -> AssistantTurn:  # fmt: skip
-        """The next turn of the conversation, as the agent in it: what it is shown is the conversation, nothing else.
+        """Return the next turn of the conversation, as its agent, who sees nothing but the conversation.
 
         Args:
-            messages: so far.
-            tools: that may be called.
-            language: of the conversation.
-            seed: as of `ask`.
+            messages: the conversation so far.
+            tools: tools that may be called.
+            language: language of the conversation.
+            seed: as in `ask`.
             sent: `AssistantTurn.sent` of each assistant message in `messages`.
 
         Returns:
-            What it thinks, says and calls; a call that could not be read is a `MalformedCall`. The calls' ids are its
-            own and may be those of another turn.
+            Reasoning, text and calls; an unreadable call is a `MalformedCall`. The calls' ids come from the model and
+            may repeat those of another turn.
 
         Raises:
             TeacherError: no turn after all retries.
@@ -112,7 +112,7 @@ class Teacher(Protocol):
 
 @runtime_checkable
 class Described(Protocol):
-    """A teacher that says what answers."""
+    """A teacher with a description of its model."""
 
     @property
     def description(self) -> Mapping[str, Any]: ...
@@ -130,7 +130,7 @@ class Routed(Protocol):
     def router(self) -> ModelRouter: ...
 
     def route(self, record: str) -> Teacher:
-        """The same teacher, as those of its models that are drawn for a record."""
+        """Return the same teacher, with the models that are chosen for a record."""
         ...
 
 
@@ -182,34 +182,36 @@ def load_teacher(name: str) -> Teacher:
 
 
 def route(teacher: Teacher, record: str) -> Teacher:
-    """Whom a record asks: of several models those that are drawn for it."""
+    """Return the teacher of a record, with the models that are chosen for it."""
     return teacher.route(record) if isinstance(teacher, Routed) else teacher
 
 
 def models_of(teacher: Teacher, record: str, judged: Role) -> dict[Role, str]:
-    """Who answers a record, by role; {} where rules do. See `ModelRouter.names`."""
+    """Return the model of each role for a record; {} for a teacher by rules. See `ModelRouter.names`."""
     return teacher.router.names(record, judged) if isinstance(teacher, Routed) else {}
 
 
 def description(teacher: Teacher) -> Mapping[str, Any]:
-    """Who answers, as cards and records say it: `name`, the teacher's type; and of a model what decides its answers."""
+    """Return the description of a teacher for cards and records: `name`, its type; and the settings of a model that
+    determine its answers."""
     return teacher.description if isinstance(teacher, Described) else {"name": type(teacher).__name__}
 
 
 class OpenAITeacher:
-    """A `Teacher` behind an OpenAI-compatible endpoint, with the strictest structured output that it enforces.
+    """A `Teacher` behind an LLM endpoint, asked in the strictest form that it enforces (`structured_output`).
 
-    After a failure of the endpoint the same request is sent again, with the same seed. After a bad answer of the model
-    (cut off, no JSON, not of its type) another seed is sent, and what was wrong.
+    After a failure of the endpoint the same request is sent again, with the same seed. After a bad answer (truncated,
+    not JSON, not of its type) another seed is sent, with the fault in the prompt.
 
     Args:
-        recording: keeps answers (see `mode`) and, in any mode, what was spent.
-        prompts: of its requests; None: the package's.
-        mode: `off` asks the endpoint. `record` asks what is not recorded yet, and records it; a request that had no
-            valid answer is asked again. `replay` asks nothing: what is not recorded is `NotRecorded`.
+        recording: stores answers (see `mode`) and, in any mode, costs.
+        prompts: prompts of requests; None: the package's.
+        mode: `off` sends every request. `record` sends those that are not recorded yet, and records them; a request
+            without a valid answer is sent again. `replay` sends nothing, and raises `NotRecorded` for an answer that is
+            not recorded.
 
     Raises:
-        ValueError: `mode` wants a recording.
+        ValueError: `mode` needs a recording.
     """
 
     def __init__(
@@ -217,7 +219,9 @@ class OpenAITeacher:
         prompts: Prompts | None = None,
     ) -> None:  # fmt: skip
         if mode not in get_args(Mode) or (mode != "off" and recording is None):
-            raise ValueError(f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}; all but off want a recording")
+            raise ValueError(
+                f"mode={mode!r}: must be one of {', '.join(get_args(Mode))}; record and replay need a recording"
+            )
         self.config = config
         self.mode = mode
         self.recording = recording
@@ -239,7 +243,7 @@ class OpenAITeacher:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """All that may be asked."""
+        """Return all endpoints that may be used."""
         return [state.endpoint for state in self._states.values()]
 
     @property
@@ -262,13 +266,13 @@ class OpenAITeacher:
         }
 
     def route(self, record: str) -> OpenAITeacher:
-        """The same teacher, as the models that are drawn for a record; see `ModelRouter`."""
+        """Return the same teacher, with the models that are chosen for a record; see `ModelRouter`."""
         teacher = copy.copy(self)
         teacher._about = record
         return teacher
 
     def _model(self, role: Role, judged: Role = "agent") -> tuple[OpenAITeacherConfig, _EndpointState]:
-        """Who answers as a role; without a record, whose text it could be, the first."""
+        """Return the model that answers in a role; without a record, for which one would be chosen, the first."""
         index = 0 if self._about is None else self.router.sample(self._about, role, judged)
         return self._models[role][index]
 
@@ -279,7 +283,7 @@ class OpenAITeacher:
 
     @property
     def spent_by_stage(self) -> dict[str, Spent]:
-        """The same by stage."""
+        """Return the costs by stage."""
         accounts = {id(one.spent_by_stage): one.spent_by_stage for one in self.endpoints}  # of a model there is one
         stages = sorted({stage for account in accounts.values() for stage in account})
         return {stage: summed(of[stage] for of in accounts.values() if stage in of) for stage in stages}
@@ -289,7 +293,7 @@ class OpenAITeacher:
 
         Raises:
             TeacherError: no valid answer, or the endpoint refused the request.
-            AbortRun: the run cannot go on: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
+            AbortRun: the run cannot continue: `BudgetSpent`, `EndpointDown`, `EndpointUnusable` or `NotRecorded`.
         """
         return await self.answer(answer, self.prompts.render(answer, variables, language), language, seed)
 
@@ -304,7 +308,7 @@ class OpenAITeacher:
                 if self.mode == "replay":
                     raise NotRecorded(
                         f"{config.model}: {answer.__name__} is recorded, and cannot be used: {error}",
-                        "record it anew with mode 'record'",
+                        "record it again with --teacher_mode=record",
                     ) from None
         try:
             given, text = await self._ask(config, state, answer, prompt, language, seed)
@@ -315,15 +319,15 @@ class OpenAITeacher:
         return given
 
     def _digest(self, request: Callable[[], bytes]) -> bytes:
-        """What a recording knows a request by; nothing where there is none."""
+        """Return a request's key in the recording, or b"" without a recording."""
         return b"" if self.mode == "off" or self.recording is None else hashlib.sha256(request()).digest()
 
     def _recorded(self, digest: bytes, what: str, seed: int, config: OpenAITeacherConfig) -> str | None:
-        """The recorded answer to a request; None where the endpoint is to be asked.
+        """Return the recorded answer to a request, or None if the endpoint must be asked.
 
         Raises:
-            TeacherError: replayed, and recorded is that there was no answer.
-            NotRecorded: replayed, and not recorded.
+            TeacherError: in a replay, the request is recorded without an answer.
+            NotRecorded: in a replay, the request is not recorded.
         """
         if not digest or self.recording is None:
             return None
@@ -348,14 +352,16 @@ class OpenAITeacher:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, language: Language, seed: int,
         sent: Sequence[dict[str, Any] | None] = (),
     ) -> AssistantTurn:  # fmt: skip
-        """See `Teacher.act`: OpenAI's messages and tools, for which the served model has a chat template of its own.
+        """See `Teacher.act`. Uses the chat API's messages and tools, which the served model renders with its own chat
+        template.
 
-        The endpoint gets its own messages back as it sent them. A turn that is not whole, that holds a call that cannot
-        be read, or that has another problem is requested again; when tries run out, the latter is returned as it is.
+        The endpoint gets its own messages back unchanged. A turn that is truncated, has an unreadable call, or has
+        another problem is requested again. When no tries are left, a turn with only the last kind of problem is
+        returned.
 
         Raises:
-            TeacherError: no turn was whole, or the endpoint refused the request.
-            AbortRun: as `ask`.
+            TeacherError: every turn was truncated, or the endpoint refused the request.
+            AbortRun: as in `ask`.
         """
         config, state = self._model("agent")
         endpoint = state.endpoint
@@ -428,7 +434,7 @@ class OpenAITeacher:
         language: Language,
         seed: int,
     ) -> tuple[T, str]:
-        """The answer, and its JSON."""
+        """Return the answer, and its JSON."""
         kind = prompt_name(answer)
         output = await self._structured_output(config, state)
         problem = ""
@@ -466,10 +472,10 @@ class OpenAITeacher:
     async def _probe_structured_output(
         self, config: OpenAITeacherConfig, state: _EndpointState
     ) -> tuple[StructuredOutput, str]:
-        """The strongest form that the endpoint enforces, and why it is not a stronger one.
+        """Return the strictest form that the endpoint enforces, and why it is not a stricter one.
 
-        It is asked for what prose would answer. One request says it where the first form works; a model's answer that
-        does not have the form is asked for twice more, since any answer may be spoilt.
+        The request is one that prose would answer. One request is enough if the first form works. An answer without the
+        form is requested twice more, since any single answer may be bad.
         """
         why = ""
         for output in _FROM_STRONGEST:
@@ -494,10 +500,10 @@ class OpenAITeacher:
         self, config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt: str, language: Language, seed: int,
         output: StructuredOutput, problem: str,
     ) -> bytes:  # fmt: skip
-        """A request's JSON.
+        """Return the JSON of a request.
 
         Args:
-            problem: what was wrong with the try before; "" at the first.
+            problem: fault of the previous try; "" at the first.
         """
         parts = [prompt]
         if output != "json_schema":
@@ -545,15 +551,18 @@ class _EndpointState:
 
 
 def _endpoint_key(config: OpenAITeacherConfig) -> str:
-    """What roles have in common that share an endpoint: its address, model, key, limits and prices."""
+    """Return the key of an endpoint that roles may share: its address, model, API key, limits and prices."""
     plain = OpenAITeacherConfig(config.base_url, config.model)
     own = ("temperature", "max_tokens", "timeout_seconds", "tries", "extra_body", "roles", "judge_own_text")
     return repr(replace(config, **{name: getattr(plain, name) for name in own}))
 
 
 def _identity(config: OpenAITeacherConfig, answer: type[msgspec.Struct], prompt: str, seed: int) -> bytes:
-    """What a recording knows a request by: what is asked, with which settings. Not in which form its answer is asked
-    for, which is the endpoint's; recordings of versions up to 0.1 know it by this too."""
+    """Return the content of a request that is its key in a recording, with the settings that matter.
+
+    The form of the answer is not in it, since it depends on the endpoint. Recordings of versions up to 0.1 use the same
+    key.
+    """
     return msgspec.json.encode(_body(config, [{"role": "user", "content": prompt}], seed, open_format(answer)))
 
 

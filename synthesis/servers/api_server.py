@@ -246,7 +246,7 @@ def api_tools(file: str, name: str) -> OwnTools:
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InputError(f'{file} is no file of {{"apis": {{"NAME": {{"document": …}}}}}} ({error})') from None
+        raise InputError(f'{file} is not a file of {{"apis": {{"NAME": {{"document": …}}}}}} ({error})') from None
     secrets: list[str] = []
     headers = {key: _filled(text, f"{where}: headers.{key}", secrets) for key, text in settings.headers.items()}
     query = {key: _filled(text, f"{where}: query.{key}", secrets) for key, text in settings.query.items()}
@@ -313,7 +313,7 @@ def _document(named: str, folder: Path, where: str) -> tuple[Mapping[str, Any], 
     if found and isinstance(found[0], Unmappable):
         raise InputError(f"{where}: document: {found[0].detail}")
     if len(found) != 1 or not isinstance(found[0], Mapping) or not found[0].keys() & {"openapi", "swagger"}:
-        raise InputError(f"{where}: document: {named} is no OpenAPI document")
+        raise InputError(f"{where}: document: {named} is not an OpenAPI document")
     return found[0], address
 
 

@@ -44,7 +44,7 @@ def read_sources(paths: Iterable[Path | str]) -> list[ServerSource]:
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise InputError(f"{path} is no JSON ({error})") from None
+            raise InputError(f"{path} is not JSON ({error})") from None
         found += _of_file(value, path)
     ids = [one.id for one in found]
     if repeated := [one for one in ids if ids.count(one) > 1]:
@@ -151,7 +151,7 @@ def _arguments(given: Any, where: str) -> list[str]:
         value = one.get("value", one.get("default"))
         if value is None and one.get("isRequired"):
             name = one.get("name") or one.get("valueHint")
-            raise InputError(f'{where} wants a value of its argument {name!r}; start it from {{"mcpServers": …}}')
+            raise InputError(f'{where} needs a value of its argument {name!r}; start it from {{"mcpServers": …}}')
         if one.get("type") == "named" and (value is not None or one.get("isRequired")):
             found.append(str(one.get("name")))
         found += [] if value is None else [str(value)]

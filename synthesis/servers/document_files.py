@@ -97,7 +97,7 @@ def _from_json(text: str) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("a text has half of a surrogate pair, which is no character; remove it") from None
+            raise ValueError("a text has half of a surrogate pair, which is not a character; remove it") from None
     return value
 
 
@@ -144,7 +144,7 @@ class _Loader(_SafeLoader):
             seen: set[str] = set()
             for key, _ in node.value:
                 if key.value in seen if isinstance(key, yaml.ScalarNode) else True:
-                    problem = f"the name {key.value!r:.80} is there twice, or is no text; remove or correct it"
+                    problem = f"the name {key.value!r:.80} is there twice, or is not a text; remove or correct it"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
         super().flatten_mapping(node)

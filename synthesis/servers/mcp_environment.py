@@ -234,7 +234,7 @@ def read_tasks(file: Path) -> _File:
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InputError(f'{file} is no file of {{"mcpServers": …, "tasks": […]}} ({error})') from None
+        raise InputError(f'{file} is not a file of {{"mcpServers": …, "tasks": […]}} ({error})') from None
     if not (read.tasks and read.servers):
         raise InputError(f"{file} has no {'tasks' if read.servers else 'mcpServers'}")
     for number, task in enumerate(read.tasks):

@@ -56,7 +56,7 @@ def openapi_tools(document: Mapping[str, Any]) -> tuple[list[dict[str, Any]], li
             continue
         for field in item:
             if field not in _METHODS and field not in _BESIDE_METHODS and not str(field).startswith("x-"):
-                detail = f"{brief(field):.80} is no field of a path; methods are {', '.join(_METHODS)}"
+                detail = f"{brief(field):.80} is not a field of a path; methods are {', '.join(_METHODS)}"
                 rejected.append(RejectedTool(f"{field} {path}", "unknown_form", detail))
         for method in _METHODS:
             if method not in item:

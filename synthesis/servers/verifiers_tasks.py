@@ -207,7 +207,7 @@ def _prompt(data: Any, id: str) -> list[Message]:
             raise InputError(f"environment {id}: its prompt has more than text, which policies here do not take")
         found.append(Message(one.role, one.content))
     if not any(one.role == "user" for one in found):
-        raise InputError(f"environment {id}: it has no prompt: a simulated user opens it, which there is none of here")
+        raise InputError(f"environment {id}: it has no prompt: a simulated user would start it, which is not supported")
     return found
 
 
@@ -235,7 +235,7 @@ async def verifiers_environments(id: str, count: int, *, first: int = 0) -> Asyn
     if not tasks:
         raise InputError(f"verifiers:{id} has no tasks{f' after the first {first}' if first else ''}")
     if type(tasks[0]).NEEDS_CONTAINER:
-        raise InputError(f"verifiers:{id}: its tasks want a container; episodes here have processes of this machine")
+        raise InputError(f"verifiers:{id}: its tasks need a container; episodes here run as processes of this machine")
     from verifiers.v1.interception import InterceptionServer
     from verifiers.v1.mcp import serve_shared
 
@@ -247,7 +247,7 @@ async def verifiers_environments(id: str, count: int, *, first: int = 0) -> Asyn
         try:
             session = await one_of.session(tasks[0])
         except ToolsUnavailable as error:
-            raise InputError(f"verifiers:{id} cannot be begun: {error}") from error
+            raise InputError(f"verifiers:{id} cannot be started: {error}") from error
         await session.close()
         assert one_of.tools is not None, "listed by the first session"
         made: list[Environment] = [VerifiersEnvironment(task, one_of.tools.specs, one_of) for task in tasks]
@@ -260,5 +260,5 @@ def _verifiers() -> tuple[ModuleType, ModuleType]:
         import verifiers.v1 as vf
         from verifiers.v1.utils import loaders
     except ImportError as error:
-        raise InputError(f"verifiers:… wants verifiers 0.4 ({error}); {_INSTALL}") from error
+        raise InputError(f"verifiers:… needs verifiers 0.4 ({error}); {_INSTALL}") from error
     return vf, loaders

@@ -33,77 +33,85 @@ class TrajectoriesConfig(Settings):
     """Settings of trajectory synthesis: number, servers and filters.
 
     Attributes:
-        trajectories: how many are wanted; what is above is cut, what filters take beyond `oversample_ratio` is missing.
-        oversample_ratio: share of tasks made beyond `trajectories`, to make up for what the filters reject.
-        languages: weights by ISO 639-1 code; the default is the paper's share (71.2 % English). Others than `en` and
-            `zh` want a teacher behind an endpoint; where no server is documented in one, its tasks are about servers
-            that are in English.
-        tools: where tools come from; each entry is told apart by what it is. Files of MCP servers (`mcp.json`,
-            `server.json`); Python functions or LangChain tools (`my_module:my_tools`, `FILE.py:my_tools`); files,
-            folders and URLs of tool documents, whose calls the emulator answers: OpenAPI 2 and 3, Smithery-style dumps,
-            RapidAPI documents, lists of tools in any vendor's form; `.json`, `.jsonl` or `.yaml`, also with `.gz`.
-        sources: running MCP servers, written out here; None: without `tools` the packaged ones, time and git. Servers
-            that cannot be reached are left out with a reason.
-        mcp_share: share of the tasks for running servers; None: 0.05 with the packaged tools alone; with `tools` or
-            `sources` all servers are equally likely (see `server_weights`).
-        server_weights: by server id, how often tasks are about it, relative to the others' 1. The parts of a server
-            that was split (`ID.1`, `ID.2`) each have its weight, unless they are named themselves.
-        fact_servers: ids of the packaged fact servers to take; an empty list: none; None: all without `tools` or
-            `sources`, and none with them.
-        emulated_servers: fact servers of which only the document is taken; the emulator answers their calls.
-        partition: entities and structures held out for evaluation; a rule-based teacher leaves them alone.
-        min_tools: servers with fewer tools are dropped. The paper's value is 3; the time server has 2.
-        max_tools: servers with more tools are split by topic (tags, paths, names); the default is what OpenAI's
-            interface takes in one request.
-        server_similarity: least share of common tools (Jaccard, 0 to 1) that makes two servers of one language the
-            same; the first is kept. Above 1: only exact duplicates are dropped.
-        read_only: take of MCP servers only tools that they declare read-only: concurrent runs share the servers, and
-            what a server does not declare may write.
-        allowed_tools: by the id of a source, tools of it, as the server names them, that are taken whatever it
-            declares.
-        informative_joins: of the offline teacher: join no relations whose values are nearly all the same (nine tenths),
-            and ask nothing of which a hop can be skipped.
-        proposals: independent answers per server whose chains are counted.
-        pairs: task-chain pairs asked for in one answer.
-        walks: random walks per server.
-        min_length: shortest chain; 1 makes each tool a chain of its own.
-        max_length: longest chain (paper: 5).
-        acyclic: no tool twice in a chain.
-        operators: verification operators in order, by their names in `OPERATORS`; a chain must pass all.
-        votes: votes of the first, tries of the second.
-        attempts: how often the teacher is asked, with the problem as feedback, before a record is rejected.
-        stop_after: records of a stage after which the run stops if less than one in a hundred is accepted.
-        server_tasks: share of the tasks that are made from the server alone, without a chain.
-        tool_counts: numbers of different tools of such tasks.
-        several_servers: share of the tasks whose tools are of several servers, with a chain that crosses them or
-            without one, as of other tasks. The paper has none (section 2.1.1).
-        groups: of how many groups of servers those are, in each language; a group is offered to the agent whole.
-        group_sizes: numbers of servers in a group.
-        behaviours: shares of the original tasks that teach something beside calling tools, by its name
-            (`core.records.Behaviour`); the rest are requests that are served. Their conversations have no variation.
-            Empty: none. The defaults are ours, 22 % in all: the paper has no such data, and its SFT loses 14 points
-            in BFCL's Missing Functions.
-        user_turns: most messages of the user in a conversation of several; 2 at least.
-        policies: share of the conversations of the behaviour `dialogue` whose agent has a policy that forbids one of
-            the things that the user wants.
-        augmentations: modes that variations are drawn from.
+        trajectories: number of trajectories to store. Extra ones are cut. There are fewer if filters reject more than
+            `oversample_ratio` allows for.
+        oversample_ratio: share of additional tasks, to make up for those that the filters reject. Raise it if a run
+            stores too few.
+        languages: weights by ISO 639-1 code. The default is the paper's share (71.2 % English). Languages other than
+            `en` and `zh` need a teacher behind an endpoint. A language without servers documented in it has tasks about
+            English servers.
+        tools: sources of tools, each recognized by its content. MCP servers: `mcp.json` or `server.json`. Python
+            functions or LangChain tools: `my_module:my_tools` or `FILE.py:my_tools`. Tool documents, whose calls the
+            emulator answers: files, folders and URLs with OpenAPI 2 and 3, Smithery-style dumps, RapidAPI documents, or
+            lists of tools in any vendor's form, as `.json`, `.jsonl` or `.yaml`, also with `.gz`.
+        sources: running MCP servers, as records. None: without `tools` the packaged time and git servers. Servers that
+            cannot be reached are skipped, with the reason.
+        mcp_share: share of the tasks that are about running servers. None: 0.05 with the packaged tools alone; with
+            `tools` or `sources` all servers are equally likely (see `server_weights`).
+        server_weights: how often tasks are about a server, by its id, relative to 1 for the others. The parts of a
+            split server (`ID.1`, `ID.2`) each get its weight, unless they are named.
+        fact_servers: ids of the packaged fact servers to use. Empty: none. None: all of them, but none with `tools` or
+            `sources`.
+        emulated_servers: ids of fact servers of which only the document is used; the emulator answers their calls.
+        partition: entities and structures that are held out for evaluation. The offline teacher does not use them.
+            None: nothing is held out.
+        min_tools: fewest tools of a server; servers with fewer are dropped. The paper's value is 3. Use 2 or 1 for
+            small servers of your own.
+        max_tools: most tools of a server; larger servers are split by topic (tags, paths, names). The default is the
+            limit of OpenAI's API for one request.
+        server_similarity: least share of common tools (Jaccard, 0 to 1) at which two servers of one language are
+            duplicates; the first is kept. Above 1: only exact duplicates are dropped.
+        read_only: use only those tools of MCP servers that they declare read-only. Concurrent runs share the servers,
+            and any other tool may write.
+        allowed_tools: tools to use although their server does not declare them read-only, by the id of the source, as
+            the server names them.
+        informative_joins: for the offline teacher: join no relations of which nine tenths of the values are the same,
+            and ask no question in which a hop can be skipped.
+        proposals: independent answers of the teacher for each server, whose proposed chains are counted.
+        pairs: task-chain pairs that one such answer contains.
+        walks: random walks on the tool graph of each server. More find more chains.
+        min_length: shortest chain, in tools; 1 makes each tool a chain by itself.
+        max_length: longest chain, in tools (paper: 5).
+        acyclic: use each tool at most once in a chain.
+        operators: checks of a chain, in order: `vote` and `back_translation`. A chain must pass all. Empty: no check.
+        votes: number of votes of the operator `vote`, and of tries of `back_translation`.
+        attempts: how often the teacher is asked for a record, with the previous fault in the prompt, before the record
+            is rejected.
+        stop_after: number of records of a stage after which the run stops if less than one in a hundred is accepted. 0:
+            never stop.
+        server_tasks: share of the tasks that are generated from a server without a chain.
+        tool_counts: numbers of different tools in tasks without a chain, of which one is sampled for each task.
+        several_servers: share of the tasks that use tools of several servers, with a chain across them or without one.
+            Ours: 0, since the paper has none (section 2.1.1).
+        groups: number of groups of servers for such tasks, in each language. The agent is offered all tools of a group.
+        group_sizes: numbers of servers in a group, of which one is sampled for each group.
+        behaviours: shares of the original tasks that teach a behavior other than calling tools, by its name
+            (`core.records.Behaviour`), such as asking for a missing value. These tasks get no variations. Empty: none.
+            The defaults are ours, 22 % in all: the paper has no such data, and its SFT loses 14 points in BFCL's
+            Missing Functions.
+        user_turns: most user messages in a conversation of the behavior `dialogue`; at least 2.
+        policies: share of the conversations of the behavior `dialogue` in which the agent's policy forbids one of the
+            user's wishes.
+        augmentations: kinds of variations to sample from.
         augmented: share of original tasks that get a variation.
-        license: of tool documents, on cards and records, where a document does not name its own.
-        personas: file of personas, see `personas.read_personas`; empty, or none in a task's language: built-in ones.
-        near_duplicate: least similarity of the words of two tasks of a server at which the later one is dropped.
-        thresholds: least scores of a task (1 to 5).
-        failures: injection of failures (paper: 20 % of calls).
-        max_turns: most assistant turns of a run, after each message of the user.
-        max_tokens: most tokens that a run may show the agent in one turn, tools included, as `interact` estimates
-            them; the original cuts the conversation there, we reject it. Tool documents of a server take half of it at
-            most: longer servers are split by topic, a longer tool is rejected (`document_too_long`).
-        system_prompt: of the agent; no system message when empty.
-        reward_threshold: least mean of the seven axes.
-        final_answer_threshold: least score of the axis `final_answer`.
-        mcp_timeout_seconds: for starting or connecting to an MCP server, and for each request.
-        collect_concurrency: MCP servers started or connected to at a time.
-        concurrency: records in work at a time.
-        own_stages: by a stage's name, functions of your own that take its records before the next stage
+        license: license of tool documents that do not name their own, for cards and records.
+        personas: file of personas, see `personas.read_personas`. Empty, or none in the language of a task: the packaged
+            ones.
+        near_duplicate: least similarity of the words of two tasks of a server, 0 to 1, at which the later task is
+            dropped.
+        thresholds: least scores of a task, 1 to 5. Raise them for fewer and better tasks.
+        failures: injected failures of calls (paper: 20 % of calls).
+        max_turns: maximum assistant turns of a run after each user message.
+        max_tokens: maximum tokens that the agent sees in one turn, tools included, as estimated by `interact`. The
+            original cuts a longer conversation; ours is rejected. The tool documents of a server may take half of it:
+            longer servers are split by topic, and a longer tool is rejected (`document_too_long`).
+        system_prompt: system prompt of the agent. Empty: no system message.
+        reward_threshold: least mean of the seven reward axes, 0 to 1, for a run to be accepted.
+        final_answer_threshold: least score of the axis `final_answer`, 0 to 1, for a run to be accepted.
+        mcp_timeout_seconds: time limit, in seconds, to start or connect to an MCP server, and of each request.
+        collect_concurrency: MCP servers that are started or connected to at the same time.
+        concurrency: records processed at the same time.
+        own_stages: your own functions, by the name of the stage after which they take its records
             (docs/extending.md).
     """
 
@@ -180,7 +188,7 @@ class TrajectoriesConfig(Settings):
         for name in self.operators:
             if self.operators.count(name) > 1:
                 # One verdict for each name: the second would hide the first.
-                raise SettingError(f"operators: {name!r} stands there twice; name it once and raise `votes`")
+                raise SettingError(f"operators: {name!r} is listed twice; list it once and raise `votes`")
         if not any(self.languages.values()):
             raise SettingError(f"languages: {dict(self.languages)} has no weight above 0; give one at least")
         if (whole := sum(self.behaviours.values())) > 1 + 1e-9:
@@ -189,7 +197,7 @@ class TrajectoriesConfig(Settings):
             )
         for name in ("tool_counts", "group_sizes", "augmentations"):
             if not getattr(self, name):
-                raise SettingError(f"{name}: empty, and drawn from; name at least one")
+                raise SettingError(f"{name}: empty; give at least one value to sample from")
 
     @property
     def has_own_tools(self) -> bool:

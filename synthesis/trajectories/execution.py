@@ -67,11 +67,12 @@ def failed(kind: str, message: str) -> ToolResult:
 
 @dataclass(frozen=True)
 class Failures(Settings):
-    """Failure injection, seeded by run and call.
+    """Injection of failures into calls, seeded by run and call.
 
     Attributes:
-        rate: the probability with which each call fails.
-        kinds: names of `FAILURES`, of which one is drawn evenly; none is no failure.
+        rate: probability that a call fails, 0 to 1.
+        kinds: kinds of failures, of which one is sampled uniformly: `timeout`, `error`, `empty` and `rate_limit`.
+            Empty: no failures.
     """
 
     rate: Share = 0.2

@@ -41,7 +41,7 @@ def near_duplicates(texts: Iterable[tuple[Hashable, str]], threshold: float) -> 
         ValueError: the threshold is out of bounds.
     """
     if not 0 < threshold <= 1:
-        raise ValueError(f"near_duplicate: {threshold} is no similarity; use a number above 0, up to 1")
+        raise ValueError(f"near_duplicate: {threshold} is not a similarity; use a number above 0, up to 1")
     groups: dict[Hashable, list[tuple[int, str]]] = defaultdict(list)
     for index, (group, text) in enumerate(texts):
         groups[group].append((index, text))

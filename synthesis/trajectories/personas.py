@@ -126,5 +126,5 @@ def _listed(name: str, given: list[str] | str) -> list[str]:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             every = [given]
     if not isinstance(every, list) or not all(isinstance(one, str) for one in every):
-        raise InputError(f"`{name}` is no list of texts")
+        raise InputError(f"`{name}` is not a list of texts")
     return [" ".join(one.split()) for one in every]

@@ -58,7 +58,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "rl.csv").write_text("")
     for source, target, message in [
         ("none.jsonl", "data", "there is no such file or folder"),
-        ("rl.csv", "rl.csv", "is there already"),
+        ("rl.csv", "rl.csv", "exists already"),
         ("rl.csv", "data", "give one of .jsonl"),
         (".", "x.jsonl", "no dataset at"),
     ]:

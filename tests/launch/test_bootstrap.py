@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.mark.parametrize(
     ("argument", "code", "said"),
-    [("--version", 0, "astra_jax "), ("--help", 0, "From a bare machine"), ("tset", 2, "error: ")],
+    [("--version", 0, "astra_jax "), ("--help", 0, "Install the project on a bare machine"), ("tset", 2, "error: ")],
 )
 def test_bootstrap_says_what_it_is_before_it_installs(argument: str, code: int, said: str) -> None:
     command = [sys.executable, "-S", str(ROOT / "launch" / "bootstrap.py"), argument]

@@ -132,8 +132,8 @@ def test_what_is_wrong_is_said_in_one_line(world, run, tmp_path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letters.txt").write_text("dear")
     for flag, words in (
-        (f"--to={world / 'train'}", "is --environments, which stays as it is"),
-        (f"--to={tmp_path / 'mine'}", "holds something else than a dataset"),
+        (f"--to={world / 'train'}", "is the folder of --environments, which is never overwritten"),
+        (f"--to={tmp_path / 'mine'}", "has files that are not a dataset's"),
         ("--step=3", "--step=3: --weights="),
         ("--max_response_tokens=41", "the model's max_positions is 640"),
         ("--max_prompt_tokens=100", "max_prompt_tokens is 100; raise it"),

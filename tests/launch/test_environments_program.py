@@ -39,7 +39,7 @@ def test_environments_are_written_once_and_described(run: Programs, tmp_path: Pa
     [
         (("--teacher_model=m",), "--teacher_model is for an endpoint: give --teacher_url too"),
         (("--teacher_url=host:1",), "--teacher_url=host:1: write http://HOST:PORT/v1"),
-        (("--teacher_url=http://host:1/v1",), "--teacher_url wants --teacher_model"),
+        (("--teacher_url=http://host:1/v1",), "--teacher_url needs --teacher_model"),
         (('--roles={"embedder": {"model": "m"}}',), "--roles: embedder has no url"),
         (("--config.questions=nowhere.jsonl",), "nowhere.jsonl cannot be read"),
         (("--config.tools_of=nowhere",), "no dataset at nowhere"),

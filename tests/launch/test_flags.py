@@ -220,14 +220,17 @@ def test_bad_settings_end_with_two(tmp_path: Path, arguments: list[str], message
         (["launch.grpo", "--publish_dir=W"], "--publish_dir is for servers: give --rollout_url too"),
         (["launch.grpo", "--rollout_sync=direct"], "--rollout_sync is for servers: give --rollout_url too"),
         (["launch.grpo", "--rollout_stall_seconds=9"], "--rollout_stall_seconds is for servers"),
-        (["launch.sft", "--data=DATASET", "--skip_bad"], "--skip_bad is for the rows of files"),
+        (["launch.sft", "--data=DATASET", "--skip_bad"], "--skip_bad is for files of conversations"),
         (["launch.astra_rl", "--from=DATASET", "--to=W", "--calls_per_answer=9"], "--calls_per_answer is of an import"),
         (["launch.astra_rl", "--from=DATASET", "--to=W", "--sandbox_url=http://a"], "--sandbox_url is of an import"),
-        (["launch.astra_rl", "--from=FILE", "--to=W", "--seed=3"], "--seed is of an export; leave it out"),
-        (["launch.astra_sft", "--from=DATASET", "--to=W", "--accept=bad"], "--accept is of an import; leave it out"),
+        (["launch.astra_rl", "--from=FILE", "--to=W", "--seed=3"], "--seed is for an export; leave it out"),
+        (["launch.astra_sft", "--from=DATASET", "--to=W", "--accept=bad"], "--accept is for an import; leave it out"),
         (["launch.plan", "--config=sft:0.6b", "--topology=v5e:2x2", "--compiles=2"], "--compiles is for --search"),
-        (["launch.environments", "--workdir=W", "--preview=1", "--replace"], "--replace is not for --preview"),
-        (["launch.trajectories", "--workdir=W", "--preview=1", "--metrics_port=0"], "--metrics_port is not for"),
+        (["launch.environments", "--workdir=W", "--preview=1", "--replace"], "--replace has no effect with --preview"),
+        (
+            ["launch.trajectories", "--workdir=W", "--preview=1", "--metrics_port=0"],
+            "--metrics_port has no effect with",
+        ),
     ],
 )
 def test_what_nothing_would_read_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -251,7 +254,7 @@ def test_settings_are_listed_without_what_a_run_needs(asked: str) -> None:
     assert result.code == 0 and result.errors == ""
     assert (
         "--config.count=7\n    [a whole number from 0 to 2,147,483,647]\n"
-        "    questions asked for; rejected ones are not replaced.\n"
+        "    number of questions to generate. Rejected ones are not replaced, so fewer environments are stored.\n"
     ) in result.out
 
 

@@ -62,7 +62,7 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
             (train, "4 of the 4 held-out environments are trained on too (same id and prompt), such as 'e0'"),
             (f"{train},{train}", f"--held_out={train},{train} names {train} twice"),
             ("json:no_name", "json has no no_name"),
-            (" , ", "--held_out= names nothing"),
+            (" , ", "--held_out= is empty"),
             (str(tmp_path / "nowhere"), "no dataset at"),
         ):
             assert said in start(*given[:-2], f"--workdir={tmp_path / 'twice'}", f"--held_out={held_out}").line
@@ -76,8 +76,11 @@ def test_a_run_in_a_bucket_goes_on_there(tmp_path) -> None:
         for flags, said in (
             (["--rollout_sync=direct"], "VLLMConfig.sync='direct' without sync_key, by which trainer and servers know"),
             (["--publish_address=:9100"], "--publish_address is for --rollout_sync=direct: give that too"),
-            (["--rollout_sync=direct", f"--publish_dir={tmp_path}"], "--publish_dir is for files, and --rollout_sync="),
+            (
+                ["--rollout_sync=direct", f"--publish_dir={tmp_path}"],
+                "--publish_dir has no effect with --rollout_sync=direct",
+            ),
         ):
             assert f"error: {said}" in start(*given, server, *flags).line
         nowhere = start(*given, "--rollout_url=http://127.0.0.1:9", "--rollout_sync=reload").line
-        assert "error: --workdir=gs://bucket/run is no folder, and cannot be a bucket" in nowhere
+        assert "error: --workdir=gs://bucket/run is not a folder, and cannot be a bucket" in nowhere

@@ -327,7 +327,7 @@ def test_bad_input_is_one_line_and_exit_code_2(dataset, port, refused, tmp_path)
         ),
         (tmp_path / "corrupt", [], "and run its stage again"),
         (tmp_path / "twice", [], "two environments have the id 'norway'"),
-        (dataset, ["--key_file=/none"], "--key_file=/none is no file with a key"),
+        (dataset, ["--key_file=/none"], "--key_file=/none is not a file with a key"),
         (dataset, ["--sandbox_url=http://127.0.0.1:9"], "no sandbox service answers at http://127.0.0.1:9"),
         (dataset, [f"--port={port}"], f"--host=127.0.0.1 --port={port}: "),
         (dataset, ["--host=127.0.0.255x"], "can be reached from other machines"),

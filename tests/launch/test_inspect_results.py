@@ -210,7 +210,7 @@ async def test_results_that_change_meanwhile_are_not_mixed_up(tmp_path) -> None:
         save_evaluation(tmp_path, with_results(AGAIN))
         for one in (FINISHED, AGAIN):
             status, _, text = await asyncio.to_thread(send, port, "GET", address(one))
-            assert status == 503 and "its records are others now" in text and "start it again" in text
+            assert status == 503 and "its records have changed" in text and "start it again" in text
 
 
 def test_two_results_of_one_trial_are_refused(tmp_path) -> None:

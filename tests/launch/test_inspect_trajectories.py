@@ -273,7 +273,7 @@ def test_a_dataset_that_changes_meanwhile_is_not_mixed_up(tmp_path) -> None:
     write_dataset(tmp_path / "data", Trajectory, [NORDIC, CHINESE], card={})
     with serving(tmp_path / "data") as port:
         write_dataset(tmp_path / "data", Trajectory, [CHINESE], card={})
-        for one, words in ((NORDIC, "its records are others now"), (CHINESE, "has no record 1; it holds 1")):
+        for one, words in ((NORDIC, "its records have changed"), (CHINESE, "has no record 1; it holds 1")):
             status, _, text = send(port, "GET", f"/trajectory/{quote(one.id, safe='')}")
             assert status == 503 and words in text and "start it again" in text
 

@@ -158,7 +158,7 @@ def test_a_run_goes_to_the_hub_and_comes_back(world, hub, start, trained, tmp_pa
     [
         ("me/new", "", "nobody is logged in; run hf auth login"),
         ("me/new", WRONG, "it does not know the token"),
-        ("new", TOKEN, "--repository=new is no name of a repository; write ORG/NAME"),
+        ("new", TOKEN, "--repository=new is not the name of a repository; write ORG/NAME"),
     ],
 )
 def test_a_push_that_may_not_be_is_one_line(hub, start, trained, tmp_path, to: str, token: str, message: str) -> None:
@@ -170,14 +170,18 @@ def test_a_push_that_may_not_be_is_one_line(hub, start, trained, tmp_path, to: s
 @pytest.mark.parametrize(
     ("changed", "more", "message"),
     [
-        ({"weights": "org/gone"}, {}, "=org/gone is no folder here; as a name on the Hub: the Hub shows no model"),
+        ({"weights": "org/gone"}, {}, "=org/gone is not a folder here; as a name on the Hub: the Hub shows no model"),
         ({"weights": "hub:org/gated"}, {}, "org/gated is gated; accept its terms at http://127.0.0.1"),
         ({"weights": "hub:org/gated"}, {"HF_TOKEN": WRONG}, "org/gated is gated"),
         ({"weights": "hub:org/tiny@no"}, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, and the model org/tiny is"),
         ({"weights": "org/tiny"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached, and"),
-        ({"weights": "hub:tiny"}, {}, "is no name of a model; write hub:ORG/NAME"),
+        ({"weights": "hub:tiny"}, {}, "is not the name of a model; write hub:ORG/NAME"),
         ({"data": "hub:org/gone"}, {}, "the Hub shows no dataset org/gone"),
-        ({"data": "hub:org/many"}, {}, "that dataset has a.jsonl, b.jsonl; say which with hub:ORG/NAME/FILE"),
+        (
+            {"data": "hub:org/many"},
+            {},
+            "that dataset has several files (a.jsonl, b.jsonl); name one with hub:ORG/NAME/FILE",
+        ),
         ({"data": "hub:org/chats/gone.jsonl"}, {}, "the dataset org/chats has no such file"),
         ({"data": "hub:org/chats"}, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, and this asks the Hub"),
         ({"data": "gone.jsonl"}, {}, "--data: gone.jsonl: there is no such file"),
@@ -233,7 +237,7 @@ def test_bad_rows_are_refused_by_number_or_left_out_by_a_flag(world, hub, start,
     given = [*arguments(world, tmp_path / "run", data=str(file)), "--preview=1"]
     refused = start.begin(*given, **environment).wait()
     assert "some.jsonl, row 12 (counted from 0): bad_record: it is of no known form; its keys are text" in refused.line
-    assert "--skip_bad leaves such rows out" in refused.line
+    assert "--skip_bad skips such rows" in refused.line
     kept = start.begin(*given, "--skip_bad", **environment).wait()
     assert kept.code == 0 and "12 of 13 rows" in kept.out and "left out: 1 bad_record, such as" in kept.out
     assert "use bad_schema" in start.begin(*given, "--accept=typo", **environment).wait().line

@@ -96,20 +96,20 @@ def test_convert_merges_and_copies_what_lies_beside_adapter_and_base(world, tmp_
         vocabulary["added_tokens"].append(last | {"id": 400, "content": "<new>"})
         (adapter / "tokenizer.json").write_text(json.dumps(vocabulary))
         grown = convert(f"--from_peft={adapter}", f"--to_hf={tmp_path / 'grown'}")
-        assert grown.code == 2 and "has 401 tokens, with the adapter the embedding has 400 rows" in grown.line
+        assert grown.code == 2 and "has 401 tokens, but the embedding with the adapter has 400 rows" in grown.line
 
         content = json.loads((adapter / "adapter_config.json").read_text())
         for name, said in (
-            (None, "does not say what it was trained on; say it with --base"),
-            ("/there/is/none", "base_model_name_or_path=/there/is/none of .* is no folder on this machine"),
-            (str(adapter), "is an adapter of peft itself"),
+            (None, "does not name the weights that it was trained on; give them with --base"),
+            ("/there/is/none", "base_model_name_or_path=/there/is/none of .* is not a folder on this machine"),
+            (str(adapter), "is an adapter of peft too"),
         ):
             (adapter / "adapter_config.json").write_text(json.dumps(content | {"base_model_name_or_path": name}))
             ended = convert(f"--from_peft={adapter}", f"--to_hf={tmp_path / 'none'}")
             assert ended.code == 2
             assert said.partition(" of .*")[0] in ended.line and said.rpartition(".* ")[2] in ended.line
         ended = convert(f"--from_peft={folder / 'base'}", f"--to_hf={tmp_path / 'none'}")
-        assert ended.code == 2 and "is no adapter of peft" in ended.line
+        assert ended.code == 2 and "is not an adapter of peft" in ended.line
         ended = convert(f"--from_hf={adapter}", f"--to_orbax={tmp_path / 'none'}")
         assert ended.code == 2 and f"launch.convert --from_peft={adapter} --to_hf=DIR" in ended.line
 
@@ -144,4 +144,4 @@ def test_sft_continues_an_adapter_merges_it_or_says_what_to_type(world, tmp_path
         )
         base_flag = f"--base={folder / 'base'}"
         needless = sft(*start, f"--workdir={tmp_path / 'n'}", f"--weights={folder / 'base'}", base_flag)
-        assert needless.code == 2 and "is no adapter of peft; leave --base out" in needless.line
+        assert needless.code == 2 and "is not an adapter of peft; leave out --base" in needless.line

@@ -92,7 +92,7 @@ def test_a_plain_chat_model_learns_calls_and_is_started_from_as_one_that_knows_t
 
 def test_a_configuration_of_another_vocabulary_is_refused(world, forked, tmp_path) -> None:
     ended = sft(forked, world, world / "start", tmp_path / "run", "--config.model.vocab_size=640")
-    assert "has vocab_size 384, --config=" in ended.line and "says 640" in ended.line
+    assert "has vocab_size 384, but --config=" in ended.line and "has 640" in ended.line
 
 
 STARTS = """

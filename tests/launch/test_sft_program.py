@@ -390,7 +390,7 @@ def test_preview_shows_the_mask(forked, tmp_path) -> None:
         ("--tokenizer=/none", "/none has neither tokenizer.json"),
         ("--config.sft.data.seq_len=4096", "data.seq_len"),
         ("--config.sft.learning_rte=1", "the nearest is --config.sft.learning_rate"),
-        ("--hosts=2", "--hosts goes with all of --coordinator, --hosts and --host_index"),
+        ("--hosts=2", "--hosts is not enough: give all of --coordinator, --hosts and --host_index"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(forked, tmp_path, flag: str, words: str) -> None:

@@ -36,7 +36,7 @@ def run(workdir: Path, *arguments: str) -> Ended:
         ([*ENDPOINT, '--teacher_extra_body={"model": "n"}'], "extra_body names model, which a request decides itself"),
         (ENDPOINT[:2], "'m' is the author and the only judge of what it writes"),
         (["--judge_own_text"], "--judge_own_text is for an endpoint: give --teacher_url too"),
-        (['--roles={"judge": {"model": "j"}}'], "--roles names judge, and nobody answers as the others: give"),
+        (['--roles={"judge": {"model": "j"}}'], "--roles names judge, but no model answers in the other roles; give"),
         (['--config.languages={"de": 1}'], "languages: the offline teacher writes en and zh, not de; leave it out"),
         ([*ENDPOINT, "--teacher_tokens_per_minute=-1"], "--teacher_tokens_per_minute=-1: use a number above 0"),
     ],
@@ -68,7 +68,7 @@ def test_a_synthesis_that_falls_short_says_so_and_why_with_a_code_of_its_own(
     rejected = {"decompose": {"teacher_failed": 2, "mixed_split": 109}, "validate": {"low_quality": 1}}
     assert made(11, "environments", wanted=120, rejected=rejected) == FELL_SHORT == 4
     assert capsys.readouterr().err == (
-        "error: 11 of 120 became environments; rejected most of all were 109 mixed_split in decompose, "
+        "error: 11 of 120 became environments; the most frequent rejections were 109 mixed_split in decompose, "
         "2 teacher_failed in decompose, 1 low_quality in validate; examples are above\n"
     )
     assert made(0, "environments", wanted=120, rejected={}) == FELL_SHORT
@@ -109,9 +109,12 @@ def roles_flag() -> Iterator[Callable[[str], None]]:
         ('{"judge": {"url": "h:1", "model": "j"}}', "--roles: judge.url is 'h:1': write http://HOST:PORT/v1"),
         ('{"judge": {"url": "http://h/v1"}}', "--roles: judge.url is http://h/v1: give model too"),
         ('{"judge": {"prices": 5}}', "--roles: judge.prices is 5: write two numbers, as [0.5, 2]"),
-        ('{"judge": {"key_file": "none"}}', "--roles: judge.key_file=none is no file with a key on its first line"),
+        ('{"judge": {"key_file": "none"}}', "--roles: judge.key_file=none is not a file with a key on its first line"),
         ('{"embedder": {"model": "e"}}', "--roles: embedder has no url"),
-        ('{"embedder": [{}, {}]}', "--roles: embedder has 2 models: vectors of two cannot be compared; give one"),
+        (
+            '{"embedder": [{}, {}]}',
+            "--roles: embedder has 2 models, but vectors of different models cannot be compared; give one",
+        ),
         ('{"embedder": {"url": "http://h/v1", "model": "e", "weight": 1}}', "embedder has no setting 'weight'"),
     ],
 )
@@ -178,11 +181,11 @@ def test_a_preview_shows_every_stage_and_keeps_nothing(tmp_path: Path) -> None:
             re.search(f"^{name}: [012] of 2 records passed", done.out, re.MULTILINE)
             and f"<h2>{name}</h2>" in page.read_text()
         )
-    assert "the whole run, expected" in done.out and [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert "expected for the whole run" in done.out and [path.name for path in tmp_path.iterdir()] == ["page.html"]
     refused = run(tmp_path / "run", "--preview=2", f"--preview_page={tmp_path}/run/page.html")
-    assert "lies in --workdir, where a preview keeps nothing" in refused.line
+    assert "is inside --workdir, where a preview writes nothing" in refused.line
     refused = run(tmp_path / "run", "--preview=2", *ENDPOINT, f"--teacher_recording={tmp_path}/kept.sqlite")
-    assert "--teacher_recording is not for --preview" in refused.line
+    assert "--teacher_recording has no effect with --preview" in refused.line
 
 
 OWN_TEACHER = """

@@ -160,10 +160,10 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(stored: Path, tmp_pa
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing in .* is of a run; give the --workdir of launch.sft"):
+    with pytest.raises(InputError, match="has no files of a run; give the --workdir of launch.sft"):
         Watcher(tmp_path)
     for arguments, message in (
-        ((str(tmp_path / "none"),), "none is no folder"),
+        ((str(tmp_path / "none"),), "none is not a folder"),
         (
             ("https://bucket/run",),
             "https://bucket/run is neither a folder nor gs://BUCKET/FOLDER nor s3://BUCKET/FOLDER",

@@ -189,7 +189,11 @@ def test_the_program_shows_one_and_refuses_what_is_none(bucket: Storage, tmp_pat
     assert ended.returncode == 0 and ended.stderr == ""
     assert ended.stdout.startswith("gs://bucket/said\n") and "GRPO: step 40 of 140" in ended.stdout
     for address, code, words in (
-        ("gs://bucket/none", 2, "--workdir=gs://bucket/none: there is no folder gs://bucket/none; give that of a run"),
+        (
+            "gs://bucket/none",
+            2,
+            "--workdir=gs://bucket/none: there is no folder gs://bucket/none; give the --workdir of a run",
+        ),
         ("gs://bucket", 2, "--workdir=gs://bucket names no folder in a bucket"),
     ):
         ended = watch(address)

@@ -127,7 +127,7 @@ async def test_one_that_dies_is_left_out_and_comes_back(caplog) -> None:
         assert all(result.ok for result in await asyncio.gather(*(fleet.call(f"# {i}", "f", {}) for i in range(8))))
         assert len(one.calls) == 8
     said = [record.getMessage() for record in caplog.records if record.name == "sandbox.fleet"]
-    assert sum("is left out" in line for line in said) == 1 and "answers again" in said[-1]
+    assert sum("is taken out of service" in line for line in said) == 1 and "is back in service" in said[-1]
 
 
 async def test_calls_of_one_that_hangs_are_made_elsewhere() -> None:

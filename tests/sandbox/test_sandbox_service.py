@@ -445,7 +445,7 @@ async def test_the_program_speaks_https(tmp_path) -> None:
         with pytest.raises(SandboxError, match="certificate verify failed"):
             async with RemotePool(found.group(1)):
                 pass
-        with pytest.raises(ValueError, match="/nowhere is no file of certificates"):
+        with pytest.raises(ValueError, match="/nowhere is not a file of certificates"):
             RemotePool(found.group(1), ca_file="/nowhere")
         server.terminate()
         assert await asyncio.to_thread(server.wait, 30) == 0
@@ -460,7 +460,7 @@ async def test_the_program_speaks_https(tmp_path) -> None:
         (["--tls_cert=/nowhere"], "SandboxServiceConfig.tls_cert=/nowhere without tls_key"),
         (["--header_seconds=0"], "header_seconds=0"),
         (["--host=0.0.0.0"], "no token is set"),
-        (["--key_file=/nowhere"], "--key_file=/nowhere is no file with a key"),
+        (["--key_file=/nowhere"], "--key_file=/nowhere is not a file with a key"),
         (["--concurrency=9", "--max_slots=2"], "concurrency is 9; use at most max_slots, which is 2"),
     ],
 )

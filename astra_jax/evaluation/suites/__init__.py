@@ -1,4 +1,4 @@
-"""One file a benchmark: what it declares, and how one of its items is run."""
+"""Suites, one file for each benchmark: its declaration, and how one of its items is run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CLASSES = {
     "aime": "aime:Aime",
     "environments": "held_out:Environments",
 }
-"""Module and class by the suite's name in `--suites`; imported when asked for."""
+"""Module and class by the suite's name in `--suites`; imported on demand."""
 _SOURCES = {"acebench_zh": "acebench"}
-"""Whose source another suite's is."""
+"""Suites that use another suite's source."""
 _WITHOUT_SOURCE = {"bfcl_v3_mt"}
 
 
 def sources_of(names: Iterable[str]) -> set[str]:
-    """The names under which `SuiteContext.sources` has what these suites want.
+    """Return the keys of `SuiteContext.sources` that these suites need.
 
     Raises:
         EvaluationError: there is no such suite.
@@ -38,7 +38,7 @@ def _known(name: str) -> str:
 
 
 def make(name: str, context: SuiteContext) -> Suite:
-    """A suite by its name.
+    """Return a suite by its name.
 
     Raises:
         EvaluationError: there is no such suite, or it asks a model that `context.models` does not have.

@@ -1,8 +1,8 @@
 """ACEBench's agent items: several turns with a simulated user, and several steps towards one request.
 
-The model writes its calls as text, [Name(key=value)]; the harness runs them on simulated phones, shops and airlines and
-compares the states that these end in (end-to-end accuracy, the score) and the calls made on the way (process accuracy).
-Its own code does all of this (`workers/acebench.py`); here its completions are made, and its clone is checked.
+The model writes its calls as text, [Name(key=value)]. The harness runs them on simulated phones, shops and airlines. It
+compares the final states (end-to-end accuracy, the score) and the calls on the way (process accuracy). All of this is
+the harness's own code (`workers/acebench.py`). This module samples its completions, and checks its clone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHA256 = {
     "zh": "770fb1f6a0dffaa6684ff56a4bd5ea484bb793d73cffeee0c0cec1552d7e2c2f",
 }
 _USER = Decoding(temperature=0.001, trials=1)
-"""The harness's own temperature of the user simulator."""
+"""Temperature of the user simulator in the harness."""
 
 _NOTES = (
     "The paper's 50 items are 30 of several turns and 20 of several steps in one language (its figures are multiples "
@@ -60,19 +60,20 @@ class _Case:
 
     @property
     def paths(self) -> list[list[str]]:
-        """Its milestones, in each of the ways that count."""
+        """Return its milestones, in each of the accepted orders."""
         stones = self.answer["mile_stone"]
         return stones if isinstance(stones[0], list) else [stones]
 
     @property
     def allowed(self) -> list[str]:
-        """Names of APIs that it lists, and those that its milestones use without (two Chinese items)."""
+        """Return the names of APIs that it lists, and those that its milestones use without listing (two Chinese
+        items)."""
         used = {stone.strip("[ ").partition("(")[0] for path in self.paths for stone in path}
         return sorted({function["name"] for function in self.item["function"]} | used)
 
     @property
     def never_compared(self) -> list[str]:
-        """Classes of the gold state that no item's state can have."""
+        """Return the classes of the gold state that no item's state can have."""
         states = self.answer["ground_truth"]
         names = {name for state in (states if isinstance(states, list) else [states]) for name in state}
         return sorted(names - set(self.item["involved_classes"]))
@@ -81,7 +82,7 @@ class _Case:
 class AceBench:
     """The agent items in one language. Implements `Suite`.
 
-    Needs `sources["acebench"]`, a clone of its repository at the pinned commit, and who plays the user.
+    Needs `sources["acebench"]`, a clone of its repository at the pinned commit, and a model for the user.
     """
 
     LANGUAGE = "en"
@@ -95,7 +96,7 @@ class AceBench:
 
     @property
     def info(self) -> SuiteInfo:
-        """What it declares; the paper has T 0.6 and four trials, and gives no limit of tokens."""
+        """Return its declaration; the paper has temperature 0.6 and four trials, and gives no token limit."""
         decoding = Decoding(temperature=0.6, trials=4)
         ending = "" if self.LANGUAGE == "en" else " (zh)"
         return SuiteInfo(
@@ -188,7 +189,7 @@ class AceBench:
 
 
 class AceBenchZh(AceBench):
-    """The same in Chinese."""
+    """The agent items in Chinese. Implements `Suite`."""
 
     LANGUAGE = "zh"
 
@@ -198,7 +199,7 @@ class _OutOfContext(Exception):
 
 
 class _Models:
-    """Answers what an item's process asks for: completions of the scored model, and of the simulated user."""
+    """Answers requests of an item's process: completions of the scored model, and of the simulated user."""
 
     def __init__(self, context: SuiteContext, user: Endpoint, decoding: Decoding, seed: int) -> None:
         self.steps = self.prompt_tokens = self.completion_tokens = self.cut = 0
@@ -206,7 +207,7 @@ class _Models:
         self._asked = 0
 
     async def complete(self, role: str, messages: Sequence[Mapping[str, Any]]) -> str:
-        """A reply without its reasoning. Raises `Transient`, `_OutOfContext`."""
+        """Return a reply without its reasoning. Raises `Transient`, `_OutOfContext`."""
         self._asked += 1
         seed = rng_for(self._seed, role, self._asked).getrandbits(31)
         if role == "user":

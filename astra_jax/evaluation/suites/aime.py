@@ -1,8 +1,8 @@
 """AIME 2024 and 2025: 60 questions whose answers are integers, compared by math-verify.
 
-The paper's check that training for tools costs no mathematics: 32 samples of each question, from the 20 most likely
-tokens and from all of them. The questions are in no package registry; the user downloads two files, whose content is
-pinned, not its form.
+The paper uses it to check that training for tools keeps the ability in mathematics: 32 samples of each question, from
+the 20 most likely tokens and from all of them. The questions are in no package registry. The user downloads two files,
+whose content is pinned, but not their format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from astra_jax.evaluation.results import ItemResult
 from astra_jax.evaluation.suite import Category, Decoding, EvalItem, EvaluationError, SuiteContext, SuiteInfo
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
-"""As Qwen3's model card recommends for mathematics."""
+"""Instruction that Qwen3's model card recommends for mathematics."""
 
 _ENVIRONMENT = HarnessEnvironment(
     name="math-verify",
@@ -41,8 +41,8 @@ class Problem:
     """A question.
 
     Attributes:
-        id: of its text, whatever its white space.
-        text: as in its file.
+        id: digest of its text without white space.
+        text: text in its file.
         answer: from 0 to 999, without leading zeros.
     """
 
@@ -53,13 +53,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """A year's questions.
+    """The questions of a year.
 
     Attributes:
-        year: of the competition.
+        year: year of the competition.
         file: name in the user's folder: JSON lines with `problem` or `question`, and `answer`.
-        source: where such a file can be had.
-        sha256: of the sorted questions and answers (`digest`).
+        source: where to download such a file.
+        sha256: digest of the sorted questions and answers (`digest_of`).
     """
 
     year: int
@@ -68,7 +68,7 @@ class ProblemSet:
     sha256: str
 
     def read(self, folder: Path) -> list[Problem]:
-        """The questions, in an order of their own. Raises `EvaluationError`."""
+        """Return the questions, in a fixed order. Raises `EvaluationError`."""
         file = folder / self.file
         get = f"get it by: curl -L -o {file} {self.source}"
         if not file.is_file():
@@ -87,7 +87,7 @@ class ProblemSet:
                 ) from None
             if answer is None:
                 raise EvaluationError(
-                    f"{file}, line {number}: the answer {fields['answer']!r} is no integer from 0 to 999; {get}"
+                    f"{file}, line {number}: the answer {fields['answer']!r} is not an integer from 0 to 999; {get}"
                 )
             digest = hashlib.sha256(_words(text).encode()).hexdigest()
             problems.append(Problem(digest[:8], text, str(int(answer[1]))))
@@ -101,7 +101,7 @@ class ProblemSet:
 
 
 def digest_of(problems: Sequence[Problem]) -> str:
-    """SHA-256 of questions and answers, whatever the form, order and white space of the file that they came in."""
+    """Return the SHA-256 of questions and answers, independent of the file's format, order and white space."""
     pairs = sorted((_words(problem.text), problem.answer) for problem in problems)
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
@@ -140,7 +140,7 @@ _NOTES = (
 
 
 class Aime:
-    """Implements `Suite`. Needs `sources["aime"]`, a folder with the files of `sets`."""
+    """AIME as a suite. Implements `Suite`. Needs `sources["aime"]`, a folder with the files of `sets`."""
 
     def __init__(self, context: SuiteContext, sets: Sequence[ProblemSet] = SETS) -> None:
         self._context, self._sets = context, sets
@@ -149,7 +149,7 @@ class Aime:
 
     @property
     def info(self) -> SuiteInfo:
-        """What it declares; decoding as in the paper's §3.3."""
+        """Return its declaration; decoding as in the paper's §3.3."""
         years = [one.year for one in self._sets]
         kinds = {"k20": (20, "k=20"), "all": (-1, "k=-1")}
         return SuiteInfo(

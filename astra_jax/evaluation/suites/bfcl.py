@@ -1,9 +1,8 @@
-"""BFCL v3, multi-turn: users who ask for one thing after another, simulators whose state is compared at every turn.
+"""BFCL v3, multi-turn: users with one request after another, and simulators whose state is compared after every turn.
 
-Data, simulators, tool documents and checker are those of `bfcl-eval`, whose four multi-turn categories are the same in
-its files of version 4. The loop between them and the model is ours (`synthesis/core/agent_loop.py`), and keeps to the
-harness's `BaseHandler.inference_multi_turn_FC` with `OpenAICompletionsHandler`; where it does not, `INFO.notes` says
-so.
+Data, simulators, tool documents and checker are those of `bfcl-eval`; its four multi-turn categories are the same in
+its files of version 4. The loop between them and the model is ours (`synthesis/core/agent_loop.py`). It follows the
+harness's `BaseHandler.inference_multi_turn_FC` with `OpenAICompletionsHandler`; `INFO.notes` lists the differences.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ ENVIRONMENT = HarnessEnvironment(
     python=(11, 13),  # later ones have no wheels of this tree-sitter
 )
 CPU_SECONDS = 60
-"""Of one item's simulators and checker: gold takes less than one, a power of two large integers any number."""
+"""CPU time of one item's simulators and checker. Gold needs less than one; a power of two large integers has no
+limit."""
 
 _PAPER = Decoding(temperature=0.6, trials=4)
 _CHECKS = (
@@ -44,7 +44,7 @@ _CHECKS = (
     "force_terminated",
     "inference_error",
 )
-"""The harness's types of errors: which check an entry failed first."""
+"""Error types of the harness: the check that an entry failed first."""
 
 INFO = SuiteInfo(
     name="bfcl_v3_mt",
@@ -195,7 +195,7 @@ class _TurnOver(Exception):
 
 
 class _Crashed(Exception):
-    """What the model asked for ended the process of the simulators."""
+    """The model's calls ended the process of the simulators."""
 
 
 class _Run:
@@ -208,7 +208,7 @@ class _Run:
         self.refused = self.undecodable = 0
 
     async def through(self, turns: Sequence[dict[str, Any]], steps: int) -> str:
-        """All turns of the user; why it ended."""
+        """Run all turns of the user. Return why the run ended."""
         agent = self._agent
         for self._turn, turn in enumerate(turns):
             agent.messages += turn["messages"]
@@ -230,7 +230,7 @@ class _Run:
         return "answered"
 
     async def verdict(self, finish: str) -> dict[str, Any]:
-        """The harness's, or what it says of an entry that cannot be finished."""
+        """Return the harness's verdict, or its equivalent for an entry that cannot be finished."""
         if finish == "context_limit":
             return _failed("the conversation is longer than the model's context")
         if finish != "crashed":
@@ -257,7 +257,7 @@ class _Run:
 
 
 def _by_turn(called: Sequence[bool], able: Sequence[bool]) -> dict[str, float]:
-    """Shares of turns: of those that can be fulfilled, where something is called; of the others, where nothing is."""
+    """Return two shares of turns: of those that can be fulfilled, with a call; of the others, without a call."""
     pairs = list(zip(called, able, strict=True))
     right = {
         "called_when_able": [did for did, can in pairs if can],
@@ -271,6 +271,7 @@ def _failed(why: str) -> dict[str, Any]:
 
 
 def _written(agent: EndpointAgent) -> list[tuple[str, Any]]:
-    """Names and arguments of the last step's calls, as the endpoint gave them: the harness decodes them itself."""
+    """Return names and arguments of the last step's calls, as the endpoint gave them: the harness decodes them
+    itself."""
     functions = [call.get("function") or {} for call in agent.reply.get("tool_calls") or []]
     return [(str(function.get("name") or ""), function.get("arguments")) for function in functions]

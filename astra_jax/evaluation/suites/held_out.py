@@ -1,10 +1,10 @@
 """Environments as suites, for any endpoint: the episodes and rewards of training, over messages.
 
-`environments` are records that `launch.environments` holds out. Any other environments are opened by whoever makes the
-suite: objects of one's own, tasks over MCP servers, a verifiers taskset, an OpenEnv server.
+`environments` are the held-out records of `launch.environments`. The caller opens any other environments: objects of
+the user, tasks over MCP servers, a verifiers taskset, or an OpenEnv server.
 
-One thing differs from training's episodes, which see tokens: a call that cannot be read is left in the message by most
-servers, so that the turn is an answer and ends the episode, where training shows the policy an error.
+There is one difference from the episodes of training, which see tokens. Most servers leave an unreadable call in the
+message, so the turn is an answer and ends the episode. In training the policy sees an error instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOTE = "a tool call that cannot be read ends the episode where the server leave
 
 
 class _Suite(ABC):
-    """Plays environments, by id and category, and scores them by named rewards. Most of a `Suite`."""
+    """Runs environments, by id and category, and scores them by named rewards. Most of a `Suite`."""
 
     def __init__(self, context: SuiteContext, reward: str) -> None:
         check_is_share(reward)
@@ -155,15 +155,15 @@ class Environments(_Suite):
         self._environments = {"held_out": {one.id: one for one in environments}}
 
     async def close(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
 
 class OpenedEnvironments(_Suite):
-    """Environments that are no records, with a category for each kind of task. Implements `Suite`.
+    """Environments that are not records, with a category for each kind of task. Implements `Suite`.
 
     Args:
-        name: as in `--suites`.
-        opened: gives the environments, and keeps the servers behind them while it is open.
+        name: name in `--suites`.
+        opened: yields the environments, and keeps their servers running while it is open.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ def _harness(reward: str, usual: str) -> str:
 
 
 def _task(environment: AnyEnvironment, config: EpisodeConfig, seed: int) -> EpisodeTask:
-    """What an episode plays, without token ids."""
+    """Return the task of an episode, without token ids."""
     if not isinstance(environment, ToolEnvironment):
         return EpisodeTask(environment, {spec.name: spec for spec in environment.tools}, environment.prompt, ())
     code = offered_tools(environment, config, seed=seed)
@@ -224,7 +224,7 @@ def _task(environment: AnyEnvironment, config: EpisodeConfig, seed: int) -> Epis
 
 
 def _messages(task: EpisodeTask, agent: EndpointAgent) -> list[Message]:
-    """The conversation, as rewards see it."""
+    """Return the conversation, as rewards see it."""
     found = list(task.prompt)
     for message in agent.messages[len(task.prompt) :]:
         if message["role"] == "tool":

@@ -1,8 +1,8 @@
 """tau2-bench: customer service with tools and a simulated user (Barres et al. 2025, arXiv:2506.07982).
 
-Two releases: v1.0.1 to report, and v0.2.0, which the paper of ASTRA had, to compare with it; tasks and scoring differ
-(10 gold action lists and 21 scenarios of retail; what v1.0.1 leaves to a judge, v0.2.0 looks up as text). The harness
-is in no package registry (`tau2` on PyPI is about magnetism): its git repository is cloned by whoever evaluates.
+There are two releases: v1.0.1 to report, and v0.2.0, the release of ASTRA's paper, to compare with it. Tasks and
+scoring differ: 10 gold action lists and 21 scenarios of retail, and v1.0.1 uses a judge where v0.2.0 searches text. The
+harness is in no package registry (`tau2` on PyPI is about magnetism), so the user clones its git repository.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Release:
     """A version of the harness.
 
     Attributes:
-        tag: of the repository.
-        commit: that the tag names.
+        tag: tag in the repository.
+        commit: commit of the tag.
         has_splits: a file says which tasks are the benchmark.
-        sha256: of `harness.fingerprint`, by part.
-        needs: models that it asks beside the scored one.
-        notes: what holds of this version alone.
+        sha256: digests by part (`harness.fingerprint`).
+        needs: models that it asks in addition to the scored one.
+        notes: notes on this version alone.
     """
 
     tag: str
@@ -235,6 +235,6 @@ def _fields(served: ModelEndpoint) -> dict[str, Any]:
 
 
 def _proxies() -> dict[str, str]:
-    """How hosted endpoints are reached from here, as environment variables."""
+    """Return the proxies for hosted endpoints, as environment variables."""
     names = ("http_proxy", "https_proxy", "no_proxy", "ssl_cert_file")
     return {name: value for name, value in os.environ.items() if name.lower() in names}

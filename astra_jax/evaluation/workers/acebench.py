@@ -1,11 +1,11 @@
-"""ACEBench's own dialogue, execution and scoring, run from a clone of its repository. Standard library only.
+"""Run ACEBench's own dialogue, execution and scoring from a clone of its repository. Standard library only.
 
     python acebench.py SOCKET CLONE
 
-Its modules are imported as they are. What they import but do not need here is a stand-in: the `openai` client, which
-asks the other side of the connection for completions instead, so that the process that plays an item needs no network;
-progress bars, `.env` files, tables for people. The harness `eval`s what models write, so an item is played in a process
-that is locked before it starts, and scored outside of it, from nothing but the states and messages.
+Its modules are imported unchanged. Stand-ins replace their unneeded imports: progress bars, `.env` files and tables. A
+stand-in of the `openai` client requests completions from the other side of the connection, so an item's process needs
+no network. The harness calls `eval` on model output. So an item runs in a process that is locked before it starts. It
+is scored outside of it, from states and messages alone.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from confined import Confined, Died, require_confinement
 _POLICY, _USER = "gpt-policy", "gpt-user"
 """Names of models: the harness looks for "gpt" in them, among others, to choose a client."""
 _UNDEFINED = "an_argument_must_be_a_value"
-"""A name that is defined nowhere."""
+"""A name that is not defined anywhere."""
 
 
 class RemoteCompletions:
-    """Stands in for the `openai` client: a completion comes from the other side of the connection."""
+    """Stand-in for the `openai` client: a completion comes from the other side of the connection."""
 
     def __init__(self, **_: Any) -> None:
         self.chat = SimpleNamespace(completions=self)
 
     def create(self, *, messages: Sequence[Mapping[str, Any]], model: str, **_: Any) -> SimpleNamespace:
-        """The harness's own temperature and token limit are left out: how to sample is the other side's affair."""
+        """Return a completion. The harness's temperature and token limit are ignored: the other side decides how to
+        sample."""
         text = serving.ask("complete", role="user" if model == _USER else "policy", messages=messages)
         return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=text))])
 
 
 class NoProgress:
-    """Stands in for `tqdm`, whose thread a locked process could not start."""
+    """Stand-in for `tqdm`, whose thread a locked process could not start."""
 
     def __init__(self, **_: Any) -> None: ...
 
@@ -86,7 +87,7 @@ def import_harness(clone: str) -> None:
 
 
 class Unsafe(ValueError):
-    """An argument that is code; the harness takes a text with one as no call at all."""
+    """An argument that is code; the harness treats a text with one as no call."""
 
 
 def check_operators(node: ast.AST) -> None:
@@ -103,13 +104,13 @@ def check_operators(node: ast.AST) -> None:
 
 
 def as_evaluated(call: str, namespace: Collection[str]) -> str:
-    """What may be evaluated of a call that the harness has made ready.
+    """Return the text that may be evaluated in place of a call that the harness has prepared.
 
-    That is the call where it is a method of a simulator with literals as arguments. Otherwise it is the name that
-    Python would look up first, which ends as the call would have, in the harness's report that it is not defined.
+    It is the call if that is a method of a simulator with literals as arguments. Otherwise it is the name that Python
+    would look up first. It ends as the call would have, in the harness's report that it is not defined.
 
     Args:
-        namespace: names that are defined where it is evaluated.
+        namespace: names that are defined at the evaluation.
     """
     try:
         node: ast.AST = ast.parse(call, mode="eval").body
@@ -133,7 +134,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 class Play:
-    """One item's dialogue, as its harness leads it."""
+    """Dialogue of one item, led by its harness."""
 
     def __init__(self, allowed: Collection[str]) -> None:
         self.history: list[dict[str, Any]] = []
@@ -141,10 +142,10 @@ class Play:
         self._allowed = frozenset(allowed)
 
     def guard(self) -> None:
-        """Between the harness's decoder and its `eval`: only listed names, only values; its files for people go away.
+        """Install checks between the harness's decoder and its `eval`: only listed names and only values. Its files for
+        readers are dropped.
 
-        A call that is not let through takes the harness's own way: text that is no call, or an API that it does not
-        know.
+        The harness treats a blocked call as text without a call, or as an unknown API.
         """
         from model_inference.multi_step import multi_step_utils
         from model_inference.multi_step.execution_role_step import EXECUTION_STEP
@@ -188,19 +189,17 @@ def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def play(case: Mapping[str, Any], language: str, allowed: Sequence[str]) -> dict[str, Any]:
-    """Play an item; asks `complete(role, messages)` for each completion.
+    """Run an item; asks `complete(role, messages)` for each completion.
 
     Args:
-        case: the item as its file has it.
+        case: the item in its file.
         language: `en` or `zh`.
         allowed: names of APIs that may be called.
 
     Returns:
-        result: states of the classes, as the harness would write them.
-        process: the model's messages to the execution.
-        history: {sender, recipient, message} of all messages.
-        calls: decoded calls.
-        failed: what the harness raised on the model's text, which would have ended its whole run; "" where nothing.
+        result: final states of the classes, as the harness would write them. process: the model's messages to the
+        execution. history: {sender, recipient, message} of all messages. calls: decoded calls. failed: the harness's
+        exception on the model's text, which would have ended its whole run; "" if none.
     """
     from model_inference.apimodel_inference import APIModelInference
 

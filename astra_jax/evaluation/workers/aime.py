@@ -1,10 +1,10 @@
-"""Compares final answers with math-verify.
+"""Compare final answers with math-verify.
 
     python aime.py SOCKET
 
-Each answer is compared in a process of its own, bound in processor time and memory: what a model wrote can keep sympy
-busy for ever, inside a multiplication of integers that no timer of Python interrupts. Whether it did is then a property
-of the answer, not of a busy machine.
+Each answer is compared in a separate process with limits on processor time and memory. Model output can keep sympy busy
+forever, in a multiplication of integers that no timer of Python interrupts. With a limit on processor time, the result
+depends on the answer alone, not on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from typing import Any
 import serving
 
 _CPU_SECONDS = 5
-"""As math-verify has it; an ordinary answer takes a few hundredths."""
+"""Limit of math-verify; an ordinary answer takes a few hundredths."""
 _MEMORY_BYTES = 4 << 30
 
 
 def compare(text: str, answer: str) -> bool | None:
-    """Whether the text's last box, or its last formula where it has none, equals the answer; None where it has neither.
+    """Return whether the text's last box, or its last formula if it has no box, equals the answer; None if it has
+    neither.
 
-    Plain words are not searched for numbers: the question asks for a box, and math-verify would evaluate what it finds
-    there as Python.
+    Plain words are not searched for numbers: the question asks for a box, and math-verify would evaluate a match as
+    Python.
     """
     from math_verify import LatexExtractionConfig, parse, verify
 

@@ -1,12 +1,12 @@
-"""BFCL's multi-turn categories in its own environment: entries, simulators and checker of `bfcl_eval`.
+"""Run BFCL's multi-turn categories in the harness's own environment: entries, simulators and checker of `bfcl_eval`.
 
     python bfcl.py SOCKET VERSION CPU_SECONDS CATEGORY...
 
-The harness executes a call by `eval` of its text, a name behind a short list of forbidden words included. So an item's
-process is locked (`confined.py`) before it sees any call, and only names of the entry's own tools, with arguments that
-are identifiers, are put into that text; values go through `repr`.
+The harness executes a call by `eval` of its text, protected only by a short list of forbidden words. So an item's
+process is locked (`confined.py`) before it sees any call. Its text gets only names of the entry's own tools, with
+arguments that are identifiers. Values are written by `repr`.
 
-The harness keeps simulators in module globals, by model name and entry. Here each item has a process of its own.
+The harness keeps simulators in module globals, by model name and entry. Here each item has its own process.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from serving import Methods, serve
 _DISTRIBUTION = "bfcl-eval"
 _MODEL = "policy"
 _REFUSED = "no_such_function()"
-"""What stands for a call that is not passed on: to the harness it is an unknown function, and counts as one."""
+"""Replacement for a blocked call: the harness counts it as an unknown function."""
 
 
 class BfclItem:
     """An entry that a model works on.
 
     Args:
-        entry: as `bfcl_eval` loads it.
-        truth: its calls of reference, by turn.
+        entry: the entry as `bfcl_eval` loads it.
+        truth: its reference calls, by turn.
     """
 
     def __init__(self, entry: dict[str, Any], truth: list[list[str]]) -> None:
@@ -47,7 +47,7 @@ class BfclItem:
         self._names = {tool["name"] for tool in [*entry["function"], *(t for late in held_out.values() for t in late)]}
 
     def begin(self) -> dict[str, Any]:
-        """What the model is told: messages of each user turn, and its tools where they change."""
+        """Return the model's input: messages of each user turn, and its tools where they change."""
         from bfcl_eval.constants import default_prompts
 
         held_out = self._entry.get("missed_function", {})
@@ -64,15 +64,15 @@ class BfclItem:
         return {"turns": turns, "steps": default_prompts.MAXIMUM_STEP_LIMIT + 1}
 
     def act(self, turn: int, calls: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Carry out the calls of a step.
+        """Execute the calls of a step.
 
         Args:
-            turn: of the user, from 0.
+            turn: number of the user turn, from 0.
             calls: name and arguments of each, as the endpoint gave them.
 
         Returns:
-            An output for each call and the number of calls that were not passed on; or why the step cannot be decoded,
-            which to the harness is a step without calls.
+            An output for each call, and the number of blocked calls. Or the reason why the step cannot be decoded; the
+            harness treats it as a step without calls.
         """
         from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils import execute_multi_turn_func_call
         from bfcl_eval.model_handler.utils import convert_to_function_call
@@ -94,10 +94,10 @@ class BfclItem:
         }
 
     def score(self, turns: int) -> dict[str, Any]:
-        """The harness's verdict, and of each turn whether something was called and whether it can be fulfilled.
+        """Return the harness's verdict, and for each turn whether something was called and whether it can be fulfilled.
 
         Args:
-            turns: of the user that the model has worked on; fewer than there are where it was stopped.
+            turns: number of user turns that the model has worked on; fewer than all if it was stopped.
         """
         from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 
@@ -125,7 +125,7 @@ class BfclItem:
         return self._decoded[turn]
 
     def _refusal(self, name: str, arguments: dict[str, Any]) -> str | None:
-        """What the model hears instead of an output, in the harness's words; None for a call that is passed on."""
+        """Return the error text for a blocked call, in the harness's words; None for an allowed call."""
         if name not in self._names:
             return f"Error during execution: name {name.split('.')[0]!r} is not defined"
         for argument in arguments:
@@ -135,7 +135,7 @@ class BfclItem:
 
 
 def _compile(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools in OpenAI's form, by the handler's own function."""
+    """Return tools in OpenAI's format, by the handler's own function."""
     from bfcl_eval.constants.enums import ModelStyle
     from bfcl_eval.constants.type_mappings import GORILLA_TO_OPENAPI
     from bfcl_eval.model_handler.utils import convert_to_tool
@@ -145,22 +145,22 @@ def _compile(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class ItemConnection:
-    """What one connection is answered by: an item in a locked process."""
+    """Methods of one connection: an item in a locked process."""
 
     def __init__(self, entries: dict[str, dict[str, tuple[dict[str, Any], Any]]], cpu_seconds: int) -> None:
         self._entries, self._cpu_seconds = entries, cpu_seconds
         self._confined: Confined | None = None
 
     def methods(self) -> Methods:
-        """By name."""
+        """Return the methods by name."""
         return {"ids": self.ids, "begin": self.begin, "act": self._act, "score": self._score}
 
     def ids(self, category: str) -> list[str]:
-        """Entries of a category, in the order of its file."""
+        """Return the entries of a category, in the order of its file."""
         return list(self._entries[category])
 
     def begin(self, category: str, entry: str) -> Any:
-        """Lock a process for an entry; what the model is told."""
+        """Lock a process for an entry. Return the model's input."""
         item = BfclItem(*self._entries[category][entry])
         self._confined = Confined(
             lambda: {"begin": item.begin, "act": item.act, "score": item.score}, cpu_seconds=self._cpu_seconds
@@ -182,7 +182,7 @@ class ItemConnection:
 
 
 def load(categories: list[str]) -> dict[str, dict[str, tuple[dict[str, Any], Any]]]:
-    """Entries with their reference, by category and id. Imports all that a locked process will need."""
+    """Return entries with their reference, by category and id. Imports everything that a locked process will need."""
     # The harness makes folders for its results where it is imported, and locks files that it reads.
     with tempfile.TemporaryDirectory() as folder:
         os.environ["BFCL_PROJECT_ROOT"] = folder

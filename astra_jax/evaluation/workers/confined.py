@@ -1,6 +1,6 @@
-"""Inside a harness's environment: a process that is locked before it acts on what a model wrote. Standard library only.
+"""Process in a harness's environment that is locked before it acts on model output. Standard library only.
 
-The layers are those of the project's `sandbox`, whose package is loaded by itself: the folder that it is in may be the
+The layers are those of the project's `sandbox`. That package is loaded by itself, because its folder may be the
 site-packages of our own environment, which a harness must not see.
 """
 
@@ -24,19 +24,19 @@ _NOT_THE_MODELS = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
 
 class Died(Exception):
-    """What the model wrote ended the process: it used up its processor time, or broke the interpreter."""
+    """Model output ended the process: it used up its processor time, or broke the interpreter."""
 
 
 class Confined:
     """A forked process, locked for good, that answers requests. Everything it needs must have been imported before.
 
     Args:
-        methods: called in the locked process before its first request; what it returns answers the requests by name.
-        cpu_seconds: of the process, from fork to end.
-        memory_bytes: of its address space.
+        methods: called in the locked process before its first request; returns the methods by name.
+        cpu_seconds: processor time of the process, from fork to end.
+        memory_bytes: limit of its address space.
 
     Raises:
-        OSError: it cannot be locked on this system.
+        OSError: a process cannot be locked on this system.
     """
 
     def __init__(self, methods: Callable[[], Methods], *, cpu_seconds: int = 60, memory_bytes: int = 2 * 2**30) -> None:
@@ -71,11 +71,11 @@ class Confined:
             raise OSError(f"this system cannot lock a process (Landlock, seccomp): {state or 'it ended'}")
 
     def call(self, method: str, **params: Any) -> Any:
-        """Have a method answer. What it asks (`serving.ask`) is passed on to whoever this process answers.
+        """Call a method. Its own requests (`serving.ask`) are forwarded to the other side of this process's connection.
 
         Raises:
-            Died: the process did, of what it was given.
-            RuntimeError: the method raised, or somebody else ended the process.
+            Died: its input ended the process.
+            RuntimeError: the method raised an exception, or somebody else ended the process.
         """
         message: dict[str, Any] = {"method": method, "params": params}
         while True:
@@ -94,7 +94,7 @@ class Confined:
             message = {"reply": ask(answered["ask"], **answered["params"])}
 
     def close(self) -> None:
-        """Hang up and wait for its end."""
+        """Close the connection and wait for the process to end."""
         self._answers.close()
         self._channel.close()
         os.waitpid(self._pid, 0)
@@ -110,7 +110,7 @@ class Confined:
 
 
 def require_confinement() -> None:
-    """Attack from inside a locked process. Ends the program where any attack gets through, or nothing can be locked."""
+    """Attack from inside a locked process. End the program if any attack succeeds, or a process cannot be locked."""
 
     def methods() -> Methods:
         from sandbox.confine import breaches

@@ -1,14 +1,14 @@
-"""Inside a harness's environment: a program that forks a process for every item. Standard library only.
+"""Server in a harness's environment that forks a process for every item. Standard library only.
 
     python worker.py SOCKET
 
-The program imports its harness once, listens on a Unix socket, prints `ready`, and forks at each connection: the child
-answers that connection's requests and ends with it. Whatever an item leaves behind in the harness's globals (BFCL keeps
-its simulators there) is gone with its process, and nothing is imported twice.
+The program imports its harness once, listens on a Unix socket, prints `ready`, and forks for each connection. The child
+answers that connection's requests and ends with it. So an item's data in the harness's globals (BFCL keeps its
+simulators there) is gone with its process, and nothing is imported twice.
 
-A request is one line of JSON, {"method": NAME, "params": {...}}; an answer is one line, {"result": ...} or {"error":
-"TYPE: what", "trace": ...}. Before it answers, a method may ask in its turn (`ask`), {"ask": NAME, "params": {...}},
-and gets {"reply": ...}. The program ends when its standard input does, that is with whoever started it.
+A request is one line of JSON, {"method": NAME, "params": {...}}. An answer is one line, {"result": ...} or {"error":
+"TYPE: message", "trace": ...}. Before it answers, a method may send a request itself (`ask`), {"ask": NAME, "params":
+{...}}, and gets {"reply": ...}. The program ends when its standard input is closed, so it ends with its parent.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import Any, BinaryIO
 
 Methods = Mapping[str, Callable[..., Any]]
 _heard: BinaryIO | None = None
-"""What comes from the other side, in a process that answers it."""
+"""Messages from the other side, in a process that answers it."""
 
 
 class Unheard(BaseException):
-    """Whoever was asked is gone. No `Exception`: a harness that catches those is not to carry on."""
+    """The other side of the connection is gone. Not an `Exception`, so that a harness that catches those stops too."""
 
 
 def serve(path: str, methods: Callable[[], Methods]) -> None:
-    """Serve until standard input ends.
+    """Serve until standard input is closed.
 
     Args:
-        path: of the Unix socket.
-        methods: called in every child before its first request; what it returns answers the requests by name.
+        path: path of the Unix socket.
+        methods: called in every child before its first request; returns the methods by name.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -64,10 +64,11 @@ def serve(path: str, methods: Callable[[], Methods]) -> None:
 
 
 def answer(channel: int, methods: Callable[[], Methods]) -> None:
-    """Answer requests until the other side hangs up.
+    """Answer requests until the other side closes the connection.
 
     Args:
-        channel: descriptor of a stream. It is read and written as a file: a locked process may not use sockets' calls.
+        channel: descriptor of a stream. It is read and written as a file, since a locked process may not use socket
+            calls.
         methods: as in `serve`.
     """
     global _heard
@@ -88,9 +89,9 @@ def answer(channel: int, methods: Callable[[], Methods]) -> None:
 
 
 def ask(name: str, /, **params: Any) -> Any:
-    """Inside a method: have the other side answer something before the method goes on.
+    """Send a request to the other side from inside a method, and return the reply.
 
-    So a process that is locked, and has no network, can still have a model complete something.
+    With it, a locked process without network can request a completion.
 
     Raises:
         Unheard: the other side is gone.

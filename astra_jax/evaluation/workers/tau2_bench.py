@@ -1,11 +1,11 @@
-"""Inside tau2-bench's environment: runs one task of a domain, through the harness's own `run_task`, and scores it.
+"""Run one task of a domain in tau2-bench's environment, through the harness's own `run_task`, and score it.
 
     TAU2_DATA_DIR=TREE/data PYTHONPATH=TREE/src python tau2_bench.py SOCKET DOMAIN...
 
-The same program for v0.2.0 and v1.0.1, whose `run_task` and `generate` look the same from here. Every completion of the
-harness passes through `_Models.complete`, which sends it to the endpoint of its role, counts those of the scored model,
-and tells the model's own faults from those of the infrastructure: the harness ends a run at either (v0.2.0), or leaves
-both out of its mean (v1.0.1).
+The program is the same for v0.2.0 and v1.0.1, whose `run_task` and `generate` have the same interface. Every completion
+of the harness passes through `_Models.complete`. It sends the request to the endpoint of its role, counts those of the
+scored model, and separates the model's own faults from those of the infrastructure. The harness does not: it ends a run
+at either (v0.2.0), or leaves both out of its mean (v1.0.1).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ AGENT, USER, JUDGE = "agent", "user", "judge"
 CALL_SECONDS = 10
 """CPU time of one tool call. The tools read small tables; `calculate` evaluates arithmetic, `9**9**9` included."""
 RETRIES = 8
-"""Of a request that was not answered (429, 5xx, a dropped connection), by the client's own back-off: half a minute."""
+"""Retries of an unanswered request (429, 5xx, a dropped connection), with the client's own back-off: half a minute."""
 
 ENDS = {None, "", "stop", "length", "tool_calls", "function_call"}
-"""Why an answer is over that is one, in the words that litellm puts for all servers'; what a filter ended is none."""
+"""Finish reasons of a complete answer, in litellm's words for all servers; an answer that a filter ended is not one."""
 PREMATURE = {"max_steps", "too_many_errors", "agent_error"}
-"""Ends that the harness scores with 0 and that are the agent's; the others of its ends that are not a stop are not."""
+"""Ends of a run that the harness scores with 0 and that are the agent's fault; its other ends before a stop are not."""
 
 
 def _complete(served: dict[str, Any], messages: list[dict[str, Any]], timeout: float, **fields: Any) -> Any:
@@ -57,7 +57,7 @@ def _complete(served: dict[str, Any], messages: list[dict[str, Any]], timeout: f
 
 
 class Infrastructure(Exception):
-    """Nothing may be concluded about the scored model."""
+    """The infrastructure failed, which says nothing about the scored model."""
 
 
 class Fault(Exception):
@@ -73,12 +73,12 @@ class Fault(Exception):
 
 
 class _Models:
-    """The endpoints of a task's roles.
+    """Endpoints of a task's roles.
 
     Args:
-        served: by role: `url`, `model`, `key`, and for the agent `request`, the fields that say how to sample, and
-            `limit`, the one of them that bounds a completion.
-        timeout: of one request, in seconds.
+        served: `url`, `model` and `key` by role. For the agent also `request`, its sampling fields, and `limit`, the
+            field that limits a completion.
+        timeout: time limit of one request, in seconds.
     """
 
     def __init__(self, served: dict[str, dict[str, Any]], timeout: float) -> None:
@@ -89,7 +89,7 @@ class _Models:
     def complete(
         self, model: str, messages: list[dict[str, Any]], tools: Any = None, tool_choice: Any = None, **harness: Any
     ) -> Any:
-        """What the harness calls instead of litellm's `completion`; `model` is the role."""
+        """Return a completion; the harness calls it instead of litellm's `completion`. `model` is the role."""
         if model not in self._served:
             raise Infrastructure(f"the harness asks {model!r}, which is none of {sorted(self._served)}")
         served = self._served[model]
@@ -138,8 +138,10 @@ class _Models:
 
 
 def _make_room(request: dict[str, Any], limit: str, said: str) -> None:
-    """Let the next request ask for as many tokens as fit. Raises `Fault` where it was refused for something else, or
-    where none do; who started us knows the one from the other."""
+    """Lower the token limit of the next request to what fits.
+
+    Raises `Fault` if nothing fits, or the refusal had another reason; the parent process distinguishes them.
+    """
     room = ask("room", said=said, max_tokens=request.get(limit))
     if not room:
         raise Fault("refused" if room is None else "token_limit", said)
@@ -147,7 +149,8 @@ def _make_room(request: dict[str, Any], limit: str, said: str) -> None:
 
 
 def _problem(message: Any) -> tuple[str, str] | None:
-    """Why the harness could not take a message of the agent or the user: it raises where no JSON is, or nothing."""
+    """Return why the harness could not use a message of the agent or the user: it raises if JSON is missing or it is
+    empty."""
     for call in message.tool_calls or []:
         try:
             arguments = json.loads(call.function.arguments, parse_constant=_no_json)
@@ -165,7 +168,7 @@ def _no_json(constant: str) -> NoReturn:
 
 
 def _misjudged(content: str | None) -> tuple[str, str] | None:
-    """What is wrong with a judge's answer, which the harness reads as {"results": [{...}, ...]}."""
+    """Return the fault of a judge's answer, which the harness reads as {"results": [{...}, ...]}."""
     try:
         for one in json.loads(content or "")["results"]:
             NLAssertionCheck(
@@ -177,7 +180,7 @@ def _misjudged(content: str | None) -> tuple[str, str] | None:
 
 
 def _bounded(answer: Any) -> Any:
-    """`Environment.get_response` with a bound on its CPU time; a call that exceeds it fails like any other."""
+    """Return `Environment.get_response` with a limit on its CPU time; a call that exceeds it fails like any other."""
 
     def get_response(self: Environment, message: Any) -> Any:
         signal.setitimer(signal.ITIMER_VIRTUAL, CALL_SECONDS)
@@ -209,7 +212,7 @@ def main() -> None:
             return list(tasks[domain])
 
         def ask(served: dict[str, Any], timeout: float) -> str:
-            """Whether an endpoint answers at all."""
+            """Request a short completion; return the error, or "" if the endpoint answers."""
             messages = [{"role": "user", "content": "Say yes."}]
             try:
                 reply = _complete(served, messages, timeout)
@@ -226,7 +229,7 @@ def main() -> None:
 
 
 def _run(domain: str, task: Any, seed: int, models: _Models) -> dict[str, Any]:
-    """A task once: reward, the components that it is the product of, how it ended, what the scored model said."""
+    """Run a task once. Return the reward, its factors, how it ended, and the scored model's messages."""
     llm_utils.completion = models.complete
     criteria = task.evaluation_criteria
     components = {basis.value.lower(): 0.0 for basis in criteria.reward_basis}

@@ -84,7 +84,7 @@ class GGUFFile:
         for name, shape, kind, offset in entries:
             tensor = self._placed(name, shape, kind, data + offset)
             if tensor.start % alignment:
-                raise self.error(name, f"begins at byte {tensor.start}, which is no multiple of {alignment}")
+                raise self.error(name, f"begins at byte {tensor.start}, which is not a multiple of {alignment}")
             if tensor.start + tensor.size > size:
                 raise self.error(name, f"ends at byte {tensor.start + tensor.size}, and the file at {size}")
             if name in self.tensors:
@@ -164,7 +164,7 @@ class _Header:
     def opening(self) -> tuple[int, int]:
         """Return the number of tensors and the number of keys."""
         if self._file.read(len(_MAGIC)) != _MAGIC:
-            raise GGUFError(f"{self._path} is no GGUF file: it does not begin with {_MAGIC.decode()}")
+            raise GGUFError(f"{self._path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
         version = self._number("I")
         if version not in VERSIONS:
             raise GGUFError(

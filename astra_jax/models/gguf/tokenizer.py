@@ -170,7 +170,7 @@ class HFTokenizer:
             for one in (first, second, first + second):
                 if one not in vocabulary:
                     raise self._file.error(
-                        "tokenizer.ggml.merges", f"number {i} makes {one!r}, which is no token", "key"
+                        "tokenizer.ggml.merges", f"number {i} makes {one!r}, which is not a token", "key"
                     )
             merges.append((first, second))
         for byte in _NEEDED_BYTES:

@@ -162,7 +162,7 @@ class HFModel:
         blend = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
         wanted = 1.0 / (blend + (1.0 - blend) / factor)
         if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-4):
-            raise self._file.error(_FREQUENCIES, f"is no scaling of Llama 3's kind over {original} positions")
+            raise self._file.error(_FREQUENCIES, f"is not a scaling of Llama 3's kind over {original} positions")
         return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
     def _value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:

@@ -42,7 +42,7 @@ def qwix() -> ModuleType:
     try:
         import qwix as library
     except ImportError as error:
-        raise UserError(f"matmuls in 8 bits want the library qwix ({error}): {INSTALL}") from None
+        raise UserError(f"matmuls in 8 bits need the library qwix ({error}): {INSTALL}") from None
     return library
 
 

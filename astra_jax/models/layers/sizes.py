@@ -13,15 +13,15 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Yarn(Settings):
-    """YaRN scaling of the rotary embedding (arXiv 2309.00071), which stretches a context beyond the trained length.
+    """YaRN scaling of the rotary embedding (arXiv 2309.00071), which extends the context beyond the trained length.
 
     Attributes:
-        factor: factor by which the context is stretched.
-        original_max_positions: the length that the weights were trained at.
+        factor: factor by which the context is extended.
+        original_max_positions: context length in tokens that the weights were trained at.
         beta_fast, beta_slow: dimensions with more than `beta_fast` turns over the original length are unchanged.
             Dimensions with fewer than `beta_slow` turns are interpolated, with a ramp in between.
-        attention_factor: multiplies cos and sin; None is 0.1 ln(factor) + 1.
-        truncate: whether the ramp's ends are rounded outwards to whole dimensions.
+        attention_factor: factor on cos and sin. None: 0.1 ln(factor) + 1.
+        truncate: round the ramp's ends outwards to whole dimensions.
     """
 
     factor: Annotated[float, Bound(least=1, most=1e6, why="it stretches the context")]
@@ -43,9 +43,9 @@ class Llama3Scaling(Settings):
 
     Attributes:
         factor: factor by which dimensions with at most `low_turns` turns over the original length are slowed down.
-        original_max_positions: the length before the scaling.
-        low_turns, high_turns: dimensions with at least `high_turns` turns are unchanged. Between the two the frequency
-            is interpolated (transformers: low_freq_factor, high_freq_factor).
+        original_max_positions: context length in tokens before the scaling.
+        low_turns, high_turns: dimensions with at least `high_turns` turns are unchanged. Between `low_turns` and
+            `high_turns` the frequency is interpolated (transformers: low_freq_factor, high_freq_factor).
     """
 
     factor: Annotated[float, Bound(least=1, most=1e6, why="it stretches the context")]
@@ -69,26 +69,27 @@ class Sizes(Settings):
     Attributes:
         vocab_size: rows of the embedding, padding included.
         d_model: width of the residual stream; need not be `n_heads * head_dim`.
-        n_layers: blocks of attention and feed-forward.
-        n_heads: heads of queries.
-        n_kv_heads: heads of keys and values; divides `n_heads`.
-        head_dim: width of a head; even, for the rotary embedding.
+        n_layers: number of blocks of attention and feed-forward.
+        n_heads: number of query heads.
+        n_kv_heads: number of key and value heads; must divide `n_heads`.
+        head_dim: width of a head; must be even, for the rotary embedding.
         d_ff: width of the gated feed-forward, or of one expert.
         rope_theta: base of the rotary embedding.
-        rms_eps: added to the mean square in every norm.
-        tie_embeddings: True if the head is the embedding transposed.
-        max_positions: the longest sequence for the weights; with `yarn`, the stretched length.
+        rms_eps: constant that every norm adds to the mean square.
+        tie_embeddings: use the transposed embedding as the head.
+        max_positions: longest sequence in tokens that the model supports; with `yarn`, the extended length.
         attention_bias: biases on the q, k and v projections, and on o if the family has one.
-        yarn: scaling of the rotary embedding by YaRN; None: without.
-        llama3: scaling of the rotary embedding as in Llama 3.1; None: without.
-        linear: factor by which the whole rotary embedding is slowed down; None: not. Without all three it is plain.
+        yarn: scaling of the rotary embedding by YaRN. None: no YaRN.
+        llama3: scaling of the rotary embedding as in Llama 3.1. None: no such scaling.
+        linear: factor that slows down the whole rotary embedding (linear scaling). None: no such scaling. Without
+            `yarn`, `llama3` and `linear` the embedding is plain.
         n_experts: number of experts; 0 is a dense model.
-        experts_per_token: number of experts for each token.
-        norm_topk_prob: whether the chosen experts' weights are normalised to a sum of 1.
-        qk_norm: of the family: RMS norm on each head's queries and keys.
-        output_bias: of the family: `attention_bias` is on the o projection too.
-        dtype: dtype of activations and matmuls; norms, softmax, routing and rotary embedding are float32.
-        param_dtype: dtype of the parameters.
+        experts_per_token: number of experts that each token uses.
+        norm_topk_prob: normalize the weights of the chosen experts to a sum of 1.
+        qk_norm: set by the family: RMS norm on the queries and keys of each head.
+        output_bias: set by the family: `attention_bias` covers the o projection too.
+        dtype: dtype of activations and matmuls. Norms, softmax, routing and rotary embedding are always float32.
+        param_dtype: dtype of the parameters. With `bfloat16` choose the optimizer's `rounding`.
     """
 
     qk_norm: ClassVar[bool] = False

@@ -67,8 +67,9 @@ def check_cache_fits(
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     if keys + weights > (there := memory_of(device)):
         raise SettingError(
-            f"slots x max_length = {slots} x {max_length} want {keys / GIB:.1f} GiB of keys and values on each device, "
-            f"and the weights {weights / GIB:.1f}; a {device.device_kind} has {there / GIB:.1f}. Lower {settings}, or "
+            f"slots x max_length = {slots} x {max_length} need {keys / GIB:.1f} GiB for keys and values on each "
+            f"device, and the weights need {weights / GIB:.1f}; a {device.device_kind} has {there / GIB:.1f}. Lower "
+            f"{settings}, or "
             "use a larger --mesh"
         )
 

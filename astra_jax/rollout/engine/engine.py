@@ -267,7 +267,7 @@ class Engine:
         n, drawn, seed = len(request.prompt), len(request.tokens), request.sampling.seed
         failure = RequestFailed(f"a request of {n} tokens (seed {seed}) failed after {drawn} new ones: {error!r:.300}")
         failure.__cause__ = error
-        logging.error("%s; the engine goes on without it", failure)
+        logging.error("%s; the engine continues without it", failure)
         self.stats.failed += 1
         request.failure = failure
         request.news.set()

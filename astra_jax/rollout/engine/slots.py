@@ -20,20 +20,21 @@ _LARGE = 1 << 25
 
 @dataclass(frozen=True)
 class EngineConfig(Settings):
-    """Shapes of the engine.
+    """Sizes of the engine.
 
     Attributes:
-        slots: sequences that decode together.
-        max_length: longest sequence, prompt and response; the cache holds slots x max_length positions.
-        prefill_chunk: tokens that one prefill call adds to each of its rows at most; of a few, a smaller program adds
-            a quarter, a sixteenth … of it. None: 64 on CPUs, else 2,048.
-        decode_chunk: tokens that one decode call samples for each of its rows; new requests wait for its end. None: 16
-            on CPUs, else 32.
-        weight_quantization: how the layers' matrices are kept, and read in each step: in the model's dtype (`none`), or
-            in 8 bits with a scale for each output (`int8`), half of the bytes. Tokens and logprobs then follow these
-            weights.
-        min_window: attention reads the first 1, 1.5, 2, 3, 4, ... x this many cache positions: the least that holds the
-            longest row. None: 128 on CPUs, else 1,024.
+        slots: sequences that decode at the same time. More are faster in total and need more memory.
+        max_length: longest sequence in tokens, prompt and response together. The KV cache has slots x max_length
+            positions.
+        prefill_chunk: maximum prompt tokens that one prefill call adds to each row. Short prompts use smaller programs,
+            of a quarter, a sixteenth and so on. None: 64 on CPUs, else 2,048.
+        decode_chunk: tokens that one decode call samples for each row. New requests wait for its end, so lower it for
+            latency. None: 16 on CPUs, else 32.
+        weight_quantization: number format of the layers' matrices: the model's dtype (`none`), or 8 bits with a scale
+            for each output (`int8`), with which each step reads half as many bytes. Sampled tokens and logprobs then
+            follow the rounded weights.
+        min_window: attention reads the first 1, 1.5, 2, 3, 4, ... times this many cache positions, the least that holds
+            the longest row. Each window is compiled once. None: 128 on CPUs, else 1,024.
     """
 
     slots: Slots = 64

@@ -52,7 +52,7 @@ def check_source(source: str, way: str) -> None:
             "that is looked up as dns+http://NAME:PORT"
         )
     if parts.scheme in _LOOKED_UP and port is None:
-        raise SettingError(f"VLLMConfig.urls has {source!r} without a port, which no address of a name says")
+        raise SettingError(f"VLLMConfig.urls has {source!r} without a port, which DNS does not give; add :PORT")
     if way == "reload" and (parts.scheme in _LOOKED_UP or not is_loopback(host)):
         raise SettingError(
             f"VLLMConfig.sync='reload' with {source}: vLLM's development endpoints ask for no API key, so that "
@@ -110,7 +110,7 @@ class Addresses:
                 text = opened.read(_MOST_BYTES + 1)
             lines = [line.partition("#")[0].strip() for line in text.decode("utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"VLLMConfig.urls: {file} is no file of addresses: {first_line(error)}") from None
+            raise InputError(f"VLLMConfig.urls: {file} is not a file of addresses: {first_line(error)}") from None
         if len(text) > _MOST_BYTES:
             raise InputError(f"VLLMConfig.urls: {file} is larger than {_MOST_BYTES:,} bytes; write one address a line")
         urls = [line for line in lines if line]

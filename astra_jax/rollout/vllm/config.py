@@ -17,36 +17,40 @@ class VLLMConfig(Settings):
     """Connection settings of the rollout servers.
 
     Attributes:
-        urls: one for each server, without a path. Or a source that is read repeatedly during a run: `@FILE`, with one
-            address in each line, and `dns+http://NAME:PORT`, of which each address that the name has is a server
-            (Kubernetes: a headless service).
-        api_key: what they were started with (`--api-key`).
-        sync_key: what they take new weights for (`ASTRA_SYNC_KEY_FILE` there), another than `api_key`; None where they
-            listen on loopback alone and have none.
-        ca_file: PEM file of the authority that signed their certificates; by default the system's authorities.
-        sync: how weights get there: `plugin` (ours, from Orbax checkpoints), `direct` (ours, over TCP from the memory
-            of the trainer's hosts; wants a `sync_key`), or `reload` (vLLM's development endpoints, from Hugging Face
-            folders), for servers on this machine without the plugin.
-        requests_per_server: in flight at once; more wait here.
-        cache_tokens: of the KV cache of a server that does not say it in its `/metrics`; requests wait here that it has
-            no room for. Ours: 524,288, 86 GB of Qwen3-14B.
-        slack: how much fuller than the least loaded server, in shares of its cache, one may be that has a request's
-            prefix cached, and is still asked for it. Ours: an eighth, more than a group of episodes holds.
-        min_servers: so many must be there at the start, and have an update's weights before the run continues; of fewer
-            servers all.
-        request_seconds: for one completion. A server that hangs is found sooner, by `stall_seconds`.
-        stall_seconds: how long a server with requests in flight may sample no token, where its `/metrics` say so.
-        sync_seconds: for one server to take new weights over.
-        grace_seconds: how long an update waits for slower servers once `min_servers` have its weights.
-        patience_seconds: how long a request waits for any server to be there again, and an update for any server to
-            take it over.
-        check_seconds: between two looks at a server.
-        answer_seconds: for its answer to a look.
-        run_id: of the run whose weights they get: `identity.run_id` of its workdir; a new one, if none is given.
-        lease_seconds: for how long after the last look a server is still this run's; another is refused there.
-        max_off_policy_steps: most steps by which weights may be old if an update of the servers fell into a completion;
-            0 discards all such completions. GRPO's, with `async_rollouts`.
-        attempts: how often one request is sent before it is given up: it may be what the servers die of.
+        urls: address of each server, without a path. Or a source that is read repeatedly during a run: `@FILE` with one
+            address in each line, or `dns+http://NAME:PORT`, where each address of the name is a server (Kubernetes: a
+            headless service).
+        api_key: key of the servers' API (`--api-key` of vLLM). None: they have none.
+        sync_key: key with which servers accept new weights (`ASTRA_SYNC_KEY_FILE` on the server). Must differ from
+            `api_key`. None: for servers that listen on loopback only and have none.
+        ca_file: PEM file of the authority that signed the servers' certificates. None: the system's authorities.
+        sync: how servers get new weights. `plugin`: our plugin reads Orbax checkpoints from shared storage. `direct`:
+            our plugin receives them over TCP from the memory of the trainer's hosts; needs a `sync_key`. `reload`:
+            vLLM's development endpoints read Hugging Face folders, for servers on this machine without the plugin.
+        requests_per_server: maximum requests in flight at one server; more wait in the trainer.
+        cache_tokens: KV cache size of a server, in tokens, if its `/metrics` do not report one. Requests that do not
+            fit wait in the trainer. Ours: 524,288, which is 86 GB with Qwen3-14B.
+        slack: how much fuller than the least loaded server a server may be, as a share of its cache, and still get a
+            request whose prefix it has cached. Ours: an eighth, more than a group of episodes holds.
+        min_servers: servers that must be reachable at the start, and must have new weights before sampling continues.
+            With fewer servers than this, all of them.
+        request_seconds: time limit of one completion, in seconds. A stalled server is found earlier, by
+            `stall_seconds`.
+        stall_seconds: how long a server with requests in flight may sample no token, in seconds, if its `/metrics`
+            report them. After that its requests move to another server.
+        sync_seconds: time limit for one server to load new weights, in seconds.
+        grace_seconds: how long a sync waits for slower servers, in seconds, once `min_servers` have the new weights.
+        patience_seconds: how long a request, or a sync, waits in seconds while no server is available, before the run
+            fails.
+        check_seconds: seconds between two health checks of a server.
+        answer_seconds: time limit of one health check, in seconds.
+        run_id: id of the run that the servers serve: `identity.run_id` of its workdir. Default: a new one.
+        lease_seconds: how long after the last health check a server stays reserved for this run, in seconds. It refuses
+            other runs meanwhile.
+        max_off_policy_steps: maximum age, in steps, of the weights that sampled a part of a completion, if the servers
+            were updated during it. 0 discards all such completions. GRPO's, with `async_rollouts`.
+        attempts: how often one request is sent before it fails. The limit exists because the request itself may crash
+            the servers.
     """
 
     urls: tuple[str, ...]

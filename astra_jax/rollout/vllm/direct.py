@@ -176,7 +176,7 @@ class DirectPublisher:
         if run != self._run:
             return f"this is the run {self._run}, which has no weights {label!r:.100}"
         if not (update.isascii() and update.isdecimal() and len(update) < 20):
-            return f"{label!r:.100} is no label"
+            return f"{label!r:.100} is not a label"
         number = int(update)
         with self._changed:
             if len(self._hosts) > 1 and number > max(self._held, default=-1):

@@ -192,7 +192,7 @@ class Fleet:
             elif not server.leaving and server.url not in named:
                 server.leaving = True
                 self.router.close(server.url)
-                logging.warning("rollout server %s is asked no more: it is not named any more", server.url)
+                logging.warning("rollout server %s gets no more requests: its address is no longer listed", server.url)
         for url in named.keys() - {server.url for server in self.servers}:
             logging.info("rollout server %s is new", url)
             self._begin_looking(self._add(url, named[url]))

@@ -196,7 +196,7 @@ class FolderPublisher:
 
 
 def _unpublished(folder: Folder, version: int, error: BaseException) -> PublishError:
-    remedy = "see to the bucket" if in_bucket(folder) else "make room there, or see to the disk"
+    remedy = "check the bucket" if in_bucket(folder) else "make room there, or check the disk"
     return PublishError(
         f"{folder}: the weights of version {version} could not be published ({first_line(error)}); {remedy}"
     )

@@ -105,7 +105,7 @@ class GenerateRoute:
                 raise PolicyError(f"{self.path} says of no or of several weights that they drew token {len(labels)}")
             labels += [str(span["version"])] * (span["end"] - span["start"])
         if len(labels) != len(choice["token_ids"]):
-            raise PolicyError(f"{self.path} does not say which weights drew each token; vLLM 0.32 and later do")
+            raise PolicyError(f"{self.path} does not report which weights sampled each token; use vLLM 0.32 or later")
         return _draw(choice["token_ids"], [one["logprob"] for one in choice["logprobs"]["content"]], labels)
 
 
@@ -172,7 +172,7 @@ def _draw(tokens: list[int], logprobs: list[float], labels: list[str] | None) ->
     if len(tokens) != len(logprobs) or not tokens:
         raise PolicyError(f"a server returned {len(tokens)} tokens with {len(logprobs)} logprobs")
     if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in logprobs):
-        raise PolicyError("a server returned a logprob that is no finite number")
+        raise PolicyError("a server returned a logprob that is not a finite number")
     return ServerCompletion(list(tokens), [float(one) for one in logprobs], labels)
 
 
@@ -294,7 +294,7 @@ class RolloutServer:
         try:
             found = parse_metrics(text if status == 200 else "")
         except ValueError as error:
-            raise NotServing(f"/metrics answers what is no number: {error}") from None
+            raise NotServing(f"/metrics answers with something other than a number: {error}") from None
         self.cache, self.preemptions = found.cache, found.preemptions or 0.0
         return found
 
@@ -405,7 +405,7 @@ class RolloutServer:
                 else f"{self.url}{path} answers {status}: {text[:500]}"
             )
         if (answer := _object(text)) is None:
-            raise PolicyError(f"{self.url}{path} answers what is no JSON object: {text[:500]}")
+            raise PolicyError(f"{self.url}{path} answers with something other than a JSON object: {text[:500]}")
         return answer
 
     async def post(
@@ -426,7 +426,7 @@ class RolloutServer:
         if status != 200:
             raise NotServing(f"{path} answers {status}: {text[:500]}")
         if (answer := _object(text)) is None:
-            raise NotServing(f"{path} answers what is no JSON object: {text[:500]}")
+            raise NotServing(f"{path} answers with something other than a JSON object: {text[:500]}")
         return answer
 
     async def _small(

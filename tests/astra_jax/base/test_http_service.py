@@ -380,7 +380,7 @@ async def test_certificates_that_do_not_fit_are_refused_by_name(tmp_path) -> Non
         with pytest.raises(ValueError, match=words):
             EchoConfig(**given)
     for file in ("/nowhere", key):
-        with pytest.raises(ValueError, match=f"{file} is no file of certificates"):
+        with pytest.raises(ValueError, match=f"{file} is not a file of certificates"):
             trusting(file)
 
 

@@ -177,7 +177,7 @@ def test_who_slept_too_long_leaves_the_folder_as_the_other_made_it(bucket, name,
             if not ended:
                 assert other.communicate("end\n", timeout=60)[0] == "" and other.returncode == 0
     assert f"{bucket.place(name)}" in said and "which took over" in said and "was silent for more than" in said
-    assert ("and has ended" in said) is ended
+    assert ("which has ended" in said) is ended
     keys, data = left_by(bucket, name, tmp_path)  # what the sleeper had kept before, the other went on from
     assert "2" in keys and data == [Answer(2)]
 

@@ -71,7 +71,7 @@ def test_what_is_read_stays_among_the_copies(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path / "copies"), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", READS]
     said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120).stdout
-    remedy = "is no name of a file; remove that object, or give another folder"
+    remedy = "is not the name of a file; remove that object, or give another folder"
     assert said.splitlines() == [
         "['more', 'registry.jsonl', 'registry.jsonl']",
         f"gs://bucket/bad/.. {remedy}",

@@ -88,7 +88,7 @@ async def test_a_folder_is_asked_for_with_the_commands_that_fill_it(tmp_path: Pa
     [
         (None, "is missing, the questions of AIME 2024; get it by: curl -L -o"),
         ([{"problem": "What?"}], "line 1: not a JSON object with problem"),
-        ([{"problem": "What?", "answer": "-3"}], "the answer '-3' is no integer from 0 to 999"),
+        ([{"problem": "What?", "answer": "-3"}], "the answer '-3' is not an integer from 0 to 999"),
         ([{"problem": "What?", "answer": "3"}], "has 1 questions with digest"),
     ],
 )

@@ -161,7 +161,7 @@ def test_another_user_simulator_is_refused() -> None:
     compare({"before": one, "after": replace(one, roles={"user": "a"})})
     with pytest.raises(EvaluationError, match=r"differ in the model that is the user \(a and b\)"):
         compare({"before": one, "after": two})
-    with pytest.raises(EvaluationError, match="does not say which model was the user of bfcl_v3_mt"):
+    with pytest.raises(EvaluationError, match="does not name the model of the user of bfcl_v3_mt"):
         altered(missing(0.5), needs=needs)
 
 

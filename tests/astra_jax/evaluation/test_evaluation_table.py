@@ -238,7 +238,7 @@ def test_a_partial_run_is_marked_wherever_it_has_a_figure() -> None:
         (lambda r: (*r, r[0]), "has results of trials 0, 0, 1"),
         (lambda r: (), "there are no results of bfcl_v3_mt/base"),
         (lambda r: (*r, result("base", "x", 0, 1), result("base", "x", 1, 1)), "results of 3 items .*, which has 2"),
-        (lambda r: (*r, result("other", "x", 0, 1)), r"\['other'\], which are no categories"),
+        (lambda r: (*r, result("other", "x", 0, 1)), r"\['other'\], which are not categories"),
         (lambda r: (*r, result("base", "x", 0, 1, suite="aime")), r"\['aime'\], which the evaluation does not declare"),
         (lambda r: (msgspec.structs.replace(r[0], score=1.5), *r[1:]), "score 1.5"),
         (lambda r: (msgspec.structs.replace(r[0], score=math.nan), *r[1:]), "score nan"),

@@ -298,7 +298,7 @@ def test_a_runs_id_is_drawn_once(tmp_path) -> None:
     found = run_id(tmp_path)
     assert found == run_id(tmp_path) != run_id(tmp_path / "other")
     (tmp_path / "run_id").write_text("../x")
-    with pytest.raises(WorkdirError, match="does not hold a run's id"):
+    with pytest.raises(WorkdirError, match="does not have a run's id"):
         run_id(tmp_path)
 
 

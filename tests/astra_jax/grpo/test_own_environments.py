@@ -146,7 +146,7 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
     never = await play(Away(), chat_tokenizer, *said)
     assert never.voided and never.turns == 0 and never.token_ids == list(never.token_ids[: never.prompt_tokens])
     assert never.masked == Masked("environment_not_begun", "an episode of away is masked: the server is away")
-    with pytest.raises(InputError, match="away cannot be begun: the server is away"):
+    with pytest.raises(InputError, match="away cannot be started: the server is away"):
         await check_environments([Away()], chat_tokenizer, None, EPISODE)
 
 
@@ -265,7 +265,7 @@ async def test_what_hangs_as_an_episode_begins_or_ends_is_given_up(
     assert never.voided and never.turns == 0
     assert "an episode of foreign has not begun after 0.05 s" in caplog.text
     assert "an episode of foreign is masked: begin did not end in 1.2 s" in caplog.text
-    with pytest.raises(InputError, match=r"foreign cannot be begun: begin did not end in 1\.2 s"):
+    with pytest.raises(InputError, match=r"foreign cannot be started: begin did not end in 1\.2 s"):
         await check_environments([Foreign(warehouse[0], "begin", forever)], chat_tokenizer, None, EPISODE)
     late = await play(Foreign(warehouse[0], "call", forever), chat_tokenizer, call("stock_of", item="bolts"), "40.")
     assert not late.voided and late.reward == 0.0 and late.calls[0].outcome == "environment_died"
@@ -284,7 +284,7 @@ async def test_a_start_refuses_what_cannot_be_judged(warehouse, chat_tokenizer) 
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        (lambda self, episode: None, "reward score gave None, which is no number"),
+        (lambda self, episode: None, "reward score gave None, which is not a number"),
         (lambda self, episode: 0.5 * episode.calls[-1].arguments["pieces"], "reward score raised IndexError"),
         (lambda self, episode: 1.5, "reward score gave 1.5, which is not from 0 to 1"),
         (lambda self, episode: sys.exit(0), "reward score raised SystemExit: 0"),

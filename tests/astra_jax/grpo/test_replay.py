@@ -230,14 +230,14 @@ async def test_what_does_not_fit_is_refused_by_name(run, model, params, copied, 
     await no("grpo.async_rollouts is False there, True here", of_age(2))
     larger = dataclasses.replace(model, d_ff=64)
     await no("model.d_ff is 32 there, 64 here", model=larger, start=larger.init(jax.random.key(1)))
-    await no("began from other weights; give those as --weights", start=model.init(jax.random.key(2)))
+    await no("started from other weights; give those as --weights", start=model.init(jax.random.key(2)))
     await no("has no batch of update 3: it has updates 0 to 2; lower steps", dataclasses.replace(of_age(0), steps=5))
     card = (copied / CARD_FILE).read_text()
     (copied / CARD_FILE).write_text(card.replace('"tokenizer": "', '"tokenizer": "x'))
     await no("tokenizer is 'x[0-9a-f]+' there")
     after = DumpedBatches(copied).updates[1].after
     (copied / CARD_FILE).write_text(card.replace(after, "0" * 64))
-    await no("update 1 came to other weights than in the run that wrote")
+    await no("update 1 gave other weights than in the run that wrote")
 
 
 async def test_what_is_cut_swapped_or_gone_is_refused_by_name(run, copied, tmp_path) -> None:

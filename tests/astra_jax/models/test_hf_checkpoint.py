@@ -176,7 +176,7 @@ def test_the_command_converts_there_and_back(hf, tmp_path) -> None:
         assert model.dtype == torch.bfloat16
         again = convert(f"--from_hf={directory}", f"--to_orbax={tmp_path / 'orbax'}")
         assert "is not empty; give a new folder" in again.line
-        assert "give --from_hf and --to_orbax" in convert(f"--from_hf={directory}").line
+        assert "--from_hf and --to_orbax" in convert(f"--from_hf={directory}").line
         run, new, file = tmp_path / "orbax", tmp_path / "new", tmp_path / "a.gguf"
         for flags, said in (
             ((f"--from_hf={directory}", f"--to_orbax={new}", "--step=0"), "--step is for --from_orbax with --to_hf"),
@@ -208,7 +208,7 @@ def test_a_release_as_llama_2s_is_read(tmp_path) -> None:
     (tmp_path / "hf" / "config.json").write_text(json.dumps(content))
     with programs("launch.convert", tmp_path) as convert:
         flags = [f"--from_hf={tmp_path / 'hf'}", f"--to_orbax={tmp_path / 'orbax'}"]
-        assert "dtype is 'float16', which nothing is computed in; say what you want" in convert(*flags).line
+        assert "dtype is 'float16', which is not supported; choose another" in convert(*flags).line
         there = convert(*flags, "--param_dtype=float32")
         assert there.code == 0, there.errors
     found = hf_checkpoint.read_config(tmp_path / "orbax")

@@ -216,7 +216,7 @@ def test_a_size_that_is_missing_is_named(tmp_path, name: str) -> None:
 
 
 def test_a_config_that_is_a_list_is_refused(tmp_path) -> None:
-    with pytest.raises(WeightsError, match="config.json is no JSON object"):
+    with pytest.raises(WeightsError, match="config.json is not a JSON object"):
         hf_checkpoint.read_config(written(tmp_path, [PLAIN]))
 
 

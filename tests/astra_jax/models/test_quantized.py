@@ -200,6 +200,6 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch) -> None:
 def test_without_the_library_its_extra_is_named(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "qwix", None)
     quantized.qwix.cache_clear()
-    with pytest.raises(UserError, match=r"want the library qwix .*pip install '\.\[quantized\]'"):
+    with pytest.raises(UserError, match=r"need the library qwix .*pip install '\.\[quantized\]'"):
         check_matmul("int8", DENSE, None)
     check_matmul("none", DENSE, None)

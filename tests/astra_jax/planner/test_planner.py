@@ -267,11 +267,11 @@ def test_slices_are_checked() -> None:
         Slice.parse("v9:2x2")
     with pytest.raises(PlanError, match="no slices of more than 131,072 chips"):
         Slice.parse("v5p:4x4x999999999")
-    with pytest.raises(PlanError, match="'4by4' is no shape; write for example v6e:2x4"):
+    with pytest.raises(PlanError, match="'4by4' is not a shape; write for example v6e:2x4"):
         Slice.parse("v6e:4by4")
     gpus = Slice.parse("h200:2x8")
     assert gpus.chips == 16 and gpus.hosts == 2 and Slice.parse("h200:8").hosts == Slice.parse("v6e:4x4").hosts == 1
-    with pytest.raises(PlanError, match="'1x2x8' is no shape; write for example h200:2"):
+    with pytest.raises(PlanError, match="'1x2x8' is not a shape; write for example h200:2"):
         Slice.parse("h200:1x2x8")
     for name, chip in CHIPS.items():
         sizes = [Slice(chip, shape).chips for shape in chip.slices]

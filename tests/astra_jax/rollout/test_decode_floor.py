@@ -47,7 +47,7 @@ def test_the_row_says_what_was_measured() -> None:
 def test_bad_flags_end_in_one_line(tmp_path) -> None:
     cases = {
         "--model=30b-a3b": "--model is '30b-a3b'; use one of tiny, 0.6b",
-        "--batches=1,x": "--batches=1,x: 'x' is not what it takes; use a whole number from 1 to",
+        "--batches=1,x": "--batches=1,x: 'x' is not allowed; use a whole number from 1 to",
         "--model=tiny": "the memory bandwidth of 'cpu' is not known; give --bandwidth",
     }
     with programs("benchmarks.decode_floor", tmp_path) as start:

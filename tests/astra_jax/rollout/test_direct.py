@@ -302,7 +302,7 @@ def test_who_is_not_the_trainer_is_found_out() -> None:
     def greets(one: socket.socket) -> None:
         one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    for behaviour, said in ((echoes, "has not the key of this server's"), (greets, "is no trainer of this version")):
+    for behaviour, said in ((echoes, "has not the key of this server's"), (greets, "is not a trainer of this version")):
         with listening(behaviour) as address, pytest.raises(PolicyCheckpointError, match=said):
             PolicyStream(f"tcp://{address}", "r1:1", SYNC_KEY)
 
@@ -313,7 +313,7 @@ def test_weights_of_another_run_or_update_are_not_had() -> None:
         for label, said in (
             ("r2:1", "this is the run r1, which has no weights 'r2:1'"),
             ("r1:7", r"weights r1:7 are not served \(there are r1:1\)"),
-            ("r1:-1", "is no label"),
+            ("r1:-1", "is not a label"),
         ):
             with pytest.raises(PolicyCheckpointError, match=said):
                 PolicyStream(item, label, SYNC_KEY)
@@ -374,7 +374,7 @@ def test_lists_that_are_not_each_number_once_are_refused() -> None:
         (lambda answer: answer["boxes"].pop(), "its boxes are not each of its"),
         (twice, "its boxes are not each of its"),
         (beyond, "has the box"),
-        (lambda answer: answer["boxes"].append(["other", [[0, 1]], ""]), "which is no leaf"),
+        (lambda answer: answer["boxes"].append(["other", [[0, 1]], ""]), "which is not a leaf"),
         (lambda answer: answer["boxes"].append([1]), "lists boxes in another form"),
         (lambda answer: answer.update(leaves={up: [[-3], "float32"]}), "lists no leaves, or one without a shape"),
         (lambda answer: answer.update(leaves=[]), "lists leaves in another form"),
@@ -546,7 +546,7 @@ def test_direct_wants_a_key_on_both_sides(tmp_path) -> None:
 
 def test_items_that_are_no_address_are_refused() -> None:
     for item in ("tcp://", "tcp://a", "tcp://a:0", "tcp://:1", "tcp://a:99999", "tcp://a:1x", "tcp://" + "a" * 900):
-        with pytest.raises(PolicyCheckpointError, match="is no address of a trainer"):
+        with pytest.raises(PolicyCheckpointError, match="is not an address of a trainer"):
             PolicyStream(item, "r1:1", SYNC_KEY)
 
 

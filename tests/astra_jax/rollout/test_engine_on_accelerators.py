@@ -116,15 +116,13 @@ def test_a_cache_for_which_there_is_no_room_is_refused_before_it_is_made() -> No
     """The paper's longest episodes, a batch of groups at once, on a slice that could hold some of them."""
     model = dataclasses.replace(PRESETS["14b"], dtype="bfloat16")
     mesh = make_mesh(fsdp=8, devices=Slice.parse("v5p:2x2x2").devices())
-    message = (
-        r"512 x 74752 want 730.0 GiB of keys and .*the weights 3.4; a TPU v5 has 95.7. Lower --slots or --max_length"
-    )
+    message = r"512 x 74752 need 730.0 GiB for keys and .*the weights need 3.4; a TPU v5 has 95.7. Lower --slots or"
     with pytest.raises(SettingError, match=message):
         check_cache_fits(model, 512, 74_752, mesh)
     with pytest.raises(SettingError, match="Lower --config.grpo.concurrent_groups, or use a larger --mesh"):
         check_cache_fits(model, 512, 74_752, mesh, settings="--config.grpo.concurrent_groups")
     check_cache_fits(model, 48, 74_752, mesh)
-    with pytest.raises(SettingError, match="GiB of keys and values on each device"):
+    with pytest.raises(SettingError, match="GiB for keys and values on each device"):
         Engine(MODEL.init(jax.random.key(0)), MODEL, EngineConfig(slots=65_536, max_length=2**24))
 
 

@@ -211,7 +211,7 @@ async def test_a_start_without_any_server_is_refused(policy, tmp_path) -> None:
     (tmp_path / "empty").write_text("# none yet\n")
     for urls, said in (
         ((f"@{tmp_path / 'empty'}",), "empty names no server"),
-        ((f"@{tmp_path / 'nowhere'}",), "nowhere is no file of addresses"),
+        ((f"@{tmp_path / 'nowhere'}",), "nowhere is not a file of addresses"),
         (("dns+http://no-such-name.invalid:8000",), "no-such-name.invalid:8000 has no address"),
     ):
         with pytest.raises(UserError, match=said) as refused:

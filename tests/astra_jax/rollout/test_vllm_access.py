@@ -137,7 +137,7 @@ def test_nothing_beside_the_root_is_opened(root, shapes, tmp_path) -> None:
         PolicyCheckpoint(f"{root}/%2e%2e/outside/1/params", SyncRoot(str(root)))
     with pytest.raises(NotTaken, match="cannot be followed|is not below"):
         SyncRoot(str(root)).store(str(root / "circle" / "params"))
-    assert "is no file below" in (
+    assert "is not a file below" in (
         os.mkfifo(root / "1" / "params" / "pipe") or refused(root / "1" / "params", root, shapes)
     )
 
@@ -146,7 +146,7 @@ def test_a_link_inside_a_checkpoint_leads_nowhere_else(root, shapes, tmp_path) -
     (data, *_) = sorted((root / "1" / "params").rglob("d/*"), key=lambda path: -path.stat().st_size)
     shutil.move(data, tmp_path / "moved")
     data.symlink_to(tmp_path / "moved")
-    assert f"{data} is no file below ASTRA_SYNC_ROOT=" in refused(root / "1" / "params", root, shapes)
+    assert f"{data} is not a file below ASTRA_SYNC_ROOT=" in refused(root / "1" / "params", root, shapes)
 
 
 def test_a_bucket_is_a_root_by_its_whole_name() -> None:
@@ -369,7 +369,7 @@ def test_keys_that_do_not_part_who_may_what_are_refused() -> None:
         VLLMConfig(("http://a:1",), api_key=KEY, sync_key=KEY)
     with pytest.raises(ValueError, match="VLLMConfig.sync_key with sync='reload'"):
         VLLMConfig(("http://127.0.0.1:1",), sync_key=SYNC_KEY, sync="reload")
-    with pytest.raises(ValueError, match="/nowhere is no file of certificates"):
+    with pytest.raises(ValueError, match="/nowhere is not a file of certificates"):
         VLLMConfig(("https://a:1",), ca_file="/nowhere")
 
 

@@ -418,7 +418,7 @@ def test_a_bucket_that_does_not_answer_is_no_damage(tmp_path, monkeypatch, caplo
         ):
             with monkeypatch.context() as patched:
                 patched.setattr(checkpoints.CheckpointManager, name, no_answer)
-                with pytest.raises(BucketError, match=f"{said} .*see to the bucket") as raised:
+                with pytest.raises(BucketError, match=f"{said} .*check the bucket") as raised:
                     call()
                 assert raised.value.away and is_fault(raised.value)
         cut_in_half(tmp_path / "params" / "2")  # damage is damage there too

@@ -271,7 +271,7 @@ def test_adapters_whose_weights_are_gone_say_where_they_were(world, whole, tmp_p
         weights.load(tmp_path / "copied", world[0])
     equal(weights.load_orbax(tmp_path / "copied", world[0], base=world[2])["final_norm_d"], world[1]["final_norm_d"])
     frozen.write(dataclasses.replace(card, origin=None), tmp_path / "copied")
-    with pytest.raises(hf_checkpoint.WeightsError, match="does not say to which weights.*--base"):
+    with pytest.raises(hf_checkpoint.WeightsError, match="does not name their base weights.*--base"):
         weights.load(tmp_path / "copied", world[0])
     (tmp_path / "copied" / frozen.FILE).write_text('{"lora": {"rank": 0}}')
     with pytest.raises(hf_checkpoint.WeightsError, match=frozen.FILE):

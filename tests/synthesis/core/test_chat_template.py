@@ -138,7 +138,7 @@ def test_a_change_of_one_character_is_seen(folder) -> None:
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "cannot be rendered .SecurityError"),
         ("{{ raise_exception('no tools here') }}", "no tools here"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("x" * 300_000, "no text of at most"),
+        ("x" * 300_000, "not a text of at most"),
     ],
 )
 def test_a_template_that_cannot_be_rendered_is_refused(folder, text: str, message: str) -> None:
@@ -151,7 +151,7 @@ def test_a_template_that_cannot_be_rendered_is_refused(folder, text: str, messag
     ("config", "message"),
     [
         ('{"chat_template": ', "cannot be read"),
-        ('{"chat_template": 3}', "'default' is no text"),
+        ('{"chat_template": 3}', "'default' is not a text"),
         ('{"chat_template": [{"name": "rag", "template": "x"}]}', r"\(rag\) none is called 'default'"),
     ],
 )

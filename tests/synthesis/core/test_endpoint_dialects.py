@@ -128,7 +128,7 @@ async def test_an_error_without_an_answer_means_what_its_code_means() -> None:
         assert (await act(teacher)).content == "A." and bodies[0] == bodies[2]
     empty = {"error": {"message": "Insufficient credits", "code": 402}}
     async with served(lambda number, body: empty) as (teacher, _):
-        with pytest.raises(EndpointUnusable, match="refuses every request with status 402.*see to the account"):
+        with pytest.raises(EndpointUnusable, match="refuses every request with status 402.*check the account"):
             await act(teacher)
 
 
@@ -140,7 +140,7 @@ async def test_an_account_without_money_stops_the_run_whatever_the_status() -> N
 
     async with served(script) as (teacher, bodies):
         await act(teacher)
-        with pytest.raises(EndpointUnusable, match="see to the account"):
+        with pytest.raises(EndpointUnusable, match="check the account"):
             await act(teacher)
         assert len(bodies) == 2
 

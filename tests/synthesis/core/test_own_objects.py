@@ -507,10 +507,10 @@ async def test_whatever_foreign_code_raises_is_its_own_error() -> None:
         assert await session.call("fail_later", {"how": how}) == ToolAnswer(text, ok=False)
     for answer, message in (
         ("leave", "raised SystemExit: 0"),
-        ("many", "gave 'many', which is no number"),
-        ("none", "gave None, which is no number"),
-        ("text", "gave '0.5', which is no number"),
-        ("bytes", "gave b'1', which is no number"),
+        ("many", "gave 'many', which is not a number"),
+        ("none", "gave None, which is not a number"),
+        ("text", "gave '0.5', which is not a number"),
+        ("bytes", "gave b'1', which is not a number"),
         ("die", "ended its process .exit code 0"),
     ):
         messages = [*environment.prompt, dataclasses_replaced(environment.prompt[0], answer)]

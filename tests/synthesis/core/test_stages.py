@@ -165,7 +165,7 @@ async def test_a_journal_of_other_records_is_refused_by_name(tmp_path):
 
     with Journal(tmp_path / "journal") as journal:
         await run_stage("stage", numbers, [1], key=str, out=Answer, journal=journal)
-        with pytest.raises(InputError, match="journal: what stage stage has finished is of another version .*delete"):
+        with pytest.raises(InputError, match="finished work of stage stage is of another version .*delete"):
             await run_stage("stage", numbers, [1], key=str, out=Other, journal=journal)
 
 

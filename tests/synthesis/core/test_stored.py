@@ -92,7 +92,7 @@ async def test_outputs_of_another_type_are_refused(journal: Journal) -> None:
     class Other(msgspec.Struct):
         text: str
 
-    with pytest.raises(InputError, match="stage several has finished is of another version"):
+    with pytest.raises(InputError, match="the finished work of stage several is of another version"):
         await run_stage("several", several, range(300), key=str, out=Other, journal=journal, stored=True)
 
 

@@ -50,8 +50,8 @@ def test_own_prompts_are_another_teacher(tmp_path: Path) -> None:
         ("en/chain_task.jinja", OWN + "{{ mood }}", "asks for mood, which it is not given; there are chain, feedback"),
         ("en/chain_task.jinja", OWN.replace("chain", "server"), "leaves out chain, which en/chain_task.jinja has"),
         ("en/chain_task.jinja", OWN.replace("{{ feedback }}", ""), "leaves out feedback"),
-        ("en/chain_task.jinja", OWN + "{% if %}", "is no template of jinja"),
-        ("en/chain_task.jinja", OWN + "{% include 'nowhere' %}", "is no template of jinja"),
+        ("en/chain_task.jinja", OWN + "{% if %}", "is not a template of jinja"),
+        ("en/chain_task.jinja", OWN + "{% include 'nowhere' %}", "is not a template of jinja"),
     ],
 )
 def test_a_prompt_that_cannot_serve_is_refused_by_name(tmp_path: Path, name: str, text: str, said: str) -> None:

@@ -251,7 +251,7 @@ async def test_operations_are_called(tmp_path, monkeypatch, service):
         ({"headers": {"X-Key": "word"}}, 'sent only to an address that you name; add "url": "https://elsewhere.exa'),
         ({"operations": ["feedPets"]}, "operations: there is no 'feedPets'; there are getPet, listPets"),
         ({"document": "gone.json"}, "document: .*gone.json"),
-        ({"document": "apis.json"}, "apis.json is no OpenAPI document"),
+        ({"document": "apis.json"}, "apis.json is not an OpenAPI document"),
         ({"url": "ftp://x"}, "url is 'ftp://x'; give the API's base URL"),
         ({"requests_per_minute": 0}, "requests_per_minute"),
         ({"base": "https://x"}, "unknown field `base`"),

@@ -68,7 +68,7 @@ def test_documents_of_the_official_registry_become_commands(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("{", "servers.json is no JSON"),
+        ("{", "servers.json is not JSON"),
         ({"tools": []}, 'is neither {"mcpServers": {…}} nor a server.json'),
         ([], "is neither"),
         ({"mcpServers": {"a": 5}}, "a is 5; write an object with `command` or `url`"),
@@ -83,7 +83,7 @@ def test_documents_of_the_official_registry_become_commands(tmp_path: Path) -> N
         (
             {"name": "x/y", "packages": [{"registryType": "npm", "identifier": "z", "packageArguments": [
                 {"type": "positional", "valueHint": "folder", "isRequired": True}]}]},
-            "x/y wants a value of its argument 'folder'",
+            "x/y needs a value of its argument 'folder'",
         ),
     ],
 )  # fmt: skip

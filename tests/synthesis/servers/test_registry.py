@@ -723,8 +723,8 @@ def test_parameters_of_operations_are_kept(tmp_path, parameter, required):
         ({"get": {"parameters": [{"name": "q"}]}}, "`in` of 'q' is None"),
         ({"get": {"parameters": [QUERY | {"required": "maybe"}]}}, "`required` of 'q' is 'maybe'; write true or false"),
         ({"get": {"parameters": [{"name": "id", "in": "path"}]}}, "parameter 'id' is not in /a, which has none"),
-        ({"GET": {}}, "'GET' is no field of a path; methods are get"),
-        ({"additionalOperations": {"LINK": {}}}, "'additionalOperations' is no field of a path"),
+        ({"GET": {}}, "'GET' is not a field of a path; methods are get"),
+        ({"additionalOperations": {"LINK": {}}}, "'additionalOperations' is not a field of a path"),
     ],
     ids=str,
 )

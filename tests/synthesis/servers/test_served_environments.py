@@ -88,7 +88,7 @@ async def test_tasks_over_mcp_servers(task_file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("no JSON", "is no file of"),
+        ("no JSON", "is not a file of"),
         ({"mcpServers": {}, "tasks": [{"question": "?", "answer": 1}]}, "has no mcpServers"),
         ({"mcpServers": {"a": {"url": "x"}}, "tasks": []}, "has no tasks"),
         ({"mcpServers": {"a": {"url": "x"}}, "tasks": [{"question": "?"}]}, "task 0 has no `answer`"),
@@ -514,7 +514,7 @@ class OwnLoop(vf.Env[vf.SingleAgentEnvConfig]):
     picture = "[{'role': 'user', 'content': [{'type': 'image_url', 'image_url': {'url': 'data:,x'}}]}]"
     cases = {
         "looping": ({"names": ["OwnLoop"]}, "runs its episodes by OwnLoop; only plain tasksets"),
-        "boxed": ({"container": True}, "its tasks want a container"),
+        "boxed": ({"container": True}, "its tasks need a container"),
         "empty": ({"count": 0}, "has no tasks"),
         "seeing": ({"prompt": picture}, "its prompt has more than text"),
         "silent": ({"prompt": "None"}, "no prompt"),
@@ -527,7 +527,7 @@ class OwnLoop(vf.Env[vf.SingleAgentEnvConfig]):
 
 
 async def test_what_verifiers_does_not_have_is_refused() -> None:
-    missing = "wants verifiers 0.4" if not _has_verifiers() else "no_such_taskset"
+    missing = "needs verifiers 0.4" if not _has_verifiers() else "no_such_taskset"
     with pytest.raises(InputError, match=missing):
         async with verifiers_environments("no-such-taskset", 1):
             pass

@@ -248,7 +248,7 @@ def test_a_document_at_a_url(shop):
         (entry,) = read_tools([f"{url}/v1/schema"]).documents
         (document,) = read_registries([entry]).documents
         assert document.title == "Pets" and [raw_name(tool) for tool in document.tools] == ["listPets"]
-        with pytest.raises(InputError, match=r"/mcp is no document \(HTTP 405.*\"mcpServers\""):
+        with pytest.raises(InputError, match=r"/mcp is not a document \(HTTP 405.*\"mcpServers\""):
             read_tools([f"{url}/mcp"])
     finally:
         site.shutdown()

@@ -209,7 +209,7 @@ async def test_a_finished_workdir_is_not_replaced_by_another_run(tmp_path):
         ({"name": "other"}, "was made with another teacher's model: 'm', now 'other'"),
         ({"seed": 1, "name": "other"}, r"was made with another seed \(and 1 more\)"),
     ):
-        with pytest.raises(InputError, match=f"{message}.*another workdir; or --replace"):
+        with pytest.raises(InputError, match=f"{message}.*another --workdir; or --replace"):
             await made(tmp_path, model, **change)
         assert before == {name: (tmp_path / "out" / name / "dataset_card.json").read_bytes() for name in KINDS}
     await made(tmp_path, model, seed=1, replace=True)

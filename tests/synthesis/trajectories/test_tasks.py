@@ -262,7 +262,7 @@ def test_rows_of_a_persona_file_become_phrases(tmp_path):
         ({"age": 3}, "personas.jsonl:2: .*`occupation`"),
         ({"occupation": " "}, "`occupation` is empty"),
         ({"occupation": "cook", "age": -1}, "`age` is -1"),
-        ({"occupation": "cook", "skills_and_expertise_list": "{'a': 1}"}, "`skills_and_expertise_list` is no list"),
+        ({"occupation": "cook", "skills_and_expertise_list": "{'a': 1}"}, "`skills_and_expertise_list` is not a list"),
         ({"occupation": "cook", "language": "xx"}, "personas.jsonl:2"),
     ],
 )

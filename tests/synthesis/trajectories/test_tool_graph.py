@@ -161,7 +161,7 @@ def test_operators_are_checked():
     assert tuple(OPERATORS) == NAMES
     with pytest.raises(ValueError, match=r"operators\[1\] is 'guess'; use one of vote, back_translation"):
         TrajectoriesConfig(operators=("vote", "guess"))
-    with pytest.raises(ValueError, match="operators: 'vote' stands there twice"):
+    with pytest.raises(ValueError, match="operators: 'vote' is listed twice"):
         TrajectoriesConfig(operators=("vote", "vote"))
 
 

@@ -82,7 +82,7 @@ class SyncRoot:
         for one in (path.parent / "_CHECKPOINT_METADATA", *path.rglob("*")):
             # Reading a pipe would never end, and a link may lead anywhere.
             if one.exists() and not (one.resolve().is_relative_to(root) and (one.is_file() or one.is_dir())):
-                raise NotTaken(f"{one} is no file below {ROOT}={self._text}")
+                raise NotTaken(f"{one} is not a file below {ROOT}={self._text}")
         return {"driver": "file", "path": f"{path}/"}
 
 
@@ -187,7 +187,7 @@ class SyncAccess:
         elif given is not None and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.key.encode()):
             return (
                 403,
-                f"another key than that of this server's {KEY_FILE}: see to the trainer's --rollout_sync_key_file",
+                f"another key than that of this server's {KEY_FILE}: check the trainer's --rollout_sync_key_file",
             )
         if syncs and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return 415, "send application/json"

@@ -98,7 +98,7 @@ class PolicyStream:
         self.read_bytes, self._counting = 0, threading.Lock()
         first = item.removeprefix(SCHEME).rstrip("/")
         if not _is_address(first):
-            raise PolicyCheckpointError(f"{self.item!r} is no address of a trainer: give tcp://HOST:PORT")
+            raise PolicyCheckpointError(f"{self.item!r} is not an address of a trainer: give tcp://HOST:PORT")
         found = self._listed(first)
         hosts = found["hosts"]
         if not isinstance(hosts, list) or not 0 < len(hosts) <= _MOST_HOSTS or not all(map(_is_address, hosts)):
@@ -305,7 +305,7 @@ def _check_cover(item: str, leaves: Sequence[Leaf], boxes: Sequence[ListedBox]) 
     by_leaf: dict[str, list[Range]] = {leaf.name: [] for leaf in leaves}
     for box in boxes:
         if box.leaf not in by_leaf:
-            raise PolicyCheckpointError(f"{item}: a box is of {box.leaf[:_SHOWN]!r}, which is no leaf")
+            raise PolicyCheckpointError(f"{item}: a box is of {box.leaf[:_SHOWN]!r}, which is not a leaf")
         by_leaf[box.leaf].append(box.ranges)
     for leaf in leaves:
         ranges, rank = by_leaf[leaf.name], len(leaf.shape)

@@ -66,7 +66,7 @@ class TrainerConnection:
         ours = secrets.token_bytes(_NONCE)
         self._send(MAGIC + ours)
         if self._exactly(len(MAGIC)) != MAGIC:
-            raise NotTheTrainer(f"{address} is no trainer of this version that serves weights")
+            raise NotTheTrainer(f"{address} is not a trainer of this version that serves weights")
         both = ours + self._exactly(_NONCE)
         self._send(proof(key, b"server", both))
         try:
@@ -98,7 +98,7 @@ class TrainerConnection:
         self._received += 1
         answer = json.loads(content)
         if not isinstance(answer, dict):
-            raise Lost("a message is no JSON object")
+            raise Lost("a message is not a JSON object")
         return answer
 
     def fill(self, target: memoryview) -> None:
