@@ -65,8 +65,8 @@ class GRPOConfig(TrainingConfig):
         episode: limits, sampling and reward of an episode.
         solve_rates: train only on environments with a recorded solve rate between these two values, 0 to 1 (lowest,
             highest); measure it with `launch.difficulty`. None: train on all.
-        weight_quantization: format of the layers' matrices in the embedded engine. `int8` halves the bytes that decoding
-            reads. Importance sampling corrects for the difference to the trainer, which is logged (`mismatch_kl`). vLLM
+        weight_quantization: format of the layers' matrices in the embedded engine. `int8` halves the bytes that
+            decoding reads. Importance sampling corrects for the difference to the trainer, which is logged (`mismatch_kl`). vLLM
             servers have their own setting.
         order: order of the environments in each pass: `shuffled`, or `easy_first`, from the highest recorded solve rate
             to the lowest, shuffled among equals.

@@ -130,8 +130,8 @@ class TrainingConfig(Settings):
             small learning rates: at 2e-6 nearly every update is below half of bfloat16's resolution, and `nearest`
             would lose it. The optimizer computes in float32 either way. No effect on float32 weights
             (`model.param_dtype`).
-        optimizer_state_dtype: dtype of the optimizer's moments: `float32`, or `bfloat16` with stochastic rounding, which needs half
-            of the memory. Cannot be changed when a run resumes.
+        optimizer_state_dtype: dtype of the optimizer's moments: `float32`, or `bfloat16` with stochastic rounding,
+            which needs half of the memory. Cannot be changed when a run resumes.
         optimizer_offload: keep the moments of the layers' matrices in the host's memory between steps. This frees
             device memory and copies one layer at a time. Results differ by rounding only.
         on_nonfinite: reaction to a loss or gradient that is not finite. The step changes no weights in either case.
@@ -140,9 +140,9 @@ class TrainingConfig(Settings):
         remat: how much of the forward pass the backward pass recomputes, from `none` (fastest, most memory) to `full`
             (slowest, least memory). `dots` keeps the outputs of matmuls, `heads` the inputs and output of attention,
             `attention` its output, and `offload` the same in the host's memory.
-        matmul_quantization: number format in which the layers' matrices are multiplied, forward and for the gradient of activations:
-            the model's dtype (`none`), `int8` or `fp8`, which are faster on chips that support them. Embedding, head
-            and the gradients of weights keep the model's dtype.
+        matmul_quantization: number format in which the layers' matrices are multiplied, forward and for the gradient of
+            activations: the model's dtype (`none`), `int8` or `fp8`, which are faster on chips that support them.
+            Embedding, head and the gradients of weights keep the model's dtype.
         lora: low-rank adapters. With a rank only the adapters are trained. The base weights are then stored once, in
             `model.param_dtype`, without gradients or moments.
         compiler_options: XLA compiler options, each as NAME=VALUE. They replace the default of the same name for the
