@@ -66,8 +66,8 @@ class GRPOConfig(TrainingConfig):
         solve_rates: train only on environments with a recorded solve rate between these two values, 0 to 1 (lowest,
             highest); measure it with `launch.difficulty`. None: train on all.
         weight_quantization: format of the layers' matrices in the embedded engine. `int8` halves the bytes that
-            decoding reads. Importance sampling corrects for the difference to the trainer, which is logged (`mismatch_kl`). vLLM
-            servers have their own setting.
+            decoding reads. Importance sampling corrects for the difference to the trainer, which is logged
+            (`train/mismatch_kl`). vLLM servers have their own setting.
         order: order of the environments in each pass: `shuffled`, or `easy_first`, from the highest recorded solve rate
             to the lowest, shuffled among equals.
         row_buckets: allowed lengths of packed rows, in tokens. A batch uses the smallest that holds its longest
