@@ -19,7 +19,7 @@ from launch.flags import cli, hub, shared
 if TYPE_CHECKING:
     from synthesis.core.datasets import Folder
 
-_KINDS = "of trajectories; or a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
+_KINDS = "a folder of trajectories, a .jsonl or .parquet file of conversations, or hub:ORG/NAME"
 DATA = flags.DEFINE_string("data", None, f"Dataset: {_KINDS}.", required=True)
 REHEARSAL = flags.DEFINE_string(
     "rehearsal",
@@ -31,9 +31,6 @@ _SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Skip rows of files that cannot
 _ACCEPT = flags.DEFINE_list(
     "accept", [], "Accept rows of files with these defects, separated by commas; docs/sft.md lists them."
 )
-HELD_OUT = shared.held_out(f"dataset {_KINDS}. The loss is logged every eval_every steps.")
-_SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Leave out rows of files that cannot be trained on, and say them.")
-_ACCEPT = flags.DEFINE_list("accept", [], "Defects with which a row is read all the same; of files (docs/sft.md).")
 FOLDER = "data"
 """Folder in the user's cache."""
 
