@@ -236,7 +236,9 @@ def test_own_model_trains_from_random_weights_and_from_a_folder(start_sft, tmp_p
     hf_checkpoint.save_hf(model.init(jax.random.key(3)), model, tmp_path / "hf")
     from_folder = start_sft("from_folder")
     assert from_folder.code == 0, from_folder.errors
-    losses = [[row["loss"] for row in read_metrics(tmp_path / name / "metrics")] for name in ("scratch", "from_folder")]
+    losses = [
+        [row["train/loss"] for row in read_metrics(tmp_path / name / "metrics")] for name in ("scratch", "from_folder")
+    ]
     assert losses[0] == losses[1] and len(losses[0]) >= 1
     refused = start_sft("adapters", "--init_seed=3", "--config.sft.lora.rank=2")
     assert (refused.code, "which adapters leave as they are" in refused.line) == (2, True)

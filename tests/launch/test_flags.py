@@ -221,8 +221,11 @@ def test_bad_settings_end_with_two(tmp_path: Path, arguments: list[str], message
         (["launch.grpo", "--rollout_sync=direct"], "--rollout_sync is for servers: give --rollout_url too"),
         (["launch.grpo", "--rollout_stall_seconds=9"], "--rollout_stall_seconds is for servers"),
         (["launch.sft", "--data=DATASET", "--skip_bad"], "--skip_bad is for files of conversations"),
-        (["launch.astra_rl", "--from=DATASET", "--to=W", "--calls_per_answer=9"], "--calls_per_answer is of an import"),
-        (["launch.astra_rl", "--from=DATASET", "--to=W", "--sandbox_url=http://a"], "--sandbox_url is of an import"),
+        (
+            ["launch.astra_rl", "--from=DATASET", "--to=W", "--calls_per_answer=9"],
+            "--calls_per_answer is for an import",
+        ),
+        (["launch.astra_rl", "--from=DATASET", "--to=W", "--sandbox_url=http://a"], "--sandbox_url is for an import"),
         (["launch.astra_rl", "--from=FILE", "--to=W", "--seed=3"], "--seed is for an export; leave it out"),
         (["launch.astra_sft", "--from=DATASET", "--to=W", "--accept=bad"], "--accept is for an import; leave it out"),
         (["launch.plan", "--config=sft:0.6b", "--topology=v5e:2x2", "--compiles=2"], "--compiles is for --search"),
