@@ -389,7 +389,7 @@ def test_what_lies_under_adapters_in_8_bits_is_planned_as_it_is_laid_down(mesh) 
 
 
 def test_8_bits_that_adapters_cannot_lie_on_are_refused() -> None:
-    with pytest.raises(SettingError, match="weight_quantization is int8, and rank None"):
+    with pytest.raises(SettingError, match="weight_quantization is int8, but rank is None"):
         LoRA(weight_quantization="int8")
     with pytest.raises(InputError, match="lora.weight_quantization is int8; the grouped matmuls of experts"):
         adapters.check(CASES["qwen3, experts"][0], LoRA(rank=3, weight_quantization="int8"))
