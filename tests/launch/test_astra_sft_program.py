@@ -47,7 +47,7 @@ def test_what_cannot_be_done_is_one_line(tmp_path: Path) -> None:
         ((f"--from={tmp_path / 'rows.jsonl'}",), "give --from=FILE and --to=DIR to import"),
         ((f"--from={tmp_path / 'gone'}", f"--to={tmp_path / 'new'}"), "there is no such file or folder"),
         ((f"--from={tmp_path / 'rows.jsonl'}", f"--to={tmp_path}"), "exists already; give a new name"),
-        ((f"--from={tmp_path / 'rows.jsonl'}", f"--to={tmp_path / 'new'}", "--form=trl"), "--form is of an export"),
+        ((f"--from={tmp_path / 'rows.jsonl'}", f"--to={tmp_path / 'new'}", "--form=trl"), "--form is for an export"),
     ):
         assert message in run(*arguments).line
     assert not (tmp_path / "new").exists()

@@ -99,7 +99,7 @@ def roles_flag() -> Iterator[Callable[[str], None]]:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("nowhere.json", "--roles: No such file or directory; give JSON, or the name of a file of it"),
+        ("nowhere.json", "--roles: No such file or directory; give JSON, or the name of a file with JSON"),
         ("{", "--roles: Input data was truncated"),
         ('{"judge": 5}', "--roles: Expected `object | array`, got `int`"),
         ('{"jury": {}}', "--roles: there is no role 'jury'; there are author, agent, emulator, user, judge, embedder"),

@@ -253,7 +253,7 @@ def test_a_stale_file_beside_the_only_one_is_not_read(tmp_path) -> None:
     save_file({"model.norm.weight": np.zeros(16, np.float32)}, tmp_path / "zz.safetensors")
     jax.tree.map(np.testing.assert_array_equal, params, hf_checkpoint.load_hf(tmp_path, SMALL))
     (tmp_path / "model.safetensors").rename(tmp_path / "aa.safetensors")
-    with pytest.raises(WeightsError, match=r"zz.safetensors holds model.norm.weight, which another file there holds"):
+    with pytest.raises(WeightsError, match=r"zz.safetensors holds model.norm.weight, which another file there has"):
         hf_checkpoint.load_hf(tmp_path, SMALL)
 
 

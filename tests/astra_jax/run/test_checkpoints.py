@@ -304,7 +304,7 @@ def test_one_bit_that_flips_is_refused_by_name(tmp_path, caplog, kind):
         flipped[at] ^= 1 << int(at) % 8
         file.write_bytes(flipped)
         with contextlib.closing(Checkpointer(tmp_path)) as checkpointer:
-            with pytest.raises(DamagedError, match="step 2 cannot be read: .* take an older step") as refused:
+            with pytest.raises(DamagedError, match="step 2 cannot be read: .* use an older step") as refused:
                 checkpointer.restore(2, like)
             silent += "is not what was saved" in str(refused.value)
     assert silent >= 6  # what nothing but the digest sees
