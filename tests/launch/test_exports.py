@@ -51,7 +51,7 @@ def test_generate_stops_after_the_turn(tmp_path: Path, family: str, completed: b
     base = made(tmp_path / "base", family, temperature=0.6, top_p=0.9)
     checkpoints = trained(base, tmp_path / "run", family, completed=completed)
     to_hf(checkpoints, tmp_path / "hf")
-    assert ("written for the format that the run trained" in capsys.readouterr().out) == (not completed)
+    assert ("changed to the chat format that the run trained" in capsys.readouterr().out) == (not completed)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     ours = ChatTokenizer.load(base)
