@@ -257,8 +257,10 @@ def _wording(annotation: Any, limits: tuple[Any, ...]) -> str:
         vocabulary = next((limit for limit in limits if isinstance(limit, OneOf)), None)
         if vocabulary is None:
             return "a text"
-        names = [*vocabulary.all(), *(["my_module:my_name"] if vocabulary.own else [])]
-        return names[0] if len(names) == 1 else _listed(vocabulary.all()) + ", or my_module:my_name" * vocabulary.own
+        names = list(vocabulary.all())
+        if not names:
+            return "my_module:my_name"
+        return _listed(names) + ", or my_module:my_name" * vocabulary.own
     if annotation in (int, float):
         bounds = " and ".join(str(limit) for limit in limits if isinstance(limit, Bound))
         return f"{'a whole number' if annotation is int else 'a number'} {bounds}".rstrip()

@@ -206,7 +206,7 @@ async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path
             (url, ['--extra_body={"min_p": NaN}'], "is not JSON (NaN is not JSON)"),
             (url, ["--extra_body={\"seed\": 1}", source, "--suites=environments"], "extra has seed"),
             (url, ["--user_model=m"], "--user_model needs the endpoint --user_url; give it too"),
-            (url, ["--judge_key_file=FILE"], "give --judge_url too"),
+            (url, ["--judge_key_file=FILE"], "needs the endpoint --judge_url; give it too"),
             (url, ["--suites=aime", source], "no suite in --suites=aime needs it; they need aime"),
             (url, [source], "no suite in --suites=bfcl_v3_mt needs it; they need none"),
             (url, ["--suites=environments", f"{source},environments=/"], "names environments twice"),

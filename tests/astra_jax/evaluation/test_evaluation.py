@@ -344,7 +344,7 @@ async def test_a_limit_above_the_context_becomes_what_fits(said) -> None:
 async def test_a_limit_whose_refusal_says_no_numbers_is_named() -> None:
     said = "max_tokens and the messages exceed the context window"
     async with Scripted(lambda body: Say("Yes.") if is_probe(body) else Say(said, status=400)) as served:
-        with pytest.raises(EvaluationError, match="--max_tokens=40 .* give less"):
+        with pytest.raises(EvaluationError, match="--max_tokens=40 .* give a smaller"):
             await agent_of(served, Decoding(temperature=0.0, max_tokens=40)).act()
         agent = agent_of(served)  # which asks for as many as fit
         assert await agent.act() is None and agent.overflowed
