@@ -8,8 +8,7 @@ backward.
 Backends:
     blockwise   online softmax over key blocks in plain JAX, with its own VJP: runs anywhere, the reference
     splash      JAX's TPU kernel. A row's documents must be contiguous, with ascending positions. Needs
-                `has_shared_prefix` if
-                some documents continue others.
+                `has_shared_prefix` if some documents continue others.
     triton      flash attention for GPUs, in Pallas; head_dim a power of two
     auto        splash on TPUs, triton on GPUs that support it, else blockwise
 

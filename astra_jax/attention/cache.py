@@ -50,7 +50,7 @@ class Cache(NamedTuple):
         """Return the cache with positions of `new` written to one row.
 
         The first `count` positions of row `row` of `new` are written to row `index` from `start` on. `start` may be
-        negative; positions outside the cache are skipped. See `put`.
+        negative; positions outside the cache are skipped. See `put` of this module.
         """
         width = min(new.length, self.length)
         # If `new` is longer than the cache, take the positions that start at slot 0 or later.

@@ -8,6 +8,9 @@
 
 `Settings` raises `SettingError` with the field's name for a value that is not allowed. Check rules between fields in
 `__post_init__`, after `super().__post_init__()`.
+
+Only numbers, bool, str, None, Literal, containers, and dataclasses or msgspec structs of these are checked. Declare a
+path as `str`, and check it in `__post_init__`, as `ReachConfig` does. A setting is saved as JSON.
 """
 
 from __future__ import annotations
@@ -94,7 +97,7 @@ Count = Annotated[int, Bound(least=1, most=2**31 - 1)]
 """Positive count that fits in 32 bits, which JAX counts with."""
 CountOrZero = Annotated[int, Bound(least=0, most=2**31 - 1)]
 Total = Annotated[int, Bound(least=1, most=2**53)]
-"""Number of bytes or tokens of a whole run, which a float represents exactly."""
+"""Number of bytes or tokens, which may exceed 32 bits; a float represents it exactly."""
 TotalOrZero = Annotated[int, Bound(least=0, most=2**53)]
 Seconds = Annotated[float, Bound(above=0, most=366 * 86_400)]
 """Duration of up to a year; clocks and event loops add it to the time."""

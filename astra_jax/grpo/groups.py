@@ -93,11 +93,6 @@ class GroupSampler:
         """Scored episodes of `groups`."""
         return [episode for group in self.groups for episode in group.episodes]
 
-    @property
-    def voided(self) -> int:
-        """Number of masked episodes in `groups`."""
-        return sum(len(group.masked) for group in self._groups.values())
-
     def __call__(self) -> Coroutine[Any, Any, Group]:
         """Return an awaitable for the next group; its number is assigned now."""
         index = self.upcoming

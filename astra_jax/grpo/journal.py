@@ -46,6 +46,8 @@ FOLDER = "rollouts"
 """Folder name below a run's workdir."""
 
 _FORMAT = 3
+"""Format of the records. A new field of `Episode` with a default needs no other format, since `pack_episode`
+stores it."""
 _PREFIX, _SUFFIX = "update_", ".journal"
 _HEAD = struct.Struct("<Q32s")
 _BUCKET_SECONDS = 2.0
@@ -87,10 +89,10 @@ class BatchManifest(msgspec.Struct, frozen=True):
 
     Attributes:
         next_index: of the next group to start.
-        entered: (number, oldest version, scored episodes) of each group that entered the buffer, in order.
-        trained: numbers of the batch's groups, some of which may have entered earlier. Empty if `max_groups_per_step`
+        entered: (index, oldest version, scored episodes) of each group that entered the buffer, in order.
+        trained: indices of the batch's groups, some of which may have entered earlier. Empty if `max_groups_per_step`
             were sampled without a batch.
-        ended: numbers of groups that ended without entering.
+        ended: indices of groups that ended without entering.
         filling: the fill report as JSON values.
         lengths: of the run's episodes so far.
     """
@@ -183,7 +185,7 @@ class BatchJournal:
         """Return the groups that entered the buffer for the `batch`, in order; None if an episode is missing.
 
         Args:
-            but: numbers of groups to omit.
+            but: indices of groups to omit.
         """
         assert self.batch is not None, "ask for it first"
         entered = [(index, update, count) for index, update, count in self.batch.entered if index not in but]

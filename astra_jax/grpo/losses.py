@@ -174,7 +174,11 @@ class ObjectiveSums:
 
 
 class Objective(Protocol):
-    """A function to minimise, as a sum over tokens; see `grpo_objective`."""
+    """A function to minimise, as a sum over tokens; see `grpo_objective`.
+
+    It is called with chunks of tokens, so each token's part may depend on that token's terms only. Values of whole
+    episodes or groups come in `PolicyTerms`.
+    """
 
     def __call__(
         self, terms: PolicyTerms, config: ObjectiveConfig, max_off_policy_steps: int = 0
@@ -209,8 +213,8 @@ def grpo_objective(
     reference = old if config.ratio_reference == "trainer" else terms.sampler_logps
     log_ratio = jnp.where(on, terms.logps - reference, 0.0)
     if config.ratio == "sequence":
-        # The value is the episode's and the gradient each token's: with `episode` normalisation that is GSPO's
-        # gradient.
+        # The value is the episode's and the gradient each token's: with `loss_agg_mode="episode"` that is
+        # GSPO's gradient.
         own = jax.lax.stop_gradient(log_ratio)
         log_ratio = jnp.where(on, terms.episode_log_ratio, 0.0) + log_ratio - own
     ratio = jnp.exp(log_ratio)
@@ -285,7 +289,8 @@ def group_advantages(rewards: Sequence[float], *, scale_by_std: bool = True) -> 
 def batch_advantages(
     rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], config: ObjectiveConfig
 ) -> tuple[list[float], float]:
-    """Return the weight of each episode's tokens, and the divisor of the objective's sum.
+    """Return the advantage of each episode's tokens, times its weight in `config.loss_agg_mode`, and the divisor of the
+    objective's sum.
 
     Args:
         rewards: by group and episode; every group has a deviation.

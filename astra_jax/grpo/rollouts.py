@@ -164,7 +164,7 @@ class Rollouts:
         if self._buffer.update != update:  # the state is of version 0.1, or has a batch that was not taken
             self._begin(update)
         if self._scheduler is None:
-            self._batch = await self._recorded_batch()
+            self._batch = await self._journaled_batch()
         if self._batch is None:
             self._scheduler = self._scheduler or self._start_scheduler()
             self._scheduler.sample_until(self._last_update)
@@ -249,7 +249,7 @@ class Rollouts:
             self._journal.discard({*self._ended})
         self._entered, self._ended = [], []
 
-    async def _recorded_batch(self) -> GroupBatch | None:
+    async def _journaled_batch(self) -> GroupBatch | None:
         """Return the batch that an earlier process trained this update on with the same weights. None if there was
         none, it was given up, or an episode is missing. Groups of a batch that was given up are not sampled again."""
         if self._journal is None or (record := self._journal.batch) is None:

@@ -47,7 +47,8 @@ class RolloutSource:
 
     Args:
         policy: samples, on the first host. The others' takes part in publishing weights.
-        batches: where the first host's batches come from.
+        batches: source of the first host's batches. A further kind has the methods of `Replay`, and is chosen in
+            `open_source`.
         evaluation: on held-out environments, on the first host.
         is_evaluated: whether there are held-out environments; the same on every host.
 

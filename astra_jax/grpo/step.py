@@ -247,7 +247,9 @@ def loss_sums(
     mesh: AnyMesh | None = None,
 ) -> tuple[Array, Sums]:
     """Return one micro-batch's sum of the objective. It is its part of eq. 32 when divided by the
-    total of `build_micro_batches`."""
+    total of `build_micro_batches`. A further loss term is a sum too, with `terms.weights` (see
+    `ObjectiveConfig.has_token_weights`), since the same total divides it.
+    """
     params = adapters.attach_lora(params, base, config.lora)
     x_btd, router = _hidden(params, batch, model, config, mesh)
 
@@ -265,8 +267,8 @@ def loss_sums(
         x_btd,
         model.head_weights(params),
         in_mesh_order(shift(batch.tokens_bt), mesh),
-        terms,
-        terms.mask,
+        terms=terms,
+        counted_bt=terms.mask,
         temperature=config.episode.temperature,
         mesh=mesh,
         has_entropy_gradient=bool(config.objective.entropy_coef),

@@ -203,7 +203,7 @@ class Decoder(Sizes, abc.ABC):
         if tokens > self.max_positions:
             raise InputError(
                 f"{field} is {tokens}, the model's max_positions is {self.max_positions}; make it shorter, or stretch "
-                f"the model with YaRN (rope_scaling in config.json, or {type(self).__name__}.stretched)"
+                f"the model with YaRN (rope_scaling in config.json, or {type(self).__name__}.with_context_length)"
             )
 
     def check_matmul(self, matmul: str, field: str) -> None:
@@ -374,7 +374,8 @@ class Decoder(Sizes, abc.ABC):
             platform: platform that the program is compiled for; None is that of JAX's default device.
 
         Returns:
-            (hidden states after the final norm [B, T, D], keys and values of the T new tokens, for `Cache.put`).
+            (hidden states after the final norm [B, T, D], keys and values of the T new tokens, for
+            `attention.cache.put`).
         """
 
         # Stacked layers may be spread over a mesh, where XLA cannot split a kernel.

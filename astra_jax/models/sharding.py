@@ -1,6 +1,7 @@
 """Sharding of parameters on a mesh.
 
-A parameter's name spells its axes (`q_dnh` is [D, N, H]), so one dataclass has the rules, by letter.
+A parameter's name spells its axes (`q_dnh` is [D, N, H]), so one dataclass has the rules, by letter. The collectives
+of `head.py`, `attention` and `layers/` assume these defaults, and name the axes of `mesh.AXES` themselves.
 """
 
 from __future__ import annotations
@@ -28,6 +29,17 @@ class Rules:
     experts over their own axis. An adapter's rank and single tokens are replicated.
 
     A mesh axis shards a parameter once: if experts use `expert`, the width uses the other axes.
+
+    Attributes:
+        d: model width.
+        n: query heads.
+        k: key and value heads.
+        h: width of a head.
+        f: feed-forward width.
+        v: vocabulary.
+        e: experts.
+        r: rank of an adapter.
+        i: rows of single tokens, in place of `v`.
     """
 
     d: Axis = WIDTH

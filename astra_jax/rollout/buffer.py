@@ -99,8 +99,8 @@ class FillCounts(msgspec.Struct):
 
 
 class Lengths(msgspec.Struct):
-    """Episode and token counts since the run started: trained episodes, and all ended ones, with partial ones of
-    cancelled groups."""
+    """Episode and token counts since the run started: trained episodes, and all ended ones. These include
+    partial ones of groups that became too old, but not those of groups cancelled at the deadline."""
 
     trained: int = 0
     trained_tokens: int = 0
@@ -197,7 +197,7 @@ class GroupBuffer:
                 self.counts.equal += 1
         return valid
 
-    def give_up(self, episodes: int, tokens: int) -> None:
+    def count_cancelled(self, episodes: int, tokens: int) -> None:
         """Count a group that will not finish, and the tokens it sampled."""
         self.counts.cancelled += 1
         self.lengths.drawn += episodes

@@ -166,8 +166,8 @@ def offered_tools(environment: ToolEnvironment, config: EpisodeConfig, *, seed: 
     rng = rng_for(seed, "task", environment.id)
     offered = list(environment.tools)
     for band in sorted(environment.distractors):
-        sandbox = environment.distractors[band]
-        offered += rng.sample(sandbox, min(config.distractors_per_band, len(sandbox)))
+        band_tools = environment.distractors[band]
+        offered += rng.sample(band_tools, min(config.distractors_per_band, len(band_tools)))
     rng.shuffle(offered)
     return _by_name(environment, offered)
 

@@ -6,8 +6,8 @@ Unblocked by: `sample_until`, when there are new weights, and `begin`, when a ba
 
 With weights of version v and k = `max_off_policy_steps`, a group that starts now can be used by updates v to v + k. So
 waiting groups and expected valid groups among the running ones never exceed what those updates take. A group that
-becomes too old is dropped and counted. The oldest waiting groups train first, so that long ones are not overtaken
-forever.
+becomes too old is dropped and counted. So that long groups are not overtaken forever, the oldest waiting groups train
+first (`GroupBuffer.take`), and episodes of the oldest running groups start first (`GroupSampler`).
 
 Strictly online, k is 0: sampling stops when a batch is full, and starts again with the next weights. Groups then enter
 the buffer in the order of their start (`in_order`), so that a batch depends on the seed alone.
@@ -195,7 +195,7 @@ class GroupScheduler:
         try:
             group = task.result()
         except StaleGroup as dropped:
-            self._buffer.give_up(dropped.episodes, dropped.tokens)
+            self._buffer.count_cancelled(dropped.episodes, dropped.tokens)
         else:
             self._on_group(group, self._buffer.add(group))
         return True

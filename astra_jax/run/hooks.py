@@ -3,6 +3,8 @@
 Write a class, and name it with `--hooks=my_module:MyHook` (or pass an instance to `train`):
 
     class StopWhenSolved(Hook):
+        hosts = "all"  # every host must stop at the same step
+
         def after_update(self, run, state, batch, row):
             if row.get("rollout/reward", 0.0) > 0.95:
                 run.stop()
@@ -39,7 +41,7 @@ class Run(Protocol):
         folder: the workdir.
         steps: number of steps of the whole run.
         history: the rows of metrics that this process logged.
-        stopped: why the loop is to end; None while it runs.
+        stopped: why the loop ends before all steps are done; None while it runs, and after a finished run.
         writer: writes metrics; None on other hosts than the first.
     """
 
@@ -55,7 +57,11 @@ class Run(Protocol):
     def stopped(self) -> str | None: ...
 
     def stop(self) -> None:
-        """End the loop after this step, with a checkpoint. On several hosts each must call it at the same step."""
+        """End the loop after this step, with a checkpoint. On several hosts each must call it at the same step.
+
+        The run counts as `preempted`: the same command resumes it, and on several hosts its exit code (75) asks for
+        that.
+        """
 
 
 class Hook:
@@ -92,10 +98,16 @@ class Hook:
         """Called before a checkpoint is written."""
 
     def after_save(self, run: Run, state: TrainState, previous: int) -> None:
-        """Called when a checkpoint is being written and the one before, of step `previous`, is complete."""
+        """Called when a checkpoint is being written and the one before, of step `previous`, is complete.
+
+        Not called for a run's first checkpoint. The last one is complete after `run.checkpointer.wait()` in `on_stop`.
+        """
 
     def on_stop(self, run: Run, state: TrainState) -> None:
-        """Called once when the loop is over without an error; `run.stopped` is the reason."""
+        """Called once when the loop is over without an error.
+
+        `run.stopped` is the reason, None if all steps are done.
+        """
 
 
 class HookError(UserError):

@@ -104,7 +104,7 @@ class RunContext:
 
     Attributes:
         history: the rows of metrics that this process logged.
-        stopped: why the loop is to end; None while it runs.
+        stopped: why the loop ends before all steps are done; None while it runs, and after a finished run.
         saved: step of the newest checkpoint, if there is one.
         finite: counts of skipped steps, of earlier starts too.
         writer: writes metrics; None on other hosts than the first.
@@ -286,7 +286,11 @@ class RunContext:
         return self.stopped is not None or state.step >= self.steps
 
     def stop(self) -> None:
-        """End the loop after this step, with a checkpoint. On several hosts each must call it at the same step."""
+        """End the loop after this step, with a checkpoint. On several hosts each must call it at the same step.
+
+        The run counts as `preempted`: the same command resumes it, and on several hosts its exit code (75) asks for
+        that.
+        """
         self.stopped = self.stopped or "preempted"
 
     @contextlib.contextmanager
@@ -424,7 +428,7 @@ class RunContext:
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def is_save_due(self, step: int) -> bool:
-        """Return whether to save after this step."""
+        """Return whether to save after this step; the same on every host, and at each call for a step."""
         return step % self.config.checkpoint_every == 0 or step == self.steps or self.stopped is not None
 
     def save_if_due(self, state: TrainState) -> None:

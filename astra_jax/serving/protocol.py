@@ -80,7 +80,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both endpoints.
+    """Fields of all endpoints.
 
     Attributes:
         ignored: names of the given fields that cannot change the answer; set by `parse`.

@@ -48,7 +48,7 @@ class Choice:
 
 
 class Response(Generic[Request]):
-    """Base of both endpoints' answers."""
+    """Base of all endpoints' answers."""
 
     prefix: str
     kind: str

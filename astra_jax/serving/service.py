@@ -8,8 +8,19 @@
 - GET /metrics: Prometheus' text format
 
 With a token, all paths but `/health` need `Authorization: Bearer TOKEN`. A refused request is answered at once:
-400, 401, 404 (another model), 413, 429 with Retry-After, 503. An error is `{"error": {"message", "type", "param",
-"code"}}`. A failure of the server on one request is answered with 500 and counted, and affects no other request.
+
+- 400: a field that the server refuses
+- 401: no token or a wrong one
+- 403: a page of another site, or a foreign host
+- 404: another model, or an unknown path
+- 408: a slow body
+- 413: a body that is too large
+- 415: a body that is not JSON
+- 429 with Retry-After: too many requests wait
+- 503: the server warms up or stops, or the policy has failed
+
+An error is `{"error": {"message", "type", "param", "code"}}`. A failure of the server on one request is answered with
+500 and counted, and affects no other request.
 
 Slow work on a body runs in threads beside the event loop. Long bodies wait for each other; short ones do not wait for
 long ones.

@@ -40,8 +40,8 @@ class DataConfig(Settings):
     Attributes:
         seq_len: tokens in a row. All rows have this length, so that nothing is compiled twice.
         keep_reasoning: keep the reasoning of every turn (see `ChatFormat.render`). Ours: True, because a rollout only
-            appends, so the policy will see its earlier reasoning. With `rounds=apart`, reasoning before the last user
-            message follows the chat template, since rollouts have no such turns.
+            appends, so the policy will see its earlier reasoning. With `split_at_user_turns`, reasoning before the last
+            user message follows the chat template, since rollouts have no such turns.
         split_at_user_turns: make an example for each user message of a conversation: the conversation up to the next
             one, trained on the turns since that message. It matches what the chat template shows when the model is
             served, with earlier reasoning removed where the template does so. Assistant turns before the first user
@@ -93,10 +93,10 @@ class DataStats:
         lengths: tokens of each kept example, in the dataset's order; the maximum with `tools="some"`. An example is a
             conversation, or one round of its user (`DataConfig.split_at_user_turns`).
         trainable: number of those tokens that are trained on, with any weight.
-        dropped: conversations excluded, by reason. `too_long`; `no_assistant_turn`; `untrained`: every assistant turn
+        dropped: examples excluded, by reason. `too_long`; `no_assistant_turn`; `untrained`: every assistant turn
             has weight 0; `not_in_format`: the chat format cannot express it; `tools_change`: conversations are not
             split, and a tool is added in a later round.
-        cut: conversations that were shortened.
+        cut: number of examples that were shortened.
         dropped_at: indices of the dropped ones among all, ascending.
         first_dropped: for each reason the first example's id and its exact problem.
     """
@@ -127,7 +127,7 @@ class DataStats:
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenised conversation; has no tokens if it is dropped.
+    """A tokenised example; has no tokens if it is dropped.
 
     Attributes:
         tokens: int32 ids.
@@ -181,7 +181,10 @@ def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
 
 
 def trained_roles(messages: Sequence[Message]) -> list[str]:
-    """Return the role of each message; `context` for an assistant turn with weight 0."""
+    """Return the role of each message; `context` for an assistant turn with weight 0.
+
+    Marks of files (`weight`, `train`, `masked`) become weights in `synthesis/astra_format/keys.py`.
+    """
     return [one.role if one.role != "assistant" or one.weight else "context" for one in messages]
 
 
@@ -310,7 +313,7 @@ class BatchIterator(Iterator[PackedBatch]):
     Args:
         path: a dataset of `Trajectory` records.
         batch_size: rows in a batch, over all hosts.
-        rehearsal: another dataset, mixed in with the share `config.rehearsed` of the examples.
+        rehearsal: another dataset, mixed in with the share `config.self_generated_ratio` of the examples.
 
     Raises:
         DatasetError: a dataset is missing, of another kind, or empty.

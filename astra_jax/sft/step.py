@@ -57,7 +57,9 @@ def loss_sums(
     tokens_bt, positions_bt, segment_ids_bt, targets_bt, mask_bt = in_mesh_order(places, mesh)
     how: dict[str, Any] = {"remat": remat, "matmul": matmul, "mesh": mesh}
     x_btd, router = model.forward(params, tokens_bt, positions_bt, segment_ids_bt, **how)
-    loss, count = summed_loss(_objective, x_btd, model.head_weights(params), targets_bt, mask_bt, mask_bt, mesh=mesh)
+    loss, count = summed_loss(
+        _objective, x_btd, model.head_weights(params), targets_bt, terms=mask_bt, counted_bt=mask_bt, mesh=mesh
+    )
     return loss, (count, router)
 
 
@@ -133,7 +135,8 @@ def train_step(
     Args:
         config: callers pass the `SFTConfig`.
         base: see `loss_sums`; not donated.
-        bucket_ids_a: int32, index into `config.row_lengths` for each micro-batch; None if there is only one length.
+        bucket_ids_a: int32, for each micro-batch an index into the ascending row lengths
+            (`SFTConfig.row_lengths`); None if there is only one length.
 
     Returns:
         (params, optimizer state, metrics on the device). If `train/grad_norm` is not finite, nothing changes.

@@ -1,11 +1,11 @@
-"""Supervised fine-tuning on agent trajectories (paper §2.1), trained on the assistant's tokens only.
+"""Supervised fine-tuning on agent trajectories (paper §2.1), trained on the assistant's tokens only, by their weights.
 
 One step:
   1. Take a batch of packed rows (`data.py`): several conversations a row, with segment ids. Padding that all
      rows of a micro-batch end with is cut off, as far as `row_buckets` allow.
-  2. Sum the negative logprobs of all assistant tokens (thinking, calls and answers; never tool output, user or
-     system) and their gradients over micro-batches (`step.py`).
-  3. Divide once by the number of assistant tokens in the batch, clip, take an optimizer step.
+  2. Sum the negative logprobs of the trained tokens, times their weights, and the gradients over micro-batches
+     (`step.py`). Trained tokens are the assistant's thinking, calls and answers, never tool output, user or system.
+  3. Divide once by the sum of the weights, clip, take an optimizer step.
   4. Log; every `checkpoint_every` steps save weights, optimizer state and the position in the data.
 
 A resumed run equals an uninterrupted one bit for bit. On several hosts each runs this program: they make the same

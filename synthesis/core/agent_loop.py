@@ -13,7 +13,9 @@ from typing import Literal, Protocol
 from synthesis.core.chat_format import Call
 
 Finish = Literal["answered", "turn_limit", "token_limit", "voided"]
-"""Why a loop ended: the model made no call; it made its last turn; it had no tokens left; infrastructure failed."""
+"""Why a loop ended: the model made no call; it made its last turn; it had no tokens left; infrastructure failed.
+
+A new reason also needs a name in `servers/verifiers_tasks.py` and a metric in `episode_stats`."""
 
 Execute = Callable[[int, Sequence[Call]], Awaitable[Sequence[str] | None]]
 """Carries out the calls of a turn (counted from 0); an output for each, or None when infrastructure failed."""

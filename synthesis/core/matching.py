@@ -83,7 +83,7 @@ def match(output: Any, answer: Answer, language: str = "en") -> str | None:
     Args:
         output: a JSON value, or the `NormalizedOutput` of one to search for several answers.
         language: ISO 639-1 code of the language of the output's texts and of the answer; a `NormalizedOutput` has its
-            own. In a language that is not in `locales.READ` texts are read as in English.
+            own. In a language that is not in `language_words.READ` texts are read as in English.
     """
     reading = output if isinstance(output, NormalizedOutput) else NormalizedOutput(output, language)
     value = answer.value

@@ -5,7 +5,7 @@ prefills only new tokens. If a prompt shares a prefix with another slot (as in a
 instead of computed.
 
 The loop is an asyncio task. It admits requests, runs one device step in a thread, and delivers tokens; sandbox calls
-run meanwhile. `worker.py` implements the step.
+run meanwhile. `worker.py` implements the step, and `sampling.py` samples the tokens.
 
 A request cannot end the loop. Arguments are checked in the caller's task (`stream`). If a device step fails, its
 sequences are prefilled again and stepped one by one. Only a request that fails alone is aborted. If the engine can no
@@ -149,7 +149,8 @@ class Engine:
         when first needed, while requests wait.
 
         Args:
-            options: also compile the programs for requests with more sampling options; see `Worker.warm_up`.
+            options: also compile the programs for requests with more than a temperature and a nucleus
+                (`Sampling.needs_logits_processing`); see `Worker.warm_up`.
 
         Returns:
             The number of programs.

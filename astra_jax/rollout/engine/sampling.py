@@ -69,7 +69,7 @@ def _drawn(logits_rv: Array, seeds_r: Array, positions_r: Array, greedy_r: Array
 
 @struct.dataclass
 class LogitsProcessing:
-    """Options that change a distribution besides temperature and nucleus; see `policy.Sampling`. All [R] but `ids_rt`.
+    """Options that change a distribution besides temperature and nucleus; see `sampler.Sampling`. All [R] but `ids_rt`.
 
     `drawn_r` is the index in `ids_rt` at which each completion starts.
 
@@ -136,7 +136,7 @@ def draw_shaped(
     """Sample like `draw`, after applying penalties, mask, temperature, min_p, top_k and nucleus.
 
     Args:
-        allowed_rw: int32, one bit for each allowed token (`policy.Constraint`); None allows all.
+        allowed_rw: int32, one bit for each allowed token (`sampler.Constraint`); None allows all.
         alternatives: number of likeliest tokens to return for each sampled one; 0 for none.
 
     Returns:

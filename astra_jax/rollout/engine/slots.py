@@ -34,7 +34,8 @@ class EngineConfig(Settings):
             for each output (`int8`), with which each step reads half as many bytes. Sampled tokens and logprobs then
             follow the rounded weights.
         min_window: attention reads the first 1, 1.5, 2, 3, 4, ... times this many cache positions, the least that holds
-            the longest row. Each window is compiled once. None: 128 on CPUs, else 1,024.
+            the longest row. Each window is compiled once. None: 128 on CPUs, else 1,024. This is not
+            sliding-window attention: every position up to the length is read.
     """
 
     slots: Slots = 64

@@ -29,6 +29,8 @@ from astra_jax.rollout.vllm.server import FAILURES, NotServing, PolicyError, Rol
 from synthesis.core.stages import rng_for
 
 Way = Literal["plugin", "direct", "reload"]
+"""Method by which servers get new weights. Also listed in `--rollout_sync` (`launch/grpo.py`), which makes the
+publisher too. Rules for each method are in `config.py` and `addresses.py`."""
 
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = 0.5
