@@ -293,7 +293,7 @@ _FROM = """
   and S that serve an update takes rollouts/S + updates/T, and the bill is least at S/T = √(rollouts/updates).
   With `async_rollouts=true` both work at once, and neither waits at S/T = rollouts/updates.
 - **Not counted**: places of rows that nothing fills; the longest episodes of a batch, for which a fleet waits;
-  what tensor parallelism sends while it draws; syncs; starts, preemptions and repeated steps (divide by the goodput);
+  what tensor parallelism sends while it samples; syncs; starts, preemptions and repeated steps (divide by the goodput);
   that a slice has no part of a chip.
 
 ## What bounds it

@@ -11,7 +11,6 @@ from astra_jax.base.settings import Bound, Count, CountOrZero, OneOf, SettingErr
 from astra_jax.models.lora import LoRA
 from astra_jax.models.matmuls import MATMUL_QUANTIZATIONS
 from astra_jax.models.remat import REMATS
-from synthesis.core.compat import FORMER_SETTINGS
 
 TRACKERS = ("wandb", "mlflow", "trackio")
 """See `astra_jax.run.trackers`."""
@@ -23,42 +22,6 @@ Decay = Annotated[float, Bound(least=0, below=1)]
 """Decay rate of a running mean."""
 ROW_BUCKET = "a length in row_buckets"
 """Setting that defines a row's length, for messages."""
-
-_FORMER_NAMES = {
-    "data.rows": "batch_size",
-    "accumulation": "micro_batch_size",
-    "updates": "steps",
-    "groups_per_batch": "batch_size",
-    "micro_batch_rows": "micro_batch_size",
-    "max_groups_per_update": "max_groups_per_step",
-    "delta": "min_reward_std",
-    "objective.normalisation": "objective.loss_agg_mode",
-    "objective.proximal": "objective.ratio_reference",
-    "max_faults": "max_failed_restarts",
-    "objective.advantage": "objective.scale_by_std",
-    "surplus_max_age": "max_off_policy_steps",
-    "async_steps": "max_off_policy_steps",
-    "stored": "weight_quantization",
-    "matmul": "matmul_quantization",
-    "moments": "optimizer_state_dtype",
-    "optimizer_memory": "optimizer_offload",
-    "data.rehearsed": "data.self_generated_ratio",
-    "data.rounds": "data.split_at_user_turns",
-    "servers": "tools",
-    "registries": "tools",
-    **FORMER_SETTINGS,
-}
-
-
-def todays_name(setting: str) -> str:
-    """Return the current dotted name of a setting, whose given name may be a former one."""
-    for former, name in _FORMER_NAMES.items():
-        if setting == former or setting.endswith(f".{former}"):
-            return setting.removesuffix(former) + name
-        if former.endswith(f".{setting}"):  # a keyword in a configuration file
-            return name.rpartition(".")[2]
-    return setting
-
 
 _T = TypeVar("_T")
 _HOST_ONLY = object()

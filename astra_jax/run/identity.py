@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from astra_jax.base.files import location, write_text
+from astra_jax.base.former_settings import todays_name
 from astra_jax.models.lora import FULL
 from astra_jax.models.model import Model
-from astra_jax.run.config import TrainingConfig, resumable_fields, todays_name
+from astra_jax.run.config import TrainingConfig, resumable_fields
 from synthesis.core.datasets import Folder
 from synthesis.core.workdir import WorkdirError
 

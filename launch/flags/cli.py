@@ -25,10 +25,10 @@ from absl import app, flags, logging
 
 import astra_jax
 from astra_jax.base.errors import InputError, UserError
+from astra_jax.base.former_settings import todays_name
 from astra_jax.base.settings import SettingError, declared, wording
 from astra_jax.base.terminal import say
 from astra_jax.cpu.environment import cpu_environment
-from astra_jax.run.config import todays_name
 from launch.flags import endings, settings_list, shared
 
 if TYPE_CHECKING:

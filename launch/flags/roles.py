@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from absl import flags
 
+from astra_jax.base.former_settings import todays_name
 from astra_jax.base.settings import SettingError
-from astra_jax.run.config import todays_name
 from launch.flags import cli
 
 if TYPE_CHECKING:  # --help does not wait for them

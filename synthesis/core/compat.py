@@ -14,19 +14,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
+from astra_jax.base.former_settings import FORMER_SYNTHESIS_SETTINGS
 from astra_jax.base.typed import convert_to, json_decoder
 
 T = TypeVar("T")
 _Names = Mapping[str, Mapping[str, str]]
 
-FORMER_SETTINGS: Mapping[str, str] = {
-    "surplus": "oversample_ratio",
-    "conducts": "behaviours",
-    "licence": "license",
-    "answer_form": "structured_output",
-    "outage_seconds": "max_unavailable_seconds",
-}
-"""Former name of a setting of synthesis, or of its endpoints → today's."""
 FORMER_KEYS: _Names = {
     "Provenance": {"licence": "license"},
     "ToolServer": {"licence": "license"},
@@ -66,14 +59,14 @@ def todays_reason(reason: str) -> str:
 
 def former_setting(setting: str) -> str:
     """Return the first name of a setting, which fingerprints have."""
-    return next((former for former, today in FORMER_SETTINGS.items() if today == setting), setting)
+    return next((former for former, today in FORMER_SYNTHESIS_SETTINGS.items() if today == setting), setting)
 
 
 def todays_card(card: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dataset's card with today's names of settings, reasons of rejections and statistics."""
     found = dict(card)
     if isinstance(config := card.get("config"), dict):
-        found["config"] = {FORMER_SETTINGS.get(name, name): value for name, value in config.items()}
+        found["config"] = {FORMER_SYNTHESIS_SETTINGS.get(name, name): value for name, value in config.items()}
     if isinstance(rejected := card.get("rejected"), dict):
         found["rejected"] = {
             stage: {todays_reason(reason): count for reason, count in reasons.items()}

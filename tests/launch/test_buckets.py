@@ -114,7 +114,7 @@ def test_of_s3_too(s3, monkeypatch) -> None:
 @pytest.mark.parametrize(("place", "package", "extra"), [("gs://b/r", "gcsfs", "gcs"), ("s3://b/r", "s3fs", "s3")])
 def test_without_its_client_it_is_asked_for(monkeypatch, place: str, package: str, extra: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=rf"{place} wants {package}, .* pip install 'astra-jax\[{extra}\]'"):
+    with pytest.raises(ValueError, match=rf"{place} needs {package}, .* pip install 'astra-jax\[{extra}\]'"):
         location(place, s3=True)
 
 

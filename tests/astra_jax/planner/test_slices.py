@@ -54,7 +54,11 @@ def tpus(*slices: int) -> list[SimpleNamespace]:
         ({"fsdp": 16}, (8, 8), "2 slices, and no axis but 'data' may cross from one to another; 'data' is 1"),
         ({"data": 2, "fsdp": 8}, (4, 4, 4, 4), "'data' is 2, make it a multiple of 4"),
         ({"data": 3, "fsdp": 4}, (6, 6), "'data' is 3, make it a multiple of 2"),
-        ({"data": 2, "fsdp": 6}, (8, 4), "must have the same number of devices, but slice 0 has 8, slice 1 has 4 devices"),
+        (
+            {"data": 2, "fsdp": 6},
+            (8, 4),
+            "must have the same number of devices, but slice 0 has 8, slice 1 has 4 devices",
+        ),
         ({"data": 2, "fsdp": 4}, (8, 8), "needs 8 devices, there are 16"),
     ],
 )

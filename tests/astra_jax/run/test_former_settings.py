@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from astra_jax.base.former_settings import FORMER_SETTINGS, todays_name
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.losses import ObjectiveConfig
 from astra_jax.models.lora import LoRA
 from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.run import frozen
-from astra_jax.run.config import _FORMER_NAMES, todays_name
 from astra_jax.run.identity import check_same_run, differences, run_identity, settings_of
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
@@ -42,7 +42,10 @@ def test_a_former_setting_is_refused_with_todays_name(former: str, today: str) -
 
 
 def test_a_keyword_of_a_configuration_file_has_todays_name() -> None:
-    assert {todays_name(name.rpartition(".")[2]) for name in _FORMER_NAMES} >= {"split_at_user_turns", "scale_by_std"}
+    assert {todays_name(name.rpartition(".")[2]) for name in FORMER_SETTINGS} >= {
+        "split_at_user_turns",
+        "scale_by_std",
+    }
     assert todays_name("steps") == "steps" and todays_name("grpo.group_size") == "grpo.group_size"
 
 

@@ -63,7 +63,7 @@ for _ in range(40):
 @pytest.mark.parametrize(
     ("schema", "param", "why"),
     [
-        ({"type": "string"}, "p", "no schema of type object"),
+        ({"type": "string"}, "p", "not a schema of type object"),
         ({**obj(), "additionalProperties": True}, "p.additionalProperties", "must be false"),
         ({"type": "object", "properties": {}}, "p.additionalProperties", "must be false"),
         ({**obj(a={"type": "string"}), "required": []}, "p.required", "must name all properties"),

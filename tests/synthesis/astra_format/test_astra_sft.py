@@ -320,7 +320,7 @@ def test_defects_of_tools():
         ({"query_info": "{}"}, "it is of no known form; its keys are query_info; known are messages"),
         ({"trajectory": "[{]"}, "column trajectory"),
         ({"trajectory": [{"role": "wizard", "content": ""}]}, "message 0: .*wizard"),
-        ({"trajectory": [USER, {"role": "assistant", "content": [{"image": "x"}]}]}, "no text"),
+        ({"trajectory": [USER, {"role": "assistant", "content": [{"image": "x"}]}]}, "not text, such as an image"),
         ({"trajectory": [USER], "mcp_info": '{"base_info": 3}'}, "column mcp_info"),
         ([1], "no record"),
     ],

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from astra_jax.base.former_settings import FORMER_SYNTHESIS_SETTINGS
 from synthesis.core.compat import (
     FORMER_KEYS,
     FORMER_REASONS,
-    FORMER_SETTINGS,
     decode_stored,
     encode_for_fingerprint,
     todays_card,
@@ -92,7 +92,7 @@ def test_names_of_today_are_there() -> None:
         assert fields >= set(FORMER_KEYS[name].values()) and not fields & FORMER_KEYS[name].keys()
     configs = (TrajectoriesConfig, EnvironmentsConfig, OpenAITeacherConfig)
     settings = {name for config in configs for name in config.__dataclass_fields__}
-    assert settings >= set(FORMER_SETTINGS.values()) and not settings & FORMER_SETTINGS.keys()
+    assert settings >= set(FORMER_SYNTHESIS_SETTINGS.values()) and not settings & FORMER_SYNTHESIS_SETTINGS.keys()
     code = "\n".join(
         path.read_text(encoding="utf-8")
         for path in Path(__file__).parents[3].glob("synthesis/*/*.py")
