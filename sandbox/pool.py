@@ -1,9 +1,12 @@
-"""Pool of sandboxed environments for asyncio callers: the interface that the rest of the system uses.
+"""Pool of sandboxed environments for asyncio callers: the pool of this process.
+
+Callers use the interface `Sandbox` (`sandbox/interface.py`), which remote pools have too.
 
     async with SandboxPool(SandboxConfig()) as pool:
         result = await pool.call(code, "capital_of_country", {"country": "France"})
 
-Each distinct module has its own slot, keyed by its source. The least recently used idle slot is evicted. Each call runs
+An environment here is one module with its slot, keyed by its source. It is not a `ToolEnvironment`, which has one for
+each tool, or one for its world. The least recently used idle slot is evicted. Each call runs
 in a fresh process of its slot, so the next call sees nothing of it.
 """
 
@@ -98,7 +101,10 @@ class SandboxConfig(Settings):
 
     @property
     def calls_per_environment(self) -> int:
-        """Calls of one environment that run at once. Each is one process, of at most `limits.memory_bytes`."""
+        """Calls of one environment that run at once. Each is one process, of at most `limits.memory_bytes`.
+
+        A call's own `limits` are not counted.
+        """
         memory = self.environment_memory_bytes or self.share.memory_bytes // 2
         return min(self.calls_at_once, max(1, memory // self.limits.memory_bytes))
 
@@ -220,7 +226,8 @@ class SandboxPool:
             seed: seed of all randomness that the code can see. The same call with the same seed returns the same bytes.
             now: time of the call, Unix seconds; None for `sandbox.determinism.EPOCH`.
             history: calls to repeat first; `sandbox.SandboxEpisode` keeps it.
-            limits: limits of this call in place of the pool's, except the one on standard output.
+            limits: limits of this call in place of the pool's, except the one on standard output. Only this pool takes
+                it; `Sandbox`, remote pools and fleets do not.
 
         Returns:
             Result of the call. An infrastructure outcome has already been retried once.
@@ -249,7 +256,8 @@ class SandboxPool:
             if result.is_infrastructure and self._plan is not None:
                 self.stats.retried += 1
                 result = await self._attempt(code, request, limits, more)
-        if result.kind is Outcome.KILLED and result.ended_by == MEMORY:  # twice: or a tool could get masked by this
+        if result.kind is Outcome.KILLED and result.ended_by == MEMORY:
+            # Killed for memory in both tries: the tool's own failure. Otherwise a tool could mask its episode this way.
             result = replace(result, kind=Outcome.CRASH)
         if result.is_infrastructure:
             self.stats.infrastructure += 1

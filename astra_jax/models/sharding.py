@@ -1,7 +1,8 @@
 """Sharding of parameters on a mesh.
 
 A parameter's name spells its axes (`q_dnh` is [D, N, H]), so one dataclass has the rules, by letter. The collectives
-of `head.py`, `attention` and `layers/` assume these defaults, and name the axes of `mesh.AXES` themselves.
+of `astra_jax.head`, `astra_jax.attention` and `layers/` assume these defaults, and name the axes of `mesh.AXES`
+themselves.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from synthesis.environments import statistics as of_environments
 from synthesis.trajectories import statistics as of_trajectories
 
 _TRAJECTORY_STAGES = (
-    *("collect", "registries", "tools", "normalize", "propose", "graph", "verify", "tasks", "augment", "duplicates"),
-    *("score", "interact", "judge"),
+    *("collect", "registries", "tools", "normalize", "propose", "graph", "verify", "draw", "tasks", "augment"),
+    *("duplicates", "score", "interact", "user", "judge"),
 )
 _ENVIRONMENT_STAGES = (
-    *("decompose", "distinct", "validate", "quality", "augment", "implement", "merge", "distract", "verify"),
+    *("decompose", "distinct", "validate", "quality", "augment", "implement", "merge", "worlds", "distract", "verify"),
 )
 """In the order of the pipelines, which a card does not keep."""
 _FIRST_FACTS = ("kind", "count", "model", "user", "judge", "split", "seed", "teacher", "embedder")

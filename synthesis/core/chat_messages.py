@@ -8,6 +8,12 @@ import msgspec
 
 
 class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool in a message.
+
+    Formats write its fields by name. A new field must be UNSET by default, as `Message.loss_weight` is: then stored
+    records without it stay the same.
+    """
+
     id: str
     name: str
     arguments: dict[str, Any]

@@ -75,7 +75,7 @@ _limits = json_decoder(_Limit)
 
 
 @dataclass
-class _Line:
+class _LoopState:
     """State that belongs to one event loop."""
 
     loop: asyncio.AbstractEventLoop
@@ -129,7 +129,7 @@ class Endpoint:
         self.watch: Callable[[bytes, EndpointReply, float], None] | None = None
         self._recording = recording
         self._api = api_class(config)
-        self._opened: _Line | None = None
+        self._opened: _LoopState | None = None
         self._lengths = AnswerLengths(config.max_tokens)
         self._densest = 0.0  # most prompt tokens a byte of an answered request
         self._answered = 0.0
@@ -180,7 +180,7 @@ class Endpoint:
         config = self.config
         first_failure = last_failure = passed_over = 0.0
         failures = faults = 0
-        self._line()  # opened before the time of the first try counts
+        self._loop_state()  # opened before the time of the first try counts
         while True:
             try:
                 return await self._try(kind, body, timeout_seconds)
@@ -197,7 +197,7 @@ class Endpoint:
             pause = backoff(failures, first=config.backoff_seconds, longest=config.longest_backoff_seconds, rng=rng)
             if failure.wait is not None:
                 # The wait is for the endpoint, not for the request: no request is sent before it ends.
-                self._line().limits.pause(failure.wait)
+                self._loop_state().limits.pause(failure.wait)
                 pause = failure.wait + config.backoff_seconds * rng.random()
             if faults >= config.failures and (self._answered > first_failure or await self._answers(body)):
                 raise RequestRefused(f"{config.place} failed {failures} times and answers other requests: {failure}")
@@ -219,7 +219,7 @@ class Endpoint:
     async def _sleep(self, seconds: float) -> None:
         """Wait for so long. Raises `AbortRun`: a verdict ended the run meanwhile."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._line().stopped.wait(), seconds)
+            await asyncio.wait_for(self._loop_state().stopped.wait(), seconds)
         self._check_verdict()
 
     def _check_verdict(self) -> None:
@@ -313,7 +313,7 @@ class Endpoint:
             await opened.api.close()
 
     async def _try(self, kind: str, body: bytes, timeout_seconds: float | None = None) -> EndpointReply:
-        limits = self._line().limits
+        limits = self._loop_state().limits
         async with limits.slot():
             self._check_verdict()
             permit = await limits.reserve(TokenEstimate(kind, len(body), STAGE.get()))
@@ -373,7 +373,7 @@ class Endpoint:
     async def _send(self, body: bytes, timeout_seconds: float | None) -> EndpointReply:
         TRAFFIC.requests += 1
         try:
-            return await self._line().api.send(body, timeout_seconds or self.config.timeout_seconds)
+            return await self._loop_state().api.send(body, timeout_seconds or self.config.timeout_seconds)
         except NoReply as error:
             fix = "" if error.connected else "see that the endpoint is running and that this is its address"
             raise TryFailed(str(error), lost=error.connected, wrong_address=fix) from None
@@ -393,7 +393,7 @@ class Endpoint:
         """
         if refusal.account or refusal.status in self.OF_THE_CALLER:
             raise self._refuses(refusal)
-        async with self._line().judging:  # one after the other: the first may speak for all
+        async with self._loop_state().judging:  # one after the other: the first may speak for all
             telling = self._answered and refusal.status not in self.OF_THE_ENDPOINT
             if not telling and (failure := await self._probe(body)) is not None:
                 return failure
@@ -429,7 +429,7 @@ class Endpoint:
     def _stop(self, verdict: AbortRun) -> AbortRun:
         """Return the end of the run; requests that wait, and those still to be sent, get the same."""
         self._verdict = verdict
-        self._line().stopped.set()
+        self._loop_state().stopped.set()
         return verdict
 
     def _refuses(self, refusal: StatusRefused) -> AbortRun:
@@ -455,7 +455,7 @@ class Endpoint:
             )
         )
 
-    def _line(self) -> _Line:
+    def _loop_state(self) -> _LoopState:
         loop = asyncio.get_running_loop()
         if self._opened is None or self._opened.loop is not loop:
             config = self.config
@@ -464,12 +464,15 @@ class Endpoint:
             except ValueError as error:
                 problem = f"{config.written('base_url')} is not an address ({error})"
                 raise EndpointUnusable(problem, "write http://HOST:PORT/v1") from None
-            self._opened = _Line(loop, api, EndpointLimits(config, self._budget, self._lengths))
+            self._opened = _LoopState(loop, api, EndpointLimits(config, self._budget, self._lengths))
         return self._opened
 
 
 def api_class(config: OpenAITeacherConfig) -> type[Api]:
     """Return the class of an endpoint's API.
+
+    A new API also needs its name in `ApiName` and in the flag `--teacher_api`, and an extra in `setup.py`. Its headers
+    are listed in `endpoint_apis`, and its finish reasons in `endpoint_replies`.
 
     Raises:
         InputError: its client is not installed.

@@ -45,11 +45,11 @@ from synthesis.core.rate_limits import Usage
 CONNECT_SECONDS = 8.0
 """For looking up the host's name, connecting and TLS; the answer has the request's own time."""
 
-_HEADERS = frozenset(
+_KEPT_HEADERS = frozenset(
     {"host", "connection", "accept", "content-type", "content-length", "transfer-encoding", "user-agent"}
     | {"anthropic-version", "x-goog-api-client"}
 )
-"""All that a request has beside the key."""
+"""Headers that a request keeps, beside the key; all others are deleted. An API's own ones belong here."""
 
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
 """Encodings of a body that grow by a bounded factor while they are read."""
@@ -254,7 +254,7 @@ def http_client(
 
     class Bounded(kind):  # type: ignore[misc]
         async def send(self, request: Any, **options: Any) -> Any:
-            for name in [name for name in request.headers if name.lower() not in _HEADERS]:
+            for name in [name for name in request.headers if name.lower() not in _KEPT_HEADERS]:
                 del request.headers[name]
             request.headers.update({"Accept-Encoding": "gzip, deflate", **keys})
             request.extensions = {**request.extensions, "timeout": self.timeout.as_dict()}

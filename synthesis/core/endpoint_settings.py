@@ -100,7 +100,9 @@ def _check_extra(whose: str, extra: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class OpenAITeacherConfig(Settings):
-    """An endpoint of models (vLLM, SGLang, a hosted service).
+    """An endpoint of models (vLLM, SGLang, a hosted service) of any `api`.
+
+    Requests are written in OpenAI's form, and translated for other APIs.
 
     Attributes:
         base_url: URL of the endpoint. It ends in `/v1` for `api="openai"`; for the others it is

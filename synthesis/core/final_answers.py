@@ -17,6 +17,9 @@ How a text is read:
    its first and its last sentence count.
 
 One hedged value ("maybe 40") is still one value. What cannot be decided is not stated: fail closed.
+
+A language's words are in `languages/NAME.toml` (`language_words`). The patterns here are English and Chinese, which
+count in every language.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ Reason = Literal[
 
 
 class AnswerVerdict(NamedTuple):
-    """Return whether a text states an answer, and why."""
+    """Verdict on a text: whether it states an answer, and why."""
 
     is_stated: bool
     reason: Reason

@@ -1,4 +1,7 @@
-"""Recording of a teacher's requests, answers and costs, in one SQLite file beside a run's journal."""
+"""Recording of a teacher's answers, by the digest of their request, and of its costs.
+
+It is one SQLite file beside a run's journal.
+"""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ class Reward(msgspec.Struct, frozen=True):
     `recall` = solved/needed, `precision` = solved/(calls + harm + epsilon). `unevaluated`: sub-tasks whose check could
     not be evaluated; they count as not solved. `needed` is 0 if the counts are unknown: in environments that are not
     records of ours. `parts`: the named rewards that `value` is the weighted sum of (`synthesis.core.rewards`).
+    A penalty or bonus is a named reward there; the F1 here stays the paper's.
     """
 
     value: float
@@ -138,7 +139,7 @@ def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubTask]]:
     """Return, by the name of each tool, the sub-questions that its reference calls answer.
 
     Raises:
-        ValueError: a sub-question needs a tool but no reference call answers it, or no sub-question needs one; such an
+        InputError: a sub-question needs a tool but no reference call answers it, or no sub-question needs one; such an
             environment cannot be scored.
     """
     calls = {call.sub_question: call for call in environment.reference_calls}
@@ -215,7 +216,7 @@ def score(
     """Return the F1 reward of an episode that made these calls and left a state of this grade.
 
     Raises:
-        ValueError: the environment cannot be scored, see `sub_tasks_by_tool`.
+        InputError: the environment cannot be scored, see `sub_tasks_by_tool`.
     """
     sub_tasks = sub_tasks_by_tool(environment)
     solved: set[int] = set()

@@ -2,8 +2,8 @@
 
 A stage is an async function `record -> records` that raises `Rejected` to drop a record; `run_stage` feeds it. Each
 finished input is written to an SQLite journal, so a killed run resumes where it stopped, and every input counts exactly
-once. Inputs that failed by no fault of their own (`OUTSIDE`) are retried by the next run. Outputs come in the order of
-the inputs, whatever the order of completion: same seed, same bytes.
+once. Inputs that failed by no fault of their own (`INFRASTRUCTURE`) are retried by the next run. Outputs come in the
+order of the inputs, whatever the order of completion: same seed, same bytes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from synthesis.core.stored import JournalView, Keys, outputs_of
 
 __all__ = ["Journal", "Rejected", "StageResult", "AbortRun", "Transient", "rng_for", "run_stage"]
 
-COLLECT_AFTER = (50_000, 20, 100)
+GC_THRESHOLDS = (50_000, 20, 100)
 """New objects before a garbage collection, and young and middle collections before older objects are checked."""
 
-OUTSIDE = ("transient_failure", "mcp_server_unavailable")
-"""Reasons of rejections that are not the record's fault. They are counted. A later run, before which somebody may have
-followed their details, retries these inputs."""
+INFRASTRUCTURE = ("transient_failure", "mcp_server_unavailable")
+"""Reasons of rejections that are not the record's fault. They are counted. The next run retries these inputs:
+meanwhile somebody may have done what the `detail` says."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -184,7 +184,7 @@ async def run_stage(
     Args:
         name: the stage's name in the journal; unique in a run.
         function: `input -> outputs`; raises `Rejected` to drop the input, `Transient` to be retried, `AbortRun` to end
-            the run.
+            the run. It may wait long inside (a rate limit, an outage of the endpoint); its time is not limited here.
         inputs: a sequence, or any iterable, which is taken from only as work begins.
         key: names an input; must be unique and the same in every run.
         out: the type of the outputs, to read them back from the journal.
@@ -193,7 +193,7 @@ async def run_stage(
         description: the progress bar's label; the name when empty.
         sink: takes the outputs in order, one by one, when all inputs are finished; then the result has no outputs.
         stop_after: inputs after which the run stops if less than one in a hundred is accepted; 0: never. Failures of
-            the infrastructure (`OUTSIDE`) do not count, nor do inputs of earlier runs.
+            the infrastructure (`INFRASTRUCTURE`) do not count, nor do inputs of earlier runs.
         stored: the result's outputs are read from the journal on demand, while it is open.
 
     Raises:
@@ -267,7 +267,7 @@ class _StageWork(Generic[In, Out]):
             for item in inputs:
                 self.keys.add(key(item))
             self.keys.close()
-            self._known.extend(journal.finished(name, self.keys, but=OUTSIDE))
+            self._known.extend(journal.finished(name, self.keys, but=INFRASTRUCTURE))
         self.resumed = sum(self._known)
         self._finished, self._dropped = self.resumed, 0
         self.stopped: AbortRun | None = None
@@ -296,7 +296,7 @@ class _StageWork(Generic[In, Out]):
             try:
                 if row[0] is not None:
                     self.acceptance.accept()
-                elif row[1] not in OUTSIDE:
+                elif row[1] not in INFRASTRUCTURE:
                     self.acceptance.reject(row[1], row[2])
             except NothingAccepted as stop:
                 self.stopped = self.stopped or stop
@@ -310,7 +310,7 @@ class _StageWork(Generic[In, Out]):
                 item_key, is_known = self.keys[index], bool(self._known[index])
             else:
                 item_key = self.keys.add(self._key(item))
-                is_known = next(self._journal.finished(self._name, (item_key,), but=OUTSIDE))
+                is_known = next(self._journal.finished(self._name, (item_key,), but=INFRASTRUCTURE))
             if not is_known:
                 yield item_key, item
             elif self.total is None:
@@ -341,7 +341,7 @@ async def _fewer_collections() -> AsyncIterator[None]:
     """
     before = gc.get_threshold()
     if before[0]:  # else nobody looks at all
-        gc.set_threshold(*map(max, before, COLLECT_AFTER))
+        gc.set_threshold(*map(max, before, GC_THRESHOLDS))
     try:
         yield
     finally:

@@ -1,9 +1,9 @@
 """Solve to verify: a finished environment is played, rightly and wrongly, before it is stored.
 
 A scripted solver makes the reference calls in the order of the dependencies. Each gives its answer as stored, uses what
-the steps it waits for have found, and the last ones hold the final answer: F1 reward 1. Three wrong policies then get
-what the formula (paper eq. 30-31) says: calling everything pays for each call too many, calling nothing and calling
-with wrong arguments earn nothing.
+the steps it waits for have found, and the last ones hold the final answer: F1 reward 1. Three wrong policies (those of
+worlds are in `world_proof`; imported environments are only solved) then get what the formula (paper eq. 30-31) says:
+calling everything pays for each call too many, calling nothing and calling with wrong arguments earn nothing.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class ModelRouter:
         return rng_for(0, "model", role, judged if role == "judge" else "", record).choices(open_to, weights)[0]
 
     def names(self, record: str, judged: Role = "agent") -> dict[Role, str]:
-        """Return the model of each role for a record; raises as `drawn`."""
+        """Return the model of each role for a record; raises as `sample`."""
         return {role: self.models[role][self.sample(record, role, judged)][0] for role in self.models}
 
     def check(self) -> None:

@@ -199,7 +199,7 @@ class PipelineRun(Generic[C]):
                 journaled, work, inputs, key=key, out=stage.out, journal=self._journal,
                 concurrency=concurrency or self._executor.records_at_once(self._concurrency),
                 description=stage.label or stage.name, stored=True,
-                stop_after=self._config.get("stop_after", 0) if stage.is_judged else 0,
+                stop_after=self._config.get("stop_after", 0) if stage.stops_run else 0,
             )  # fmt: skip
         finally:
             STAGE.reset(before)

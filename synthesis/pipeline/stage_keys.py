@@ -27,7 +27,8 @@ _T = TypeVar("_T")
 
 _FREE, _GROWS = object(), object()
 Free = Annotated[_T, _FREE]
-"""Annotation of a setting that changes no record: any stage may read it, and a finished run may have another value."""
+"""Annotation of a setting that changes no record. Any stage may read it without `reads`, where it must not stand, and a
+finished run may have another value."""
 Grows = Annotated[_T, _GROWS]
 """Annotation of a number of records: a finished run may be continued with a larger value."""
 
@@ -73,7 +74,7 @@ class StageSpec(Generic[In, Out]):
         undeclared: values of settings in `reads` with which the fingerprint omits them: earlier versions had these
             values and did not declare the settings.
         code: digest of the source, for a stage of the user's own.
-        is_judged: whether the run stops if the stage accepts nearly nothing; see `run_stage`.
+        stops_run: whether the run stops if the stage accepts nearly nothing; see `run_stage`.
     """
 
     name: str
@@ -84,7 +85,7 @@ class StageSpec(Generic[In, Out]):
     label: str = ""
     undeclared: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
-    is_judged: bool = True
+    stops_run: bool = True
 
     def fingerprint(
         self, settings: Mapping[str, Any], seed: int, teacher: Mapping[str, Any], *, earlier: Mapping[str, Any] = {}

@@ -69,7 +69,7 @@ class TeacherError(Exception):
 class Teacher(Protocol):
     """Answers the requests of synthesis: an endpoint, the offline teacher, or a class of the user's own.
 
-    A teacher may have more: `Described`, `Cast`, `Metered`, `Connected`, and `BY_RULES = True` if it computes its
+    A teacher may have more: `Described`, `Routed`, `Metered`, `Connected`, and `BY_RULES = True` if it computes its
     answers from the packaged tables, as the offline teacher does.
     """
 
@@ -201,7 +201,8 @@ class OpenAITeacher:
     """A `Teacher` behind an LLM endpoint, asked in the strictest form that it enforces (`structured_output`).
 
     After a failure of the endpoint the same request is sent again, with the same seed. After a bad answer (truncated,
-    not JSON, not of its type) another seed is sent, with the fault in the prompt.
+    not JSON, not of its type) another seed is sent, with the fault in the prompt. The class's name is part of stages'
+    fingerprints.
 
     Args:
         recording: stores answers (see `mode`) and, in any mode, costs.
@@ -463,7 +464,7 @@ class OpenAITeacher:
         """Found once, by one of all that share the endpoint."""
         if (output := state.output if config.structured_output == "auto" else config.structured_output) is not None:
             return output
-        async with state.finding:
+        async with state.probing:
             if state.output is None:
                 state.output, why = await self._probe_structured_output(config, state)
                 log_above_progress(f"{config.base_url}, model {config.model}: {_OUTPUT_TEXTS[state.output]}{why}")
@@ -521,7 +522,7 @@ class _EndpointState:
 
     endpoint: Endpoint
     output: StructuredOutput | None = None
-    finding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    probing: asyncio.Lock = field(default_factory=asyncio.Lock)
     answers: dict[str, Acceptance] = field(default_factory=dict)
     repaired: int = 0
     repaired_example: str = ""

@@ -1,4 +1,6 @@
-"""The trajectory pipeline: collect → normalise → graph → chains → tasks → interact → reward, into four datasets.
+"""The trajectory pipeline, into four datasets.
+
+Stages: collect → propose → verify → tasks → augment → score → interact → user → judge.
 
 summary = await synthesize(TrajectoriesConfig(), executor=Executor(teacher, pool), journal=journal,
                            out_dir=out, workdir=work, seed=0)
@@ -65,7 +67,7 @@ def _proposal_of(asked: tuple[ToolServer, int]) -> str:
     return f"{server.id} {repeat}"
 
 
-COLLECT = StageSpec("collect", ServerDocument, source_key, label="collect tool documents", is_judged=False)
+COLLECT = StageSpec("collect", ServerDocument, source_key, label="collect tool documents", stops_run=False)
 PROPOSE = StageSpec(
     "propose", tool_graph.Proposals, _proposal_of, ("pairs", "attempts", "partition"), label="propose tasks and chains"
 )
@@ -85,6 +87,7 @@ JUDGE = StageSpec(
     "judge trajectories", undeclared=compat.UNDECLARED["judge"],
 )  # fmt: skip
 STAGES = (COLLECT, PROPOSE, VERIFY, TASKS, TALKS, AUGMENT, SCORE, INTERACT, USER, JUDGE)
+"""A new stage also needs an entry in `forecast.expected` and in `launch/viewer/cards.py`."""
 
 
 async def synthesize(
@@ -103,9 +106,9 @@ async def synthesize(
     A finished run resumes too if more trajectories are wanted; the existing ones stay.
 
     Args:
-            executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
+        executor: teacher, sandbox and embedder of the stages; where sandbox work runs changes no byte.
         journal: of any configuration and seed: what is in it is found by what it was made of.
-            out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
+        out_dir: gets `servers`, `chains`, `tasks`, `trajectories` and `graphs`.
         workdir: where MCP servers run.
         replace: overwrite datasets in `out_dir` that have another seed, setting or teacher.
         preview: see `PipelineRun`.
@@ -259,7 +262,7 @@ class _Run:
     async def chains(self) -> list[ToolChain]:
         """Return all chains that can be sampled; none of them is verified."""
         config = self.config
-        # Of a desk no chains are made: tasks about one are written for it alone.
+        # The to-do server gets no chains: tasks about it are written for it alone.
         servers = [server for server in self.servers.values() if not is_todo_server(server.id)]
         asked = [(server, repeat) for server in servers for repeat in range(config.proposals)]
         answered = await self.pipeline.stage(PROPOSE, tool_graph.propose, asked)

@@ -155,8 +155,8 @@ class TaskSampler:
     def _of_behaviour(self, index: int, behaviour: Behaviour) -> Iterator[TaskSeed]:
         """Yield the subjects of a task that teaches something beside calling tools.
 
-        A task about a write uses a desk. A task with irrelevant tools uses one server, and shows the agent another
-        server's tools. Any other task uses a chain.
+        A task about a write uses the to-do server. A task with irrelevant tools uses one server, and shows the agent
+        another server's tools. Any other task uses a chain.
         """
         config, rng = self._config, rng_for(self._seed, "conduct_seed", index)
         language = rng.choices(self._languages, [config.languages[name] for name in self._languages])[0]

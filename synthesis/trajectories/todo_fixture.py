@@ -1,4 +1,4 @@
-"""A desk: the lists of a user, with tools that change them. Conversations about a write use it.
+"""The to-do server: the lists of a user, with tools that change them. Conversations about a write use it.
 
 It runs in the sandbox and keeps no state: a call only returns what it did. So an agent can learn to ask before a change
 without a server that may be changed.
@@ -14,7 +14,7 @@ from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.servers.collect import ServerDocument
 
 WRITES = ("add_entry", "remove_entry", "move_entry")
-"""All tools of the desk."""
+"""All tools of the to-do server."""
 _CODE = '''"""Entries on the lists of one user."""
 
 
@@ -58,7 +58,7 @@ _SAYS: Mapping[Language, Mapping[str, str]] = {
 
 
 def todo_server_id(language: Language) -> str:
-    """Id of the desk that users of a language have: in their own, else in English."""
+    """Return the id of the to-do server for users of a language: in their own, else in English."""
     return "desk" if language == "en" or language not in _SAYS else f"desk_{language}"
 
 
@@ -67,7 +67,7 @@ def is_todo_server(server_id: str) -> bool:
 
 
 def todo_documents(languages: Iterable[Language]) -> list[ServerDocument]:
-    """Return the desk in each of the languages that it is documented in."""
+    """Return the to-do server in each of the languages that it is documented in."""
     documents = []
     for language in (one for one in PACKAGED_LANGUAGES if one in languages):
         says = _SAYS[language]
