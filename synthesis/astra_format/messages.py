@@ -324,7 +324,7 @@ def _text(content: str | list[Any] | None) -> str:
             kind = str(one.get("type", "")) if isinstance(one, dict) else ""
             named = f", of type {kind!r:.40}" if kind else ""
             raise Rejected(
-                "bad_record", f"the content has an item that is not a text{named}, as an image is not: {one!r:.100}"
+                "bad_record", f"the content has an item that is not text{named}, such as an image: {one!r:.100}"
             )
         texts.append(text)
     return "".join(texts)

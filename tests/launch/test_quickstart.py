@@ -164,7 +164,7 @@ def test_the_report_is_one_self_contained_page(finished, summary) -> None:
     page = _Page()
     page.feed(html)
     assert page.open == [] and page.loaded == [] and page.seen["script"] == 1  # which sorts its tables
-    assert page.seen["svg"] >= 2 and page.seen["details"] >= 4 and page.seen["table"] >= 2
+    assert page.seen["svg"] >= 1 and page.seen["details"] >= 4 and page.seen["table"] >= 2
     for figures in summary["held_out"].values():
         assert f"{figures['f1']:.3f}" in html and f"{figures['answer_accuracy']:.3f}" in html
 
@@ -177,7 +177,7 @@ def test_the_report_in_a_browser(finished, summary, browser) -> None:
     text = browser.find_element("tag name", "body").text
     assert all(f"{figures['f1']:.3f}" in text for figures in summary["held_out"].values())
     pictures = browser.find_elements("tag name", "svg")
-    assert len(pictures) >= 2 and all(min(one.size["width"], one.size["height"]) >= 20 for one in pictures)
+    assert len(pictures) >= 1 and all(min(one.size["width"], one.size["height"]) >= 20 for one in pictures)
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     for title, inside in (("A trajectory", "ol.conversation li"), ("An environment", "table")):
         details = browser.find_element("xpath", f"//h2[.='{title}']/following-sibling::details[1]")
