@@ -71,8 +71,8 @@ class GRPOResult:
     Attributes:
         params: the trained arrays, weights or adapters, after `steps` updates.
         base: frozen weights under adapters.
-        stopped: `finished`; `preempted`: the run received SIGTERM, or a hook stopped it, and the same call resumes it;
-            `exhausted`: see `max_groups_per_step`.
+        stopped: `finished`; `preempted`: the run received SIGTERM; `stopped`: a hook stopped it; after both the same
+            call resumes it; `exhausted`: see `max_groups_per_step`.
         history: this process's rows of metrics.
         skipped: updates that changed nothing, because their loss or gradient was not finite.
         advice: for an exhausted run, on the first host: whether all rewards were 0 or the maximum, and what to try.

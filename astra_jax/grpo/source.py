@@ -133,7 +133,7 @@ class RolloutSource:
     async def close(self) -> None:
         """Cancel running rollouts; finished episodes are in the journal."""
         unfinished = await self._batches.close()
-        if unfinished and self._run.stopped == "preempted":
+        if unfinished and self._run.stopped in ("preempted", "stopped"):
             log_above_progress(f"{unfinished} unfinished episodes are cancelled; they start again when the run resumes")
 
     def get_state(self) -> dict[str, Any]:

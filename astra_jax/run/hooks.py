@@ -59,8 +59,7 @@ class Run(Protocol):
     def stop(self) -> None:
         """End the loop after this step, with a checkpoint. On several hosts each must call it at the same step.
 
-        The run counts as `preempted`: the same command resumes it, and on several hosts its exit code (75) asks for
-        that.
+        The run counts as `stopped` and exits with 0: a supervisor does not start it again. The same command resumes it.
         """
 
 

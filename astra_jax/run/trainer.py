@@ -55,7 +55,7 @@ from astra_jax.run.summary import TimeLeft
 from synthesis.core.datasets import Folder
 from synthesis.core.workdir import WorkdirError, locked
 
-StopReason = Literal["finished", "preempted", "exhausted"]
+StopReason = Literal["finished", "preempted", "stopped", "exhausted"]
 """Why a run ended. `finished`: all steps are done. `preempted`: it received SIGTERM, or a hook stopped it; the same
 command resumes it. `exhausted`: GRPO found no batch to train on."""
 
@@ -288,10 +288,9 @@ class RunContext:
     def stop(self) -> None:
         """End the loop after this step, with a checkpoint. On several hosts each must call it at the same step.
 
-        The run counts as `preempted`: the same command resumes it, and on several hosts its exit code (75) asks for
-        that.
+        The run counts as `stopped` and exits with 0: a supervisor does not start it again. The same command resumes it.
         """
-        self.stopped = self.stopped or "preempted"
+        self.stopped = self.stopped or "stopped"
 
     @contextlib.contextmanager
     def step(self, state: TrainState) -> Iterator[None]:

@@ -52,8 +52,8 @@ class SFTResult:
     Attributes:
         params: the trained arrays, weights or adapters, after `steps` steps.
         base: frozen weights under adapters.
-        stopped: `finished`, or `preempted`: the run received SIGTERM, or a hook stopped it, and the same call resumes
-            it.
+        stopped: `finished`; `preempted`: the run received SIGTERM; `stopped`: a hook stopped it. After the last two
+            the same call resumes it.
         final_loss: loss of the last step.
         stats: counts of the dataset.
         summary: the table that was printed before the first step.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import pytest
@@ -29,12 +29,14 @@ from astra_jax.models.qwen3.presets import Qwen3Config
 from astra_jax.rollout.episode import EpisodeConfig
 from astra_jax.run.hooks import Hook, HookError, load_hooks
 from astra_jax.run.metrics import read_metrics
+from astra_jax.run.trainer import StopReason
 from astra_jax.run.weights import read_model
 from astra_jax.sft import train as sft
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import DataConfig
 from astra_jax.tokenizer import ChatTokenizer
 from configs import auto
+from launch.flags import models
 from synthesis.core.datasets import read_card
 from synthesis.core.references import referred
 from synthesis.pipeline.teacher import load_teacher
@@ -125,13 +127,20 @@ async def test_own_objective_sampler_sandbox_and_hook(model, chat_tokenizer, tmp
 
     async with referred("mine:small_sandbox")() as pool:
         result = await run("own", hooks=[Solved()])
-        assert (result.stopped, result.steps) == ("preempted", 1) and len(rewards) == 1
+        assert (result.stopped, result.steps) == ("stopped", 1) and len(rewards) == 1
         papers = await run("papers", dataclasses.replace(GRPO, steps=1))
         losses = [one.history[0]["train/loss"] for one in (result, papers)]
         assert abs(losses[0] - losses[1]) > 0.01
         same = referred("mine:MySampler")(config=config, model=model, tokenizer=chat_tokenizer)
         result = await run("sampler", policy=same)
     assert result.stopped == "exhausted", "it says the same thing in every episode"
+
+
+def test_a_run_that_a_hook_stopped_is_not_started_again(monkeypatch) -> None:
+    """Code 75 asks a supervisor of several hosts to start the run again."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    codes = {reason: models.ended(reason) for reason in get_args(StopReason)}
+    assert codes == {"finished": 0, "preempted": 75, "stopped": 0, "exhausted": 1}
 
 
 class Recorder(Hook):
