@@ -171,16 +171,20 @@ PROCESS = """
 import asyncio, os, signal, sys
 from pathlib import Path
 import killed_rollouts, test_journal
+from astra_jax.grpo.journal import JournalReader
 from astra_jax.tokenizer import ChatTokenizer
 
 class Process(killed_rollouts.Sampler):
     async def generate(self, *arguments, **options):
         if self.asked + 1 == self.kill_at:
+            while not ((seen := journal.look()) and seen.episodes):  # episodes have finished; a slow disk has none yet
+                await asyncio.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         completion = await super().generate(*arguments, **options)
         print(*self.draws[-1], flush=True)
         return completion
 
+journal = JournalReader(Path(sys.argv[2]))
 policy = Process(ChatTokenizer.load(sys.argv[1]), int(sys.argv[3]))
 batch = asyncio.run(test_journal.one_life(policy, Path(sys.argv[2])))
 print("batch", *(group.index for group in batch.groups), *(group.deviation for group in batch.groups))

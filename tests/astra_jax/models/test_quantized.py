@@ -189,13 +189,9 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch) -> None:
     check_matmul("none", DENSE, mesh)
     monkeypatch.setattr(quantized, "qwix", lambda: None)
     check_matmul("int8", DENSE, mesh)
-    with pytest.raises(
-        InputError, match="matmul_quantization is fp8, which a v6e does not .* use int8 or none"
-    ):
+    with pytest.raises(InputError, match="matmul_quantization is fp8, which a v6e does not .* use int8 or none"):
         check_matmul("fp8", DENSE, mesh)
-    with pytest.raises(
-        InputError, match="matmul_quantization is int8; the grouped matmuls of experts are not"
-    ):
+    with pytest.raises(InputError, match="matmul_quantization is int8; the grouped matmuls of experts are not"):
         check_matmul("int8", EXPERTS, None)
     with pytest.raises(InputError, match="matmul_quantization is 'int4'; use one of none, int8, fp8"):
         check_matmul("int4", DENSE, None)

@@ -230,7 +230,7 @@ USE = BLOCKS[1]
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "?"}]}
 BAD: list[tuple[Any, str]] = [
     ({"text": "a", "label": 1}, "it is of no known form; its keys are label, text; known are messages with tools"),
-    (tampered(messages=[IMAGE, ANSWER]), "message 0: the content has an item that is not a text, of type 'image_url'"),
+    (tampered(messages=[IMAGE, ANSWER]), "message 0: the content has an item that is not text, of type 'image_url'"),
     (tampered(images=["x.png"]), "the column 'images' .* is not read: the models here read text alone"),
     (tampered(messages=OPENAI[:1]), "no_assistant_turn"),
     (tampered(messages=[ASKED, OPENAI_CALL, ASKED, ANSWER]), "call_without_result: capital_of, id a"),
