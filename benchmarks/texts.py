@@ -1,4 +1,4 @@
-"""What benchmarks train on: made-up words, and conversations of them in the paper's shape.
+"""Training data of benchmarks: made-up words, and conversations of them in the paper's shape.
 
 python -m benchmarks.texts --to=DATA --conversations=1000    # a dataset for launch.sft
 """

@@ -32,7 +32,7 @@ from astra_jax.run.hosts import is_first
 from synthesis.core.datasets import Folder
 
 FILE = "lora.json"
-_FORMER_NAMES = {"stored": "weight_quantization", "spelled": "new_token_pieces"}
+_FORMER_KEYS = {"stored": "weight_quantization", "spelled": "new_token_pieces"}
 """Names in files of earlier versions."""
 
 
@@ -143,7 +143,7 @@ def read(directory: Folder) -> BaseWeightsRef | None:
         found = decode_json(file.read_bytes(), dict[str, Any])
         for part in ("lora", "origin"):
             if isinstance(found.get(part), dict):
-                found[part] = {_FORMER_NAMES.get(name, name): value for name, value in found[part].items()}
+                found[part] = {_FORMER_KEYS.get(name, name): value for name, value in found[part].items()}
         return decode_json(json.dumps(found).encode(), BaseWeightsRef)
     except (msgspec.MsgspecError, SettingError) as error:
         raise WeightsError(

@@ -29,7 +29,7 @@ EXHAUSTED = "exhausted/"
 """Prefix of the names in a row that is not a step: there was no batch for the next step. Its `step` is the last
 completed one; when the run resumes, the row is removed."""
 
-_FORMER_NAMES = {
+_FORMER_METRICS = {
     **{name: f"train/{name}" for name in ("loss", "learning_rate", "trained_tokens", "skipped_steps")},
     **{name: f"train/{name}" for name in ("router_entropy", "router_max_load", "router_idle_share")},
     **{name: f"data/{name}" for name in ("mask_share", "padding_share", "row_tokens")},
@@ -263,7 +263,7 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 def todays_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of any version under current names."""
-    found = {name if (today := _FORMER_NAMES.get(name, name)) in row else today: row[name] for name in row}
+    found = {name if (today := _FORMER_METRICS.get(name, name)) in row else today: row[name] for name in row}
     if _FORMER_FILL in found:
         fill = found.pop(_FORMER_FILL)
         found["data/padding_share"] = None if fill is None else 1 - fill

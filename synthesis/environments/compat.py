@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
-from synthesis.core.compat import encode_for_fingerprint, former_setting
+from synthesis.core.compat import former_setting
 from synthesis.core.journal import Journal
 from synthesis.core.records import ToolEnvironment
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.decompose import QuestionSeed
 from synthesis.pipeline.pipeline_run import resolved
+from synthesis.pipeline.stage_keys import digest_of
 
 _NOT_NAMED = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
 _LATER = ("license", "stateful_share", "informative_joins", "own_stages")
@@ -34,6 +34,5 @@ def old_prefix(
         if (key not in _LATER or value) and key != "stop_after"
     }
     what = [{**settings, **_NOT_NAMED}, seed, embedder, seeds, sorted(given.items())]
-    digest = hashlib.sha256(encode_for_fingerprint(what)).hexdigest()[:8]
-    prefix = f"environments/{digest}/"
+    prefix = f"environments/{digest_of(what)[:8]}/"
     return prefix if journal.has_stage(prefix) else ""

@@ -1,4 +1,4 @@
-"""What a run of a base model exports stops after its turn in a real vLLM, with no flag."""
+"""Exports of a base model's run stop after their turn in a real vLLM, with no flag."""
 
 from __future__ import annotations
 

@@ -177,8 +177,9 @@ from astra_jax.tokenizer import ChatTokenizer
 class Process(killed_rollouts.Sampler):
     async def generate(self, *arguments, **options):
         if self.asked + 1 == self.kill_at:
-            while not ((seen := journal.look()) and seen.episodes):  # episodes have finished; a slow disk has none yet
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(120):
+                while not ((seen := journal.look()) and seen.episodes):  # episodes finished; a slow disk has none yet
+                    await asyncio.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         completion = await super().generate(*arguments, **options)
         print(*self.draws[-1], flush=True)

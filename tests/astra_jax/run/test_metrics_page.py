@@ -8,7 +8,7 @@ from pathlib import Path
 
 from metrics_page import NAMES, PAGE, undocumented
 
-from astra_jax.run.metrics import _FORMER_NAMES, MetricWriter, read_metrics
+from astra_jax.run.metrics import _FORMER_METRICS, MetricWriter, read_metrics
 from astra_jax.run.trainer import _SHOWN
 from launch.viewer.watched import CURVES
 
@@ -34,10 +34,10 @@ def test_every_listed_name_is_in_the_code() -> None:
 
 def test_every_former_name_is_listed_with_todays() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert undocumented([dict.fromkeys(_FORMER_NAMES.values(), 0.0)]) == set()
-    former = {name for name in _FORMER_NAMES if not name.startswith("exhausted/")}
+    assert undocumented([dict.fromkeys(_FORMER_METRICS.values(), 0.0)]) == set()
+    former = {name for name in _FORMER_METRICS if not name.startswith("exhausted/")}
     assert undocumented([dict.fromkeys(former, 0.0)]) == former
-    plain = {name for name in _FORMER_NAMES if "/" not in name and not name.startswith("router_")}
+    plain = {name for name in _FORMER_METRICS if "/" not in name and not name.startswith("router_")}
     assert [name for name in plain if f"`{name}`" not in page] == []
 
 

@@ -1,4 +1,4 @@
-"""What earlier versions wrote under former names is read, and keys of stages do not change with names."""
+"""Data of earlier versions with former names is read, and keys of stages do not change with names."""
 
 from __future__ import annotations
 
