@@ -248,7 +248,8 @@ def test_own_model_trains_from_random_weights_and_from_a_folder(start_sft, tmp_p
     losses = [
         [row["train/loss"] for row in read_metrics(tmp_path / name / "metrics")] for name in ("scratch", "from_folder")
     ]
-    assert losses[0] == losses[1] and len(losses[0]) >= 1
+    # One initialises in a compiled program, the other does not: on some processors, that rounds differently.
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[0]) >= 1
     refused = start_sft("adapters", "--init_seed=3", "--config.sft.lora.rank=2")
     assert (refused.code, "which adapters leave as they are" in refused.line) == (2, True)
 
