@@ -12,6 +12,7 @@ import _io
 import atexit
 import binascii
 import builtins
+import contextlib
 import io
 import json
 import os
@@ -181,7 +182,8 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
-        print(error.code, file=sys.stderr)
+        with contextlib.suppress(BaseException):  # of the object's `__str__`, or a closed standard error
+            print(error.code, file=sys.stderr)
         return 1
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == run.__code__.co_filename:
