@@ -46,6 +46,7 @@ class Outer(Settings):
     sizes: tuple[Count, ...] = (1, 2)
     weights: Mapping[Literal["en", "zh"], Amount] = None  # type: ignore[assignment]
     kind: Literal["red", "green"] = "red"
+    level: Literal[1, 2] = 1
     name: Annotated[str, OneOf(lambda: ["lake", "river"])] = "lake"
     flag: bool = False
     groups: Annotated[int, Bound(least=2, most=64, why="advantages are relative to the group")] = 8
@@ -72,11 +73,13 @@ class Outer(Settings):
         ("share", "much", "Outer.share is 'much'; use a number from 0 to 1"),
         ("pair", (0.5, 2.0), r"Outer.pair\[1\] is 2\.0; use a number from 0 to 1"),
         ("pair", (0.5,), r"Outer.pair is \(0\.5,\); use \(a number"),
+        ("pair", (0.5, 0.5, 0.5), r"Outer.pair is \(0\.5, 0\.5, 0\.5\); use \(a number"),
         ("sizes", (4, 0), r"Outer.sizes\[1\] is 0"),
         ("sizes", 4, "Outer.sizes is 4; use a list, each a whole number"),
         ("weights", {"en": math.inf}, r"Outer.weights\['en'\] is inf; use a number from 0"),
         ("weights", {"fr": 1.0}, r"a key of Outer.weights is 'fr'; use one of en, zh"),
         ("kind", "gren", r"Outer.kind is 'gren'; use one of red, green \(the nearest is green\)"),
+        ("level", True, "Outer.level is True; use one of 1, 2"),
         ("name", "rivers", r"Outer.name is 'rivers'; use one of lake, river \(the nearest is river\)"),
         ("flag", 1, "Outer.flag is 1; use true or false"),
         ("groups", 1, "Outer.groups is 1; use a whole number from 2 to 64: advantages are relative to the group"),
@@ -93,6 +96,7 @@ def test_what_is_not_declared_is_refused_by_name(field: str, value: Any, message
 def test_open_ends_are_not_within(value: float) -> None:
     with pytest.raises(SettingError, match="^Inner.rate is .*; use a number above 0 and below 1$"):
         Inner(value)
+    assert Bound(least=-1).holds(value) == (math.isfinite(value) and value >= -1)
 
 
 def test_what_is_declared_passes() -> None:

@@ -42,11 +42,13 @@ class Emulated:
     gives_up: bool = True
     version: int = 0
     started: int = 0
+    most: int = 0
     ended: dict[int, str] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
 
     async def __call__(self) -> Group:
         index, self.started = self.started, self.started + 1
+        self.most = max(self.most, self.started - len(self.ended))
         draws = random.Random(f"{self.seed}/{index}")
         lengths = [draws.randint(1, 4) * (10 if draws.random() < self.long else 1) for _ in range(2)]
         self.lengths += lengths
@@ -179,3 +181,22 @@ async def test_a_batch_that_never_comes_is_given_up() -> None:
     scheduler.sample_until(2)
     assert not await scheduler.ready() and policy.started == 7 == buffer.counts.sampled
     await scheduler.close()
+
+
+async def test_the_limit_of_groups_is_of_one_batch() -> None:
+    policy = Emulated(0, valid=1.0, dead=0.0, long=0.0)
+    buffer = GroupBuffer(2, min_reward_std=DELTA, max_age=1)
+    scheduler = GroupScheduler(buffer, policy, in_order=False, concurrent=4, max_groups=3)
+    for update in range(4):
+        policy.version = update
+        scheduler.sample_until(update + 1)
+        assert await scheduler.ready() and len(buffer.take()) == 2
+        scheduler.begin(update + 1)
+    await scheduler.close()
+
+
+def test_as_many_groups_run_as_the_share_of_valid_ones_asks_for() -> None:
+    """A quarter is worth training on: more than the missing ones run at once, so that a batch takes fewer rounds."""
+    policy = Emulated(0, valid=0.25, dead=0.0, long=0.0)
+    trained(policy, k=1, size=4, updates=3, concurrent=100)
+    assert policy.most > 2 * 4

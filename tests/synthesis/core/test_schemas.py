@@ -324,6 +324,10 @@ def test_names_of_properties():
     values = {"type": "object", "additionalProperties": {"type": "string"}}
     assert of(env={**values, "propertyNames": {"type": "string"}})["env"] == values
     assert of(env={"type": "object", "patternProperties": {"^(.*)$": {"type": "string"}}})["env"] == values
+    several = {"type": "object", "patternProperties": {"^a": {"type": "string"}, "^b": {"type": "null"}}}
+    assert of(env=several)["env"]["additionalProperties"] == {"type": ["string", "null"]}
+    several["patternProperties"]["^b"] = {"type": "integer"}
+    assert of(env=several)["env"]["additionalProperties"] == {"anyOf": [{"type": "string"}, {"type": "integer"}]}
     changes: dict[str, str] = {}
     limited = {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x-": {"type": "string"}},
                "additionalProperties": False}  # fmt: skip
@@ -363,6 +367,9 @@ def test_a_reference_is_a_level():
     object_schema(chain(10, rest))
     with pytest.raises(Unmappable, match=f"nests deeper than {MOST_DEPTH}"):
         object_schema(chain(10, rest + 1))
+    object_schema(chain(15, 0))
+    with pytest.raises(Unmappable, match="references nest deeper than 16"):
+        object_schema(chain(16, 0))
 
 
 @pytest.mark.parametrize("defined", [
@@ -371,6 +378,7 @@ def test_a_reference_is_a_level():
     {"$ref": "#n", "definitions": {"N": {"$id": "#n", "type": "string"}}},
     {"$ref": "https://example.com/n.json", "$defs": {"N": {"$id": "https://example.com/n.json", "type": "string"}}},
     {"$ref": "#/$defs/a~1b~0%20c", "$defs": {"a/b~ c": {"type": "string"}}},
+    {"$ref": "#/$defs/a~01", "$defs": {"a~1": {"type": "string"}, "a/": {"type": "integer"}}},
 ])  # fmt: skip
 def test_schemas_are_found_by_path_id_and_anchor(defined):
     definitions = {key: value for key, value in defined.items() if key != "$ref"}

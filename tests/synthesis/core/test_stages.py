@@ -64,8 +64,16 @@ async def test_rejections_are_counted_with_a_reason_and_an_example(tmp_path):
     assert len(result.outputs) == 5
 
 
-async def test_transient_failures_are_retried_then_rejected(tmp_path):
+async def test_transient_failures_are_retried_then_rejected(tmp_path, monkeypatch):
     tries: Counter[int] = Counter()
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def recorded(seconds):
+        pauses.extend([seconds] if 0 < seconds < 0.1 else [])  # the progress bar waits for longer
+        await sleep(seconds)
+
+    monkeypatch.setattr("synthesis.core.stages.asyncio.sleep", recorded)
 
     async def flaky(number):
         tries[number] += 1
@@ -77,6 +85,7 @@ async def test_transient_failures_are_retried_then_rejected(tmp_path):
     assert [a.value for a in result.outputs] == [0, 1, 2]
     assert result.rejected == Counter(transient_failure=2)
     assert tries == {0: 1, 1: 2, 2: 3, 3: 3, 4: 3}
+    assert len(pauses) == 1 + 2 + 2 + 2 and min(pauses) < 0.0015 < max(pauses) <= 0.003
 
 
 @pytest.mark.parametrize("inputs", [range(4), (number for number in range(4))], ids=["sequence", "iterable"])
@@ -170,8 +179,9 @@ async def test_a_journal_of_other_records_is_refused_by_name(tmp_path):
 
 
 def test_rng_depends_on_all_parts():
-    draws = {rng_for(0, "a", "b").random(), rng_for(0, "a", "c").random(), rng_for(1, "a", "b").random()}
-    assert len(draws) == 3
+    seeds = [(0, "a", "b"), (0, "a", "c"), (1, "a", "b"), (0, "ab"), (0, "b", "a")]
+    draws = {rng_for(*seed).random() for seed in seeds}
+    assert len(draws) == len(seeds)
     assert rng_for(0, "a", "b").random() in draws
 
 
@@ -221,7 +231,7 @@ async def test_a_stop_lets_others_finish_and_says_what_is_done(tmp_path):
 
 
 async def test_what_is_finished_is_committed_without_waiting_for_more(tmp_path):
-    """A stage whose second input takes long, killed meanwhile: the first is kept."""
+    """A process that is killed while a stage's second input takes long, or after the stage, keeps what was finished."""
     second = asyncio.Event()
 
     async def slow(number):
@@ -230,11 +240,21 @@ async def test_what_is_finished_is_committed_without_waiting_for_more(tmp_path):
         return [Answer(value=number)]
 
     running = asyncio.create_task(run(slow, range(2), tmp_path / "journal", concurrency=1))
-    await asyncio.sleep(4 * Journal.COMMIT_SECONDS)
-    rows = sqlite3.connect(tmp_path / "journal").execute("SELECT key FROM done").fetchall()
+    await asyncio.sleep(0)
+    reader = sqlite3.connect(tmp_path / "journal")
+
+    def finished(stage: str) -> list[tuple[str]]:
+        return reader.execute("SELECT key FROM done WHERE stage = ?", (stage,)).fetchall()
+
+    async with asyncio.timeout(60):
+        while not finished("stage"):
+            await asyncio.sleep(Journal.COMMIT_SECONDS / 5)
+    assert finished("stage") == [("0",)]
     second.set()
     await running
-    assert rows == [("0",)]
+    with Journal(tmp_path / "journal") as journal:
+        await run_stage("next", slow, range(1), key=str, out=Answer, journal=journal)
+        assert finished("next") == [("0",)]
 
 
 async def test_progress_shows_rejections_and_traffic(tmp_path, capsys, monkeypatch):
@@ -349,6 +369,17 @@ async def test_a_stage_that_accepts_next_to_nothing_stops_with_its_most_common_r
         fixed = True
         result = await run_stage("s", stage, range(1_000), journal=journal, **options)
     assert result.resumed < 28 and len(result.outputs) == 1_000 - result.resumed
+
+
+async def test_a_stage_that_accepts_less_than_one_in_a_hundred_stops_too(tmp_path: Path) -> None:
+    async def first_only(number: int) -> list[int]:
+        if number:
+            raise Rejected("bad")
+        return [number]
+
+    options: dict[str, Any] = {"key": str, "out": int, "concurrency": 1, "stop_after": 20}
+    with Journal(tmp_path / "journal") as journal, pytest.raises(NothingAccepted, match="only 1 of 101 accepted"):
+        await run_stage("s", first_only, range(1_000), journal=journal, **options)
 
 
 @pytest.mark.parametrize(

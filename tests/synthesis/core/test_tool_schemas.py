@@ -137,7 +137,7 @@ def test_whole_floats_are_integers_where_a_schema_takes_no_other_number(schema: 
     [
         ({"type": "integer"}, [1, 1.0, -0.0], [1.5, True, "1", float("inf")]),
         ({"type": "number"}, [1, 1.5], [True, "1"]),
-        ({"minimum": 2}, [2, 2.0], [1.99, 1]),
+        ({"minimum": 2}, [2, 2.0, True], [1.99, 1]),
         ({"maximum": 2}, [2, 2.0], [2.01, 3]),
         ({"exclusiveMinimum": 2}, [2.01, 3], [2, 2.0]),
         ({"exclusiveMaximum": 2}, [1.99, 1], [2, 2.0]),

@@ -115,6 +115,11 @@ def test_bad_graphs(nodes: list[SubQuestion], final: Any, structure: Structure, 
     assert rejection.value.reason == reason
 
 
+def test_a_chain_may_also_be_too_short() -> None:
+    with pytest.raises(Rejected, match="hop_budget: 2 hops; asked for 3 to 4"):
+        dependency_graph.check(CHAIN, Answer("y"), "multi_hop", min_hops=3, max_hops=4)
+
+
 def test_good_graphs() -> None:
     assert dependency_graph.check(FORK, Answer(["y", "z"]), None, min_hops=2, max_hops=3) == "parallel_multi_hop"
     # A question that is given has the hops that it has.

@@ -113,6 +113,19 @@ def test_a_judge_is_never_the_model_whose_text_it_judges() -> None:
         assert all(wrote != judge for wrote, judge in pairs) and len({judge for _, judge in pairs}) == 3
 
 
+def test_the_weights_of_the_judges_that_are_left_are_theirs() -> None:
+    judges = tuple(RoleSettings(model=model, weight=weight) for model, weight in (("a", 8), ("b", 1), ("c", 3)))
+    roles = {"agent": (RoleSettings(model="a"),), "author": (RoleSettings(model="a"),), "judge": judges}
+    router = ModelRouter.of(OpenAITeacherConfig("http://127.0.0.1:9/v1", "base", roles=roles))  # type: ignore[arg-type]
+    of = {
+        judged: [router.names(f"task-{number}", judged)["judge"] for number in range(400)]
+        for judged in ("agent", "author")
+    }
+    for judged in of.values():
+        assert set(judged) == {"b", "c"} and 260 < judged.count("c") < 340
+    assert of["agent"] != of["author"], "the judge of one text says nothing about that of another"
+
+
 @pytest.mark.parametrize(
     ("roles", "who"),
     [

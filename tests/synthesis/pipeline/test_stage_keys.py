@@ -112,6 +112,19 @@ class Limits:
     attempts: int = 1
 
 
+def test_a_fingerprint_omits_what_runs_of_before_a_setting_had() -> None:
+    stage = StageSpec("a", Item, str, ("limit", "other"), undeclared={"limit": 3})
+
+    def digest(stage: StageSpec[Any, Any], value: int = 3, **earlier: int) -> str:
+        return stage.fingerprint({"limit": value, "other": 0}, 0, {}, earlier=earlier)
+
+    before = digest(dataclasses.replace(stage, reads=("other",)))
+    assert digest(stage) == before != digest(stage, 4)
+    assert digest(stage, limit=4) == before != digest(stage, 4, limit=4)
+    assert digest(stage, other=0) == digest(dataclasses.replace(stage, reads=())) != digest(stage, other=1)
+    assert digest(dataclasses.replace(stage, code="edited")) != digest(stage)
+
+
 class Run:
     """A run of one stage and the user's own after it; counts the calls of ours."""
 

@@ -118,6 +118,7 @@ async def test_the_threshold_selects_and_the_reward_is_the_mean():
     retried = made([(ONE, TIMEOUT)], [(ONE, NEIGHBOR)], [(TWO, CAPITAL)])
     (kept,) = await judge(retried, context(), SERVERS)
     assert kept.reward == pytest.approx((6 + 2 / 3) / 7) and kept.injected_failures == 1
+    assert await judge(retried, context(reward_threshold=kept.reward), SERVERS) == [kept]
     wrong = made([(ONE, NEIGHBOR)], [(TWO, CAPITAL)], answer="The answer is China.")
     with pytest.raises(Rejected, match="low_final_answer"):
         await judge(wrong, context(), SERVERS)
@@ -148,8 +149,10 @@ async def test_what_was_not_judged_has_no_score():
     assert tuple(without) == ("query_understanding", "query_planning", "final_answer")
 
 
-UNKNOWN = msgspec.structs.replace(GOOD, calls=[msgspec.structs.replace(GOOD.calls[0], ok=False, error="unknown_tool"),
-                                               GOOD.calls[1]])  # fmt: skip
+UNREACHED = [
+    msgspec.structs.replace(GOOD, calls=[msgspec.structs.replace(GOOD.calls[0], ok=False, error=error), GOOD.calls[1]])
+    for error in ("unknown_tool", "invalid_arguments")
+]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ UNKNOWN = msgspec.structs.replace(GOOD, calls=[msgspec.structs.replace(GOOD.call
     [
         (made(), f"tools_unused: t: never called {FIRST}, {SECOND}"),
         (made([(ONE, NEIGHBOR)]), f"tools_unused: t: never called {SECOND}"),
-        (UNKNOWN, f"tools_unused: t: never called {FIRST}"),
+        *((run, f"tools_unused: t: never called {FIRST}") for run in UNREACHED),
         (made([(ONE, TIMEOUT)], [(TWO, TIMEOUT)]), "no_result: t: none of 2 calls succeeded"),
         (msgspec.structs.replace(GOOD, task=msgspec.structs.replace(GOOD.task, tools=[])), "no_tools"),
         (msgspec.structs.replace(GOOD, task=msgspec.structs.replace(GOOD.task, mode="no_tool", tools=[])),
