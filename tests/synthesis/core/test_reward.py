@@ -25,7 +25,8 @@ def test_single_parts():
     assert f1_reward(solved=2, needed=4, calls=8).recall == 0.5
     assert f1_reward(solved=2, needed=4, calls=8).precision == pytest.approx(0.25)
     assert f1_reward(solved=1, needed=1, calls=1, epsilon=1.0).precision == 0.5
-    assert f1_reward(solved=2, needed=2, calls=2, harm=2).precision == pytest.approx(0.5)
+    harmful = f1_reward(solved=2, needed=2, calls=2, harm=2)
+    assert harmful.precision == pytest.approx(0.5) and replace(harmful, value=1.0).f1 == harmful.value
     with pytest.raises(ValueError, match="harm is -1"):
         f1_reward(solved=2, needed=2, calls=2, harm=-1)
 

@@ -149,10 +149,12 @@ def test_whole_floats_are_integers_where_a_schema_takes_no_other_number(schema: 
         ({"maxProperties": 1}, [{"a": 1}, {}], [{"a": 1, "b": 1}]),
         ({"oneOf": [{"minimum": 1}, {"maximum": 1}]}, [0, 2], [1]),
         ({"const": 1}, [1, 1.0], [True, "1"]),
+        ({"prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False}, [[], [1], [1, "a"]],
+         [["a"], [1, 2], [1, "a", 1]]),
         ({"enum": [1, "a"]}, [1.0, "a"], [True, "b"]),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_bounds_include_their_value_and_whole_floats_are_integers(
     schema: Any, fits: list[Any], fails: list[Any]
 ) -> None:

@@ -14,6 +14,7 @@ from synthesis.core.records import (
     Answer,
     CodeTool,
     Decomposition,
+    Difficulty,
     QualityScores,
     ReferenceCall,
     Structure,
@@ -113,6 +114,11 @@ def test_bad_graphs(nodes: list[SubQuestion], final: Any, structure: Structure, 
     with pytest.raises(Rejected) as rejection:
         dependency_graph.check(nodes, Answer(final), structure, min_hops=2, max_hops=3)
     assert rejection.value.reason == reason
+
+
+def test_the_difficulty_has_the_hops_and_the_share_of_parallel_steps() -> None:
+    found = [dependency_graph.difficulty_of(nodes, 0.25) for nodes in (CHAIN[:1], CHAIN, FORK)]
+    assert found == [Difficulty(1, 0.0, 0.25), Difficulty(2, 0.0, 0.25), Difficulty(2, 0.6667, 0.25)]
 
 
 def test_a_chain_may_also_be_too_short() -> None:

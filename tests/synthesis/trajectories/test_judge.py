@@ -140,6 +140,12 @@ class Flattering(OfflineTeacher):
         }.get(answer.__name__) or await super().ask(answer, variables, language=language, seed=seed)
 
 
+async def test_a_right_answer_hides_no_wrong_one_before_it():
+    """The first answer is in another language than its question."""
+    said = [*GOOD.messages[:-1], Message("assistant", "首都是北京。"), Message("user", QUESTION), GOOD.messages[-1]]
+    assert (await axes(msgspec.structs.replace(GOOD, messages=said), Flattering()))["final_answer"] == 0
+
+
 async def test_what_was_not_judged_has_no_score():
     assert set(await score_axes(GOOD, context(), COUNTRIES)) == set(AXES)
     assert set(await score_axes(made([(ONE, NEIGHBOR)]), context(), COUNTRIES)) == set(AXES) - {
