@@ -41,6 +41,7 @@ class Inner(Settings):
 class Outer(Settings):
     count: Count = 1
     least: CountOrZero | None = None
+    ratio: Annotated[float | None, Bound(least=0, most=1)] = None
     share: Share = 0.5
     pair: tuple[Share, Share] | None = None
     sizes: tuple[Count, ...] = (1, 2)
@@ -68,6 +69,7 @@ class Outer(Settings):
         ("count", None, "Outer.count is None; use a whole number"),
         pytest.param("count", 10**5_000, "Outer.count is an integer of thousands of digits; use", id="digits"),
         ("least", -1, "Outer.least is -1; use a whole number from 0 to 2,147,483,647, or None"),
+        ("ratio", 2.0, "Outer.ratio is 2.0; use a number from 0 to 1, or None"),
         ("share", math.nan, "Outer.share is nan; use a number from 0 to 1"),
         ("share", 10**400, "Outer.share is 1000000.*; use a number from 0 to 1"),
         ("share", "much", "Outer.share is 'much'; use a number from 0 to 1"),

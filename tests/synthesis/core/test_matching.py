@@ -197,6 +197,9 @@ YES: list[tuple[Any, Answer, str]] = [
     ("affirmative", A(True, aliases=["affirmative"]), "alias"),
 ]  # fmt: skip
 NO: list[tuple[Any, Answer]] = [
+    # an alias of a number is one number, and its tolerance is in the answer's unit
+    (1, A(3, aliases=["1 or 2"])), ("50 km", A(1500, unit="m", tolerance=100, aliases=["1.5 km"])),
+    ("The entry point is parser:main of it.", A("parser")),
     (15, A(5)), ("15", A(5)), ("5.1", A(5)), ("A5", A(5)), ("1,234", A(234)), ("2026-05-01", A(5)),
     ("2026年5月1日", A(5)), ("12:30", A(30)), ("carbon-14", A(14)), ("version 1.2.3", A(2)), ("-5", A(5)),
     (True, A(1)), (1, A(True)), ({"5": "x"}, A(5)), ("1.5 km", A(1.5, unit="m")), ("5 kg", A(5, unit="km")),

@@ -153,7 +153,7 @@ def test_every_judge_says_whose_text_it_judges() -> None:
     for answer in (*of_trajectories.ANSWERS, *of_environments.ANSWERS):
         if role_of(answer) == "judge":
             assert getattr(answer, "JUDGES", None) in get_args(Role), answer
-    assert judged_by(TaskRating) == "author" and judged_by(FinalAnswerScore) == "agent"
+    assert judged_by(TaskRating) == "author" and judged_by(FinalAnswerScore) == judged_by(msgspec.Struct) == "agent"
 
 
 def test_a_variation_has_the_models_of_its_original() -> None:
