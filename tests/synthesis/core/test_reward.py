@@ -118,6 +118,12 @@ def test_what_a_world_has_stored_is_no_evidence():
     assert score(replace(asked, world=UNSET), [noted, read]).solved == 1
 
 
+def test_no_output_solves_a_sub_task_that_asks_for_a_state():
+    """Its answer is true, which a tool may return whatever it did."""
+    for output in (True, {"done": True}, "yes"):
+        assert score(bank(), [MadeCall("transfer", True, output, PAID)]).solved == 0
+
+
 VALUES = ["Paris", "Oslo", "Rome", 5, 7, 2.5, True, False, "2026-01-05", "14:30", ["Paris", "Oslo"]]
 found = st.sampled_from(VALUES)
 outputs = st.recursive(
