@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from astra_jax.base.errors import InputError
+from astra_jax.base.former_settings import FORMER_SYNTHESIS_SETTINGS
 from astra_jax.base.settings import declared
 from synthesis.core.stages import Journal
 from synthesis.environments import pipeline as environments
@@ -20,7 +21,7 @@ from synthesis.environments.config import EnvironmentsConfig
 from synthesis.pipeline.context import Context
 from synthesis.pipeline.own_stages import load_own_stages
 from synthesis.pipeline.pipeline_run import PipelineRun, resolved
-from synthesis.pipeline.stage_keys import DeclaredSettings, StageSpec, free_settings, growing_settings
+from synthesis.pipeline.stage_keys import DeclaredSettings, StageSpec, digest_of, free_settings, growing_settings
 from synthesis.trajectories import pipeline as trajectories
 from synthesis.trajectories.config import TrajectoriesConfig
 
@@ -123,6 +124,9 @@ def test_a_fingerprint_omits_what_runs_of_before_a_setting_had() -> None:
     assert digest(stage, limit=4) == before != digest(stage, 4, limit=4)
     assert digest(stage, other=0) == digest(dataclasses.replace(stage, reads=())) != digest(stage, other=1)
     assert digest(dataclasses.replace(stage, code="edited")) != digest(stage)
+    former, today = next(iter(FORMER_SYNTHESIS_SETTINGS.items()))
+    renamed = dataclasses.replace(stage, reads=(today,))
+    assert renamed.fingerprint({today: 7}, 0, {}) == digest_of([{former: 7}, 0, {}])
 
 
 class Run:
