@@ -274,7 +274,7 @@ def filled_by(deadline: float | None, after: list[int], *, size: int, concurrent
         buffer = GroupBuffer(size, min_reward_std=0.01, max_age=1)
         buffer.begin(0)
         options = {"oversample": 1.5, "concurrent": concurrent, "deadline_seconds": deadline}
-        assert await fill(buffer, sample, **options)
+        assert await asyncio.wait_for(fill(buffer, sample, **options), timeout=30)
         assert len(asyncio.all_tasks()) == 1, "nothing goes on"
         return [one.index for one in buffer.groups], buffer.counts, ended, len(started) - len(ended)
 
