@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from astra_jax.base.terminal import Screen, say
 from astra_jax.pages.html import figure
+from launch.viewer.outcome import outcome_of
 from launch.viewer.watched import Training, Watched, Watcher
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -30,7 +31,18 @@ def watch(watcher: Watcher, seconds: float) -> None:
 
 def text(run: Watched) -> str:
     """Write all of a run, a line for each thing."""
-    lines = [run.folder, "   ".join(f"{name} {value}" for name, value in run.facts.items()), "", run.waits]
+    outcome = outcome_of(run)
+    lines = [run.folder, "", outcome.headline, *(f"- {one}" for one in outcome.why)]
+    if outcome.rows:
+        widths = [max(10, len(name)) for name in outcome.columns]
+        head = "  ".join(f"{name:>{width}}" for name, width in zip(outcome.columns, widths, strict=True))
+        lines += ["", f"{'':<{_NAME}} {head}"]
+        for name, values in outcome.rows.items():
+            cells = "  ".join(f"{figure(value):>{width}}" for value, width in zip(values, widths, strict=True))
+            lines.append(f"{name:<{_NAME}} {cells}")
+    if run.pages:
+        lines += ["", f"pages: {', '.join(f'{run.folder}/{name}' for name in run.pages)}"]
+    lines += ["", "   ".join(f"{name} {value}" for name, value in run.facts.items())]
     for training in reversed(run.trainings):
         lines += ["", *_training(training)]
     if run.stages:
@@ -52,7 +64,7 @@ def text(run: Watched) -> str:
 def _training(one: Training) -> list[str]:
     of, name = f" of {one.total:,}" if one.total else "", f" ({one.name})" if one.name else ""
     lines = [f"{one.kind}{name}: step {one.step:,}{of}"]
-    for title, curves in one.curves.items():
+    for title, curves in one.curves().items():
         lines.append(f"  {title}")
         for name, points in curves.items():
             known = [value for _, value in points if value is not None]
