@@ -158,7 +158,7 @@ def sft(folder: Path, workdir: Path, *more: str, weights: str = "model") -> list
 @pytest.mark.nightly
 def test_a_training_that_went_wrong_says_why(installed_astra, world: Path) -> None:
     broken = world / "broken"
-    ended = installed_astra(*sft(world, broken, "--config.sft.steps=6", weights="wild"), cwd=world, timeout=300)
+    ended = installed_astra(*sft(world, broken, "--config.sft.steps=6", weights="wild"), cwd=world)
     assert ended.code == 2, ended.output[-2000:]
     outcome, *_ = screen_of(installed_astra, broken)
     assert outcome.startswith("Failed ") and "finite" in outcome and "Lower learning_rate" in outcome
@@ -168,7 +168,7 @@ def test_a_training_that_went_wrong_says_why(installed_astra, world: Path) -> No
     environment = installed_astra.environment()
     process = subprocess.Popen(command, cwd=world, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     rows = killed / "metrics" / "metrics.jsonl"
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not (rows.exists() and rows.read_text().count("\n") > 2):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0][-2000:]
         time.sleep(0.2)
@@ -192,7 +192,6 @@ def test_a_run_whose_rewards_are_all_0_says_so_on_its_page(installed_astra, worl
         *(f"--config.grpo.episode.{name}={value}" for name, value in short.items()),
         "--config.grpo.row_buckets=[1024]",
         cwd=world,
-        timeout=300,
     )
     assert ended.code == 1, ended.output[-3000:]
     outcome, why, *_ = screen_of(installed_astra, workdir)
