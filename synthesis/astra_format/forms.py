@@ -3,6 +3,7 @@
     messages, tools              OpenAI, Anthropic, TRL, Qwen-Agent; objects or JSON; tools as in `tools.TOOL_COLUMNS`
     prompt, completion           TRL, of messages or of text; turns of the prompt are not trained
     conversations, tools         ShareGPT, Hermes and LLaMA-Factory: {"from": "gpt", "value": "…"}; also with messages
+    instruction, input, output   Alpaca; also with LLaMA-Factory's history of earlier questions and answers
     trajectory                   ASTRA's released record
 
 A column `system` beside any of them is the conversation's system message. `keys` defines the keys that are read.
@@ -29,6 +30,7 @@ FORMS = (
     "messages with tools (OpenAI, TRL, Qwen-Agent)",
     "prompt with completion (TRL)",
     "conversations with tools (ShareGPT)",
+    "instruction with output (Alpaca)",
     "trajectory (ASTRA)",
 )
 """Known forms, as an error lists them."""
@@ -47,6 +49,7 @@ _ROLES = {
 }
 """Speaker in ShareGPT → our role; turns of `calls` and `results` hold nothing else."""
 _SYSTEM = ("system", "developer")
+_PAIR = ("user", "assistant")
 
 
 def columns(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,6 +83,8 @@ def _conversation(row: Mapping[str, Any]) -> tuple[tuple[str, ...], list[dict[st
     if "conversations" in row:
         turns = _opened(row["conversations"], "conversations")
         return ("conversations",), turns if not turns or "role" in turns[0] else list(_sharegpt(turns))
+    if "instruction" in row and "output" in row:
+        return ("instruction", "input", "output", "history"), _alpaca(row)
     names = ", ".join(sorted(row)[:20]) or "none"
     raise Rejected("bad_record", f"it is of no known form; its keys are {names}; known are {'; '.join(FORMS)}")
 
@@ -123,6 +128,25 @@ def _prompt_completion(prompt: Any, completion: Any) -> list[dict[str, Any]]:
 
     asked = [{**one, "weight": 0} if one.get("role") == "assistant" else one for one in turns(prompt, "user", "prompt")]
     return [*asked, *turns(completion, "assistant", "completion")]
+
+
+def _alpaca(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of an instruction, its input on lines of its own, and its output.
+
+    The form and `history`, a list of pairs, are those of LLaMA-Factory's `data/README.md`, which trains on the answers
+    of the history too.
+    """
+    parts = {name: row.get(name, "") for name in ("instruction", "input", "output")}
+    for name, value in parts.items():
+        if not isinstance(value, str):
+            raise Rejected("bad_record", f"column {name}: wants a text, and is {value!r:.80}")
+    try:
+        history = value_or_json(row.get("history", []), list[tuple[str, str]])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Rejected("bad_record", f"column history: wants pairs of a question and its answer: {error}") from None
+    question = "\n".join(filter(None, (parts["instruction"], parts["input"])))
+    turns = [*history, (question, parts["output"])]
+    return [{"role": role, "content": text} for turn in turns for role, text in zip(_PAIR, turn, strict=True)]
 
 
 def _sharegpt(turns: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -241,7 +241,7 @@ def unread(row: Mapping[str, Any], read: Collection[str], system: str = "") -> l
 def _refusal(name: str, value: Any, read: Collection[str], system: str) -> str:
     """Why a column may not be left unread; empty: it may, or it is read."""
     if name in CONVERSATIONS:
-        own = next(one for one in CONVERSATIONS if one in read)
+        own = next((one for one in CONVERSATIONS if one in read), "instruction")
         return f"the row's conversation is in {own!r}; remove one of the two columns"
     if name in MEDIA:
         return "the models here read text alone; leave the row out"

@@ -10,9 +10,10 @@ import pytest
 
 from astra_jax.base.errors import InputError
 from synthesis.astra_format.conversations import kept_dataset
-from synthesis.astra_format.sft import write_records
+from synthesis.astra_format.sft import import_record, write_records
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Message, ToolCall, ToolSpec, Trajectory
+from synthesis.core.stages import Rejected
 
 PARAMETERS = {"type": "object", "properties": {"country": {"type": "string"}}, "required": ["country"]}
 TOOL = {"name": "capital_of", "description": "Capital of a country.", "parameters": PARAMETERS}
@@ -102,6 +103,14 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
+ALPACA = {
+    "instruction": "Name the capital.",
+    "input": "Peru",
+    "output": "Lima.",
+    "history": [["And Chile's?", "Santiago."]],
+}
+
+
 def written(path: Path, *rows: Any) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -135,6 +144,28 @@ def test_a_system_column_is_the_system_message_in_each_form(tmp_path: Path, form
     assert len(read) == len(rows)
     for one in read:
         assert without_ids(one.messages) == without_ids([Message("system", "Be brief."), *EXPECTED])
+
+
+def test_an_alpaca_row_is_a_conversation_and_what_it_has_beside_is_as_in_each_form(tmp_path: Path) -> None:
+    """Stanford's columns, and LLaMA-Factory's `history` and `system`; `text` and unknown columns are counted."""
+    asked = Message("user", "Name the capital.\nPeru")
+    earlier = [Message("user", "And Chile's?"), Message("assistant", "Santiago.")]
+    plain = ALPACA | {"input": "", "history": []}
+    rows = [ALPACA, plain, plain | {"system": "Be brief.", "text": "Below is an instruction", "weight": 0.5}]
+    card = kept_dataset([written(tmp_path / "own.jsonl", *rows)], tmp_path / "cache")
+    whole, short, system = read_dataset(card, Trajectory)
+    answer = Message("assistant", "Lima.")
+    assert without_ids(whole.messages) == without_ids([*earlier, asked, answer])
+    assert without_ids(short.messages) == without_ids([Message("user", "Name the capital."), answer])
+    assert without_ids(system.messages)[0][:2] == ("system", "Be brief.") and system.messages[-1].weight == 0.5
+    for change, said in (
+        ({"output": ["Lima."]}, "column output: wants a text"),
+        ({"history": [["And Chile's?"]]}, "column history: wants pairs"),
+        ({"rejected": "Cusco."}, "SFT takes no pairs of answers"),
+        ({"completion": "Lima"}, "the row's conversation is in 'instruction'"),
+    ):
+        with pytest.raises(Rejected, match=said):
+            import_record(json.dumps(ALPACA | change).encode(), 0)
 
 
 def test_blocks_of_a_turn_are_its_thinking_text_and_calls_and_results_come_with_a_question(tmp_path: Path) -> None:

@@ -10,7 +10,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_conversations import ANSWER, ARGUMENTS, ASKED, CALL, FUNCTION, OPENAI, OPENAI_CALL, ROWS, TOOL, written
+from test_conversations import (
+    ALPACA,
+    ANSWER,
+    ARGUMENTS,
+    ASKED,
+    CALL,
+    FUNCTION,
+    OPENAI,
+    OPENAI_CALL,
+    ROWS,
+    TOOL,
+    written,
+)
 
 from astra_jax.base.errors import InputError
 from synthesis.astra_format import keys
@@ -430,7 +442,7 @@ def tables() -> dict[str, str]:
         return ", ".join(f"`{name}`" for name in names)
 
     forms = []
-    for name, row in ROWS.items():
+    for name, row in (ROWS | {"alpaca": ALPACA}).items():
         turns = [turn for column in row.values() if isinstance(column, list) for turn in column]
         own = dict.fromkeys(key for turn in turns if "role" in turn or "from" in turn for key in turn)
         forms.append(f"| {name} | {quoted(row)} | {quoted(own)} |")
@@ -466,5 +478,5 @@ def test_the_page_has_the_tables(name: str) -> None:
 
 
 def test_every_form_that_an_error_names_has_a_row() -> None:
-    columns = set(itertools.chain(*ROWS.values())) | {"trajectory"}
+    columns = set(itertools.chain(*ROWS.values(), ALPACA)) | {"trajectory"}
     assert all(form.split()[0] in columns for form in FORMS)
