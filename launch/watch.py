@@ -1,8 +1,8 @@
 """Show the outcome of a run and why, its curves, episodes, samples, servers and stages, read from its workdir.
 
-    astra watch WORKDIR                        a page on this machine that updates itself
-    astra watch WORKDIR --terminal             the same in this terminal, for instance over SSH
-    astra watch WORKDIR --beside=WORKDIR       the curves of two runs on one chart
+    astra watch WORKDIR                      a page that updates itself
+    astra watch WORKDIR --terminal           the same in this terminal
+    astra watch WORKDIR --beside=WORKDIR     curves of two runs
 
 WORKDIR is the workdir of SFT, GRPO, synthesis, an evaluation or the quickstart: running, finished, failed or killed, or
 empty before a run. It may be gs://BUCKET/FOLDER or s3://BUCKET/FOLDER; the small files are copied here. Nothing in the
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # --help does not wait for it
 flags.adopt_module_key_flags(services)
 
 _WORKDIR = shared.workdir("on this machine's disk or in a bucket.", required=False)
-_BESIDE = flags.DEFINE_string("beside", None, "Workdir of a second run, whose curves the page draws dashed.")
+_BESIDE = flags.DEFINE_string("beside", None, "Workdir of a second run, whose curves the page plots dashed.")
 _PORT = shared.port(8810)
 _TERMINAL = flags.DEFINE_bool("terminal", False, "Show the run in this terminal until Ctrl-C, instead of a page.")
 _SECONDS = number_flag(

@@ -25,26 +25,26 @@ _GROUPS = 4
 
 
 @dataclass(frozen=True)
-class CallVerdict:
+class ShownVerdict:
     """Verdict of a call, for people; `is_good` if it worked and, where that is known, found what was asked for."""
 
     text: str
     is_good: bool
 
 
-def verdicts_of(episode: Episode) -> list[CallVerdict]:
+def verdicts_of(episode: Episode) -> list[ShownVerdict]:
     """Return the verdicts of an episode's calls, in their order."""
     is_counted = episode.score is not None and bool(episode.score.needed)
     found = []
     for call in episode.calls:
         outcome = call.outcome.replace("_", " ")
         if not call.ok:
-            found.append(CallVerdict(outcome, False))
+            found.append(ShownVerdict(outcome, False))
         elif call.solved:
             parts = ", ".join(map(str, call.solved))
-            found.append(CallVerdict(f"{outcome}: answers sub-question {parts}", True))
+            found.append(ShownVerdict(f"{outcome}: answers sub-question {parts}", True))
         else:
-            found.append(CallVerdict(f"{outcome}{': answers no sub-question' if is_counted else ''}", not is_counted))
+            found.append(ShownVerdict(f"{outcome}{': answers no sub-question' if is_counted else ''}", not is_counted))
     return found
 
 

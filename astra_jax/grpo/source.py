@@ -40,7 +40,7 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder
 from synthesis.core.environment import AnyEnvironment
-from synthesis.core.workdir import Ending, record_ending
+from synthesis.core.workdir import RunEnding, record_ending
 
 
 class RolloutSource:
@@ -153,7 +153,7 @@ class RolloutSource:
         row = self._run.write_row(state.step, exhausted.metrics())
         if is_first():
             self.advice = exhausted.advice
-            record_ending(self._run.folder, Ending("exhausted", self.advice))
+            record_ending(self._run.folder, RunEnding("exhausted", self.advice))
             page = self._run.folder / "episodes" / f"exhausted_{state.step:05}.html"
             write_exhausted(page, exhausted, row)
             for line in (*exhausted.lines(), f"  episodes: {page}"):

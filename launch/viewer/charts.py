@@ -86,9 +86,9 @@ def curves(
         series: (place, value) pairs in the order of places, by the name that the legend gives them.
         across: name of the places, such as "step".
         low, high: ends of the values' axis; by default those of the values.
-        beside: further lines, drawn dashed, each in the colour of the line at its place in `series`.
-        smoothing: weight of earlier values in the drawn moving average, from 0 (none) to below 1; the values
-            themselves are drawn faintly below it.
+        beside: further lines, dashed, each in the colour of the line at its place in `series`.
+        smoothing: weight of earlier values in the plotted moving average, from 0 (none) to below 1. The values
+            themselves are plotted faintly below it.
     """
     colours = {name: number % _COLOURS for names in (series, beside) for number, name in enumerate(names)}
     raw = {name: _thinned(list(points)) for name, points in (*series.items(), *beside.items())}

@@ -16,7 +16,7 @@ import msgspec
 from astra_jax.base.typed import decode_json
 
 if TYPE_CHECKING:
-    from astra_jax.grpo.episode_pages import CallVerdict
+    from astra_jax.grpo.episode_pages import ShownVerdict
 
 _MAX_CHARACTERS, _MAX_LINES = 600, 14
 """Longer texts are folded."""
@@ -59,7 +59,7 @@ class Call:
     arguments: str = ""
     unreadable: bool = False
     result: Result | None = None
-    verdict: CallVerdict | None = None
+    verdict: ShownVerdict | None = None
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Turn:
 def turns_of(
     messages: Sequence[msgspec.Struct | Mapping[str, Any]],
     failures: Mapping[int, tuple[str, str]] | None = None,
-    verdicts: Iterable[CallVerdict] = (),
+    verdicts: Iterable[ShownVerdict] = (),
 ) -> list[Turn]:
     """Arrange a conversation. A result belongs to a call of the message before it, since ids may repeat later.
 

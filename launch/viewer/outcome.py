@@ -37,7 +37,7 @@ _RESUMES = "The same command resumes it."
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """Outcome of a run.
 
     Attributes:
@@ -55,11 +55,11 @@ class Outcome:
     rows: Mapping[str, Sequence[float | None]]
 
 
-def outcome_of(run: Watched) -> Outcome:
+def outcome_of(run: Watched) -> RunOutcome:
     """Return the outcome of a run."""
     columns, rows = _comparison(run)
     state = "short" if run.state == "finished" and _fell_short(run) else run.state
-    return Outcome(state, _headline(run, rows), list(dict.fromkeys(_reasons(run))), columns, rows)
+    return RunOutcome(state, _headline(run, rows), list(dict.fromkeys(_reasons(run))), columns, rows)
 
 
 def _fell_short(run: Watched) -> bool:
@@ -296,7 +296,7 @@ def _masked(one: Training) -> Iterator[str]:
         names = {name for row in one.rows[-_RECENT:] for name in row if name.startswith(prefix)}
         reasons = Counter({name: sum(_recent(one, name)) for name in names - {f"{prefix}episodes", f"{prefix}share"}})
         listed = _counted({name.removeprefix(prefix): int(count) for name, count in reasons.items()})
-        yield f"{masked / (masked + scored):.0%} of the episodes have no score and are excluded: {listed}."
+        yield f"{masked / (masked + scored):.0%} of the episodes are masked, so they have no score: {listed}."
 
 
 def _limits(one: Training) -> Iterator[str]:

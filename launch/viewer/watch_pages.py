@@ -1,7 +1,8 @@
 """Live page of a run, and the pages that the run has written.
 
-GET  /                       the run as it is now; ?x=time and ?smoothing=0.9 change the curves
-GET  /report.html            the page of a finished quickstart; /table.html that of an evaluation
+GET  /                       the run as it is now; ?x and ?smoothing change its curves
+GET  /report.html            of a quickstart; /table.html of an evaluation
+
 GET  /episodes/PART/NAME     a page of `PART/episodes`, as the run wrote it
 """
 
@@ -46,7 +47,7 @@ class WatchService(PageService):
 
     Args:
         watcher: of the run.
-        beside: of another run, whose curves are drawn on the same charts.
+        beside: of another run, whose curves are plotted on the same charts.
         seconds: between two looks of an open page.
     """
 
@@ -123,7 +124,7 @@ def curves_of(
     """Plot the curves of a training, by title.
 
     Args:
-        beside: a run whose newest training of the same kind is drawn too.
+        beside: a run whose newest training of the same kind is plotted too.
         x: `step`, or `time`: seconds of training that are kept, in a fitting unit.
         smoothing: see `charts.curves`.
     """

@@ -31,7 +31,7 @@ from launch.viewer import stages
 from launch.viewer.workdirs import InBucket, OnDisk, RunFolder, newest_pages
 from synthesis.core.compat import todays_reason
 from synthesis.core.datasets import CARD_FILE
-from synthesis.core.workdir import ENDING, LOCK, Ending, read_ending
+from synthesis.core.workdir import ENDING, LOCK, RunEnding, read_ending
 
 T = TypeVar("T")
 Curves = Mapping[str, Sequence[tuple[float, float | None]]]
@@ -184,7 +184,7 @@ class Watched:
         folder: of the run, as the user knows it.
         state: `running`; `elsewhere` (its lock is held on another machine, if it still is); `empty`; `killed` (its
             process ended without a message); `finished`, `failed`, `interrupted`, `preempted` or `exhausted`, see
-            `Ending`; `stopped`: the same, or not finished in a workdir of an earlier version.
+            `RunEnding`; `stopped`: the same, or not finished in a workdir of an earlier version.
         ending: how the last program that worked there ended; None in a workdir of an earlier version.
         holder: the process that works on it, as its lock says.
         command: of its last start, "" where no record says.
@@ -200,7 +200,7 @@ class Watched:
 
     folder: str
     state: str
-    ending: Ending | None
+    ending: RunEnding | None
     holder: str
     command: str
     started: str
@@ -295,7 +295,9 @@ class Watcher:
             unread=list(self._unread),
         )
 
-    def _state_at_rest(self, ending: Ending | None, trainings: Sequence[Training], datasets: Mapping[str, Any]) -> str:
+    def _state_at_rest(
+        self, ending: RunEnding | None, trainings: Sequence[Training], datasets: Mapping[str, Any]
+    ) -> str:
         """Return the state of a run that no process works on."""
         summary = (self.workdir / "summary.json").exists()  # the quickstart's end
         if any(one.exhausted for one in trainings) and not summary:

@@ -28,7 +28,7 @@ LOCK = "lock"
 """The file that the program which works in a workdir holds."""
 
 ENDING = "ending.json"
-"""The file of a workdir that has its `Ending`."""
+"""The file of a workdir that has its `RunEnding`."""
 
 _MAX_CHARACTERS = 2_000
 
@@ -40,8 +40,8 @@ class WorkdirError(UserError):
     """The workdir is another run's, or another program's at the moment; the message says whose, and what to do."""
 
 
-class Ending(msgspec.Struct, frozen=True):
-    """How the last program that held a workdir ended.
+class RunEnding(msgspec.Struct, frozen=True):
+    """Ending of the last program that held a workdir.
 
     Attributes:
         state: `working`: it holds the workdir, or its process ended without a chance to record why. `finished`: it
@@ -56,7 +56,7 @@ class Ending(msgspec.Struct, frozen=True):
     time: str = ""
 
 
-def record_ending(workdir: Folder, ending: Ending) -> None:
+def record_ending(workdir: Folder, ending: RunEnding) -> None:
     """Write how a program ends to its workdir, for people and `astra watch`. A failure to write it is ignored."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     whole = msgspec.structs.replace(ending, why=ending.why[:_MAX_CHARACTERS], time=now)
@@ -64,29 +64,29 @@ def record_ending(workdir: Folder, ending: Ending) -> None:
         write_text(location(workdir, s3=True) / ENDING, msgspec.json.encode(whole).decode() + "\n")
 
 
-def read_ending(workdir: Folder) -> Ending | None:
+def read_ending(workdir: Folder) -> RunEnding | None:
     """Return how the last program ended; None if an earlier version wrote the workdir, or the file is damaged."""
     try:
-        return decode_json((location(workdir, s3=True) / ENDING).read_bytes(), Ending)
+        return decode_json((location(workdir, s3=True) / ENDING).read_bytes(), RunEnding)
     except (OSError, ValueError):  # msgspec's errors are ValueErrors
         return None
 
 
-def _ending_by(error: BaseException) -> Ending:
+def _ending_by(error: BaseException) -> RunEnding:
     """Return the ending of a program by an error, with the message that the program prints."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
-        return Ending("interrupted")
+        return RunEnding("interrupted")
     said = str(error).strip()
     is_clear = isinstance(error, (UserError, SettingError))
-    return Ending("failed", said if is_clear else f"{type(error).__name__}{f': {said}' if said else ''}")
+    return RunEnding("failed", said if is_clear else f"{type(error).__name__}{f': {said}' if said else ''}")
 
 
 @contextlib.contextmanager
 def _ending_recorded(workdir: Folder) -> Iterator[None]:
     """Record how the holder of a workdir ends, unless it has recorded that itself."""
-    record_ending(workdir, Ending("working"))
+    record_ending(workdir, RunEnding("working"))
     try:
         yield
     except BaseException as error:
@@ -94,7 +94,7 @@ def _ending_recorded(workdir: Folder) -> Iterator[None]:
         raise
     ending = read_ending(workdir)
     if ending is None or ending.state == "working":
-        record_ending(workdir, Ending("finished"))
+        record_ending(workdir, RunEnding("finished"))
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ def locked(workdir: Folder) -> Iterator[None]:
 
     The lock ends with the process, however that ends; in a bucket, a minute after it (`leases.leased`). Who holds one
     may enter it again. If the workdir is removed, moved or replaced meanwhile, every write below it raises
-    `RemovedError` (`files.check_held`), and so does the end of the hold. How the holder ends is recorded (`Ending`).
+    `RemovedError` (`files.check_held`), and so does the end of the hold. How the holder ends is recorded (`RunEnding`).
 
     Raises:
         WorkdirError: another process holds it, or it cannot be held.

@@ -21,7 +21,7 @@ from launch.viewer.watch_pages import curves_of
 from launch.viewer.watch_terminal import text
 from launch.viewer.watched import Watcher
 from synthesis.core.journal import Journal
-from synthesis.core.workdir import Ending, locked, record_ending
+from synthesis.core.workdir import RunEnding, locked, record_ending
 from synthesis.environments import pipeline as environments
 from synthesis.pipeline.stage_keys import StageSpec
 from synthesis.trajectories import pipeline as trajectories
@@ -62,13 +62,13 @@ def test_what_a_program_raised_is_its_outcome(tmp_path: Path) -> None:
             raise error
         assert told(folder)[0].startswith(said)
     with locked(folder):
-        record_ending(folder, Ending("preempted"))
+        record_ending(folder, RunEnding("preempted"))
     assert told(folder)[0] == "Stopped by SIGTERM after step 1 of 4, and saved. The same command resumes it."
     with locked(folder):
         pass
     assert Watcher(folder).look().state == "finished"
     done = made(tmp_path / "done", "sft", [{"eval/loss": 2.0}, {"eval/loss": 1.5}], steps=2)
-    record_ending(done, Ending("failed", "--workdir is another run's"))
+    record_ending(done, RunEnding("failed", "--workdir is another run's"))
     said = "All steps are done: held-out loss 2 → 1.5. The last command failed: --workdir is another run's"
     assert told(done)[0] == said
 
@@ -87,7 +87,7 @@ VALID = {"rollout/reward": 0.3, "filling/valid_share": 0.05, "filling/groups_equ
         (
             "grpo",
             [VALID | {"filling/masked_episodes": 80.0, "filling/masked_sandbox_failed": 80.0}],
-            "80% of the episodes have no score and are excluded: sandbox failed 80.",
+            "80% of the episodes are masked, so they have no score: sandbox failed 80.",
         ),
         ("grpo", [{"rollout/reward": 0.5, "rollout/finish_token_limit": 0.75}], "75% of the episodes end at the token"),
         (
