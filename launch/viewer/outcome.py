@@ -74,7 +74,7 @@ def _fell_short(run: Watched) -> bool:
 def _comparison(run: Watched) -> tuple[list[str], dict[str, list[float | None]]]:
     if run.held_out:  # a quickstart
         metrics = {title: [one.get(name) for one in run.held_out.values()] for name, title in _QUICKSTART.items()}
-        return list(run.held_out), metrics
+        return list(run.held_out), {title: values for title, values in metrics.items() if set(values) != {None}}
     if run.scores:
         return ["score, %"], {title: [score] for title, score in run.scores.items()}
     for training in reversed(run.trainings):
@@ -127,8 +127,8 @@ def _headline(run: Watched, rows: Mapping[str, Sequence[float | None]]) -> str:
     result, at = _result(run, rows), _position(run)
     why = run.ending.why if run.ending else ""
     ago = f"the last write was {lasted(run.written)} ago"
-    if run.state == "failed" and at and all(_is_done(one) for one in run.trainings):
-        return f"All steps are done{f': {result}' if result else ''}. The last command failed: {why}"
+    if run.state == "failed" and _has_results(run):
+        return f"All of it is done{f': {result}' if result else ''}. The last command failed: {why}"
     endings = {
         "empty": "Nothing is written here yet. Start a run with this folder as its --workdir; it is shown here.",
         "finished": f"{'Fell short' if _fell_short(run) else 'Finished'}{at}{f': {result}' if result else ''}.",
@@ -150,6 +150,13 @@ def _headline(run: Watched, rows: Mapping[str, Sequence[float | None]]) -> str:
 def _resumes(run: Watched) -> str:
     known = not run.trainings or any(one.total is not None for one in run.trainings)
     return _RESUMES if known else "If it is not done, the same command resumes it."
+
+
+def _has_results(run: Watched) -> bool:
+    """Return whether all steps are done, or all datasets are stored, so that only a later command can have failed."""
+    if run.trainings:
+        return all(_is_done(one) for one in run.trainings)
+    return bool(run.wanted) and not _fell_short(run)
 
 
 def _is_done(one: Training) -> bool:

@@ -120,6 +120,7 @@ def locked(workdir: Folder) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         name = os.path.realpath(folder / LOCK)
         holding = _locked_file(folder / LOCK, state, remedy, of=folder)
+    recording: contextlib.AbstractContextManager[None]
     recording = contextlib.nullcontext() if name in _held.get() else _ending_recorded(workdir)
     with holding, recording:
         yield

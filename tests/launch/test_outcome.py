@@ -69,7 +69,7 @@ def test_what_a_program_raised_is_its_outcome(tmp_path: Path) -> None:
     assert Watcher(folder).look().state == "finished"
     done = made(tmp_path / "done", "sft", [{"eval/loss": 2.0}, {"eval/loss": 1.5}], steps=2)
     record_ending(done, RunEnding("failed", "--workdir is another run's"))
-    said = "All steps are done: held-out loss 2 → 1.5. The last command failed: --workdir is another run's"
+    said = "All of it is done: held-out loss 2 → 1.5. The last command failed: --workdir is another run's"
     assert told(done)[0] == said
 
 
