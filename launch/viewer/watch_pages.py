@@ -26,15 +26,8 @@ from launch.viewer.watched import STORED_PAGES, Curves, Training, Watched, Watch
 
 _STORED = f"default-src 'none'; style-src 'unsafe-inline'; {html.SCRIPTS}; img-src data:; sandbox allow-scripts"
 """CSP of a stored page, perhaps an earlier version's: its own style takes effect, and only our script."""
-_FROM_ZERO = (
-    "Rollouts",
-    "Valid groups, masked episodes",
-    "Seconds",
-    "Tokens a second",
-    "Lengths, tokens",
-    "Calls and turns",
-)
 _SHARES = ("Rollouts", "Valid groups, masked episodes")
+_FROM_ZERO = (*_SHARES, "Seconds", "Tokens a second", "Lengths, tokens", "Calls and turns")
 _X = ("step", "time")
 _SMOOTHING = ("0", "0.6", "0.9", "0.97")
 """Choices of `?x` and `?smoothing`, the default first."""
@@ -62,8 +55,8 @@ class WatchService(PageService):
 
     async def _show(self, request: web.Request) -> web.Response:
         x, smoothing = _chosen(request, "x", _X), _chosen(request, "smoothing", _SMOOTHING)
-        run = await self._run()
-        beside = await asyncio.to_thread(self._beside.look) if self._beside else None
+        run = await self._look(self._watcher)
+        beside = await self._look(self._beside) if self._beside else None
         draw = partial(curves_of, beside=beside, x=x, smoothing=float(smoothing))
         links = {
             "x": [(one, _address(x=one, smoothing=smoothing), one == x) for one in _X],
@@ -80,18 +73,18 @@ class WatchService(PageService):
             place=_place,
         )
 
-    async def _run(self) -> Watched:
+    async def _look(self, watcher: Watcher) -> Watched:
         async with self._looking:
-            return await asyncio.to_thread(self._watcher.look)  # a bucket takes its time
+            return await asyncio.to_thread(watcher.look)  # a bucket takes its time
 
     async def _stored(self, name: str, request: web.Request) -> web.Response:
-        if name not in (await self._run()).pages:
+        if name not in (await self._look(self._watcher)).pages:
             raise HttpRefusal(404, f"there is no {name} yet; it is written when the run is finished")
         return _sent(self._watcher.workdir / name)
 
     async def _episodes(self, request: web.Request) -> web.Response:
         part, name = request.match_info["part"], request.match_info["name"]
-        for training in (await self._run()).trainings:
+        for training in (await self._look(self._watcher)).trainings:
             for path in training.episodes:
                 if (training.name, path.name) == (part, name):  # no other path is ever opened
                     return _sent(path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 
@@ -23,16 +25,22 @@ def watch(watcher: Watcher, seconds: float) -> None:
     with Screen() as screen:
         try:
             while True:
-                screen.draw(text(watcher.look()))
+                screen.draw(text(watcher.look(), shutil.get_terminal_size().columns))
                 time.sleep(seconds)
         except KeyboardInterrupt:
             pass
 
 
-def text(run: Watched) -> str:
-    """Write all of a run, a line for each thing."""
+def text(run: Watched, columns: int = 0) -> str:
+    """Write all of a run, a line for each thing.
+
+    Args:
+        columns: width at which the outcome and the reasons are wrapped; 0: they are not.
+    """
     outcome = outcome_of(run)
-    lines = [run.folder, "", outcome.headline, *(f"- {one}" for one in outcome.why)]
+    lines = [run.folder, ""]
+    for one in (outcome.headline, *(f"- {reason}" for reason in outcome.why)):
+        lines += textwrap.wrap(one, columns) if columns else [one]
     if outcome.rows:
         widths = [max(10, len(name)) for name in outcome.columns]
         head = "  ".join(f"{name:>{width}}" for name, width in zip(outcome.columns, widths, strict=True))

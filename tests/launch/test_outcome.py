@@ -133,6 +133,8 @@ def test_a_stage_that_rejects_everything_is_the_reason(tmp_path: Path) -> None:
     outcome = outcome_of(run)
     said = f"Stage verify let 0 of 50 through: chain failed vote 50. For example {INJECTION}"
     assert outcome.why == [said] and f"- {said}" in text(run).splitlines()[:6]
+    narrow = text(run, 40).splitlines()[2:8]
+    assert max(map(len, narrow)) <= 40 and f"- {said}" in " ".join(narrow)  # a terminal cuts what is wider
     page = rendered("watch.html.jinja", run=run, outcome=outcome, beside=None, seconds=3.0, links={}, served=True)
     assert page.index("Stage verify let 0 of 50") < page.index("<h2>") and INJECTION not in page
 
