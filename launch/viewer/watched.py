@@ -273,7 +273,9 @@ class Watcher:
         start = starts[-1] if isinstance(starts, list) and starts and isinstance(starts[-1], dict) else {}
         held, holder = self._place.holder()
         ending = read_ending(self.workdir)
-        state = held or self._state_at_rest(ending, trainings, datasets)
+        has_ended = ending is not None and ending.state != "working"  # where /proc/locks has nothing, a lock is a guess
+        state = "" if has_ended else held
+        state = state or self._state_at_rest(ending, trainings, datasets)
         newest = max((_changed(path) for pattern in _WRITTEN for path in self.workdir.glob(pattern)), default=0.0)
         written = max(0.0, time.time() - newest) if newest else 0.0
         return Watched(
