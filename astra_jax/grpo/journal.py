@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import struct
 import time
@@ -283,10 +284,18 @@ class BatchJournal:
 
 @dataclass
 class BatchUnderWay:
-    """An update's finished episodes so far, for display."""
+    """An update's finished episodes so far, for display.
+
+    Attributes:
+        scored: how many of them have a reward.
+        best, worst: the highest and the lowest reward; 0.0 if none is scored.
+    """
 
     update: int
     episodes: int
+    scored: int = 0
+    best: float = 0.0
+    worst: float = 0.0
 
 
 class JournalReader:
@@ -300,7 +309,7 @@ class JournalReader:
         self._folder = location(folder)
         self._update = -1
         self._read: dict[epath.Path, int] = {}
-        self._finished: set[tuple[int, int]] = set()
+        self._finished: dict[tuple[int, int], float | None] = {}
 
     def look(self) -> BatchUnderWay | None:
         """Return the current batch, or None."""
@@ -308,11 +317,13 @@ class JournalReader:
         if not segments:
             return None
         if (update := segments[-1][0]) != self._update:
-            self._update, self._read, self._finished = update, {}, set()
+            self._update, self._read, self._finished = update, {}, {}
         for version, _, path in segments:
             if version == update:
                 self._read_on(path)
-        return BatchUnderWay(update, len(self._finished))
+        rewards = [reward for reward in self._finished.values() if reward is not None]
+        spread = max(rewards, default=0.0), min(rewards, default=0.0)
+        return BatchUnderWay(update, len(self._finished), len(rewards), *spread)
 
     def _read_on(self, path: epath.Path) -> None:
         at = self._read.get(path, 0)
@@ -324,7 +335,8 @@ class JournalReader:
                 if at:
                     record = decode_msgpack(content, _Record)
                     if record.episode is not None:
-                        self._finished.add((record.group, record.number))
+                        score = json.loads(record.episode.text)["score"]
+                        self._finished[record.group, record.number] = score and score["value"]
                 at += _HEAD.size + len(content)
                 self._read[path] = at
 

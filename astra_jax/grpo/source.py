@@ -19,7 +19,7 @@ from astra_jax.base.progress import log_above_progress
 from astra_jax.grpo.config import GRPOConfig
 from astra_jax.grpo.dump import FOLDER as BATCHES
 from astra_jax.grpo.dump import BatchDump, DumpedUpdate
-from astra_jax.grpo.episode_pages import write_episodes, write_exhausted
+from astra_jax.grpo.episode_pages import logged_samples, write_episodes, write_exhausted
 from astra_jax.grpo.held_out import FOLDER as HELD_OUT
 from astra_jax.grpo.held_out import HeldOutEvaluation
 from astra_jax.grpo.job import GRPOJob
@@ -40,6 +40,7 @@ from astra_jax.tokenizer import ChatTokenizer
 from sandbox import Sandbox
 from synthesis.core.datasets import Folder
 from synthesis.core.environment import AnyEnvironment
+from synthesis.core.workdir import RunEnding, record_ending
 
 
 class RolloutSource:
@@ -152,6 +153,7 @@ class RolloutSource:
         row = self._run.write_row(state.step, exhausted.metrics())
         if is_first():
             self.advice = exhausted.advice
+            record_ending(self._run.folder, RunEnding("exhausted", self.advice))
             page = self._run.folder / "episodes" / f"exhausted_{state.step:05}.html"
             write_exhausted(page, exhausted, row)
             for line in (*exhausted.lines(), f"  episodes: {page}"):
@@ -262,7 +264,7 @@ class BatchRecorder:
 
 
 class EpisodePages(Hook):
-    """Write a page of sampled episodes every `episodes_every` updates, to `workdir/episodes`."""
+    """Write a page of sampled episodes every `episodes_every` updates to `workdir/episodes`, and to the trackers."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -270,7 +272,9 @@ class EpisodePages(Hook):
     def after_update(self, run: Run, state: TrainState, batch: GroupBatch, row: Mapping[str, float]) -> None:
         if state.step % self._every == 0:
             page = run.folder / "episodes" / f"update_{state.step:05}.html"
-            write_episodes(page, state.step, batch.groups, row)
+            written = write_episodes(page, state.step, batch.groups, row)
+            if run.writer is not None:
+                run.writer.write_samples(state.step, logged_samples(batch.groups), written)
 
 
 class JournalCleanup(Hook):

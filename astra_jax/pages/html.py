@@ -11,11 +11,14 @@ import functools
 import hashlib
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import msgspec
 from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from synthesis.core.records import Answer
 
 _HERE = Path(__file__).parent
 _SEPARATORS = re.compile(r"([-_/.:|>](?=\w))")
@@ -45,6 +48,15 @@ def figure(value: float | None) -> str:
     return f"{value:,.0f}" if value == 0 or 1000 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
+def answer_text(answer: Answer) -> str:
+    """Write an answer for people: `3.5 km (within 0.1)`, `Oslo, Bergen`, `true`."""
+    value = answer.value
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = f"{text.lower() if isinstance(value, bool) else text} {answer.unit}".strip()  # true, as in JSON
+    within = f" (within {answer.tolerance})" if answer.tolerance else ""
+    return text + within + (f" (or {', '.join(answer.aliases)})" if answer.aliases else "")
+
+
 def shown(value: Any) -> Any:
     """Write a value of a list or a record: three decimals, thousands separated, – where it is unknown."""
     if value is None or value == "":
@@ -64,7 +76,7 @@ def _environment(*folders: Path) -> jinja2.Environment:
     loader = jinja2.FileSystemLoader([_HERE, *folders])
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["json"] = lambda value: msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    environment.filters |= {"parts": with_breaks, "figure": figure, "shown": shown}
+    environment.filters |= {"parts": with_breaks, "figure": figure, "shown": shown, "answer": answer_text}
     environment.globals |= {"served": False, "style": Markup(STYLE), "script": Markup(SCRIPT), "policy": Markup(POLICY)}
     return environment
 

@@ -26,7 +26,7 @@ from sandbox import Sandbox
 from synthesis.core.agent_loop import Finish, run_agent
 from synthesis.core.chat_format import Call
 from synthesis.core.environment import AnyEnvironment, CallRecord
-from synthesis.core.records import CodeTool, Message, ToolEnvironment, ToolSpec
+from synthesis.core.records import Answer, CodeTool, Message, ToolEnvironment, ToolSpec
 from synthesis.core.reward import Reward, SubTask, sub_tasks_by_tool
 from synthesis.core.rewards import Unscorable, parsed, rewards_of
 from synthesis.core.stages import rng_for
@@ -86,6 +86,8 @@ class Episode(msgspec.Struct, frozen=True):
         score: None exactly if `finish` is `masked`: the infrastructure or a reward failed, so there is no valid result.
         messages: for people and rewards; never used to make tokens.
         masked: the reason for a missing score; else None.
+        offered: names of the offered tools, in the order shown; empty in records of earlier versions.
+        expected: the final answer that the environment expects, if it has one.
     """
 
     environment_id: str
@@ -100,6 +102,8 @@ class Episode(msgspec.Struct, frozen=True):
     finish: Finish
     messages: list[Message]
     masked: Masked | None = None
+    offered: list[str] = []
+    expected: Answer | None = None
 
     @property
     def is_masked(self) -> bool:
@@ -297,7 +301,15 @@ async def run_episode(
         finish="masked" if reward is None else finish,
         messages=agent.messages,
         masked=None if reward is not None else failed or env_session.failure,
+        offered=list(task.tools),
+        expected=_expected(task.environment),
     )
+
+
+def _expected(environment: AnyEnvironment) -> Answer | None:
+    """Return the final answer that an environment expects; None if it has none, or asks for a state of its world."""
+    is_world = isinstance(environment, ToolEnvironment) and bool(environment.world)
+    return None if is_world else environment.answer
 
 
 class _PolicyAgent:

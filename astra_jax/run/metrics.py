@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from astra_jax.base.errors import InputError
 from astra_jax.base.files import check_held, copy_files, in_bucket, location, naming, write_text
 from astra_jax.base.metrics import METRICS
-from astra_jax.run.trackers import Tracker
+from astra_jax.run.trackers import LoggedSample, Tracker
 from synthesis.core.datasets import Folder
 
 FILE = "metrics.jsonl"
@@ -146,6 +146,15 @@ class MetricWriter:
         """Show a text in TensorBoard only."""
         with naming(self._path):  # indentation shows it verbatim
             self._opened_board().text(step, name, "\n".join("    " + line for line in text.splitlines()))
+
+    def write_samples(self, step: int, samples: Sequence[LoggedSample], page: str = "") -> None:
+        """Give samples of a step to the trackers, after its row.
+
+        Args:
+            page: an HTML page with whole episodes; "" if there is none.
+        """
+        for tracker in self._trackers if samples else ():
+            tracker.log_samples(step, samples, page)
 
     def truncate(self, step: int) -> None:
         """Remove rows after `step`; call it when training resumes from there."""

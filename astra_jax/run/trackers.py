@@ -5,8 +5,9 @@
     trackio    TRACKIO_PROJECT; on this machine, `trackio show` is its page.
     my_module:MyTracker    a class with the methods of `Tracker`, made with (folder of the metrics, settings)
 
-A resumed run continues in the tracker too. A tracker that fails is disabled with one warning: `metrics.jsonl` is the
-record.
+Besides metrics they get samples: a table `completions` with the columns of `LoggedSample` and the step, and GRPO's page
+of episodes. A resumed run continues in the tracker too. A tracker that fails is disabled with one warning:
+`metrics.jsonl` is the record. One that refuses samples still gets metrics.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from absl import logging
@@ -29,11 +31,58 @@ _MLFLOW_RUN = "mlflow_run"
 """File beside the metrics with the id of MLflow's run, which MLflow chooses."""
 
 
+MAX_SAMPLES = 32
+"""Most samples of a step that trackers get."""
+_MAX_CHARACTERS = 20_000
+"""Most characters of a text in a table; the rest is cut, with a mark."""
+_MAX_PAGE = 1 << 20
+"""Most characters of a page; a longer one is not sent."""
+_TABLE = "completions"
+"""Name of the table, as TRL's."""
+
+
+@dataclass(frozen=True)
+class LoggedSample:
+    """A sample of the policy.
+
+    Attributes:
+        reward: None in SFT.
+        expected: SFT: the dataset's turn. GRPO: the expected answer, if the environment has one.
+    """
+
+    prompt: str
+    completion: str
+    reward: float | None = None
+    expected: str = ""
+
+
+_COLUMNS = ("step", *(field.name for field in fields(LoggedSample)))
+
+
+def _rows(step: int, samples: Sequence[LoggedSample]) -> list[list[str | float | None]]:
+    """Return the rows of a table, bounded, in the order of `_COLUMNS`."""
+    return [
+        [step, _cut(one.prompt), _cut(one.completion), one.reward, _cut(one.expected)] for one in samples[:MAX_SAMPLES]
+    ]
+
+
+def _cut(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode()  # a model can write a lone surrogate
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}… ({len(text):,} characters)"
+
+
 class Tracker(Protocol):
     """Additional destination of metric rows."""
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """Log the scalars of a step."""
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample], page: str) -> None:
+        """Log samples of a step, after its scalars. A class without this method gets none.
+
+        Args:
+            page: an HTML page with whole episodes; "" if there is none.
+        """
 
     def close(self) -> None:
         """Finish writing all logged rows."""
@@ -67,11 +116,25 @@ class _Guarded:
     def __init__(self, name: str, make: Any) -> None:
         self._name = name
         self._tracker: Tracker | None = None
+        self._takes_samples = True
         self._try("begin", lambda: setattr(self, "_tracker", make()))
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         if (tracker := self._tracker) is not None:
             self._try(f"take step {step}", lambda: tracker.log(step, row))
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample], page: str) -> None:
+        log = getattr(self._tracker, "log_samples", None)
+        if log is None or not self._takes_samples:
+            return
+        try:
+            log(step, samples, page if len(page) <= _MAX_PAGE else "")
+        except Exception as error:  # errors of three libraries and their services
+            self._takes_samples = False
+            logging.warning(
+                "%s could not take the samples of step %d (%s: %s), and gets no more samples; it still gets metrics",
+                self._name, step, type(error).__name__, first_line(error),
+            )  # fmt: skip
 
     def close(self) -> None:
         if (tracker := self._tracker) is not None:
@@ -98,6 +161,7 @@ class _Wandb:
     def __init__(self, folder: epath.Path, config: Mapping[str, Any]) -> None:
         import wandb
 
+        self._wandb = wandb
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=os.environ.get("WANDB_NAME", folder.parent.name),
@@ -109,6 +173,11 @@ class _Wandb:
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         self._run.log(dict(row), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample], page: str) -> None:
+        table = self._wandb.Table(columns=list(_COLUMNS), data=_rows(step, samples))
+        pages = {"episodes": self._wandb.Html(page, inject=False, data_is_not_path=True)} if page else {}
+        self._run.log({_TABLE: table, **pages}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -131,6 +200,15 @@ class _MLflow:
     def log(self, step: int, row: Mapping[str, float]) -> None:
         self._mlflow.log_metrics({name: float(value) for name, value in row.items()}, step=step)
 
+    def log_samples(self, step: int, samples: Sequence[LoggedSample], page: str) -> None:
+        rows, file = _rows(step, samples), f"{_TABLE}/step_{step:08}.json"
+        try:
+            self._mlflow.log_table(dict(zip(_COLUMNS, map(list, zip(*rows, strict=True)), strict=True)), file)
+        except ImportError:  # mlflow-skinny has no pandas; the same form without it
+            self._mlflow.log_dict({"columns": list(_COLUMNS), "data": rows}, file)
+        if page:
+            self._mlflow.log_text(page, f"episodes/step_{step:08}.html")
+
     def close(self) -> None:
         self._mlflow.end_run()
 
@@ -146,6 +224,11 @@ class _Trackio:
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         self._trackio.log(dict(row), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample], page: str) -> None:
+        table = self._trackio.Table(columns=list(_COLUMNS), data=_rows(step, samples))
+        pages = {"episodes": self._trackio.Html(page)} if page else {}
+        self._trackio.log({_TABLE: table, **pages}, step=step)
 
     def close(self) -> None:
         self._trackio.finish()

@@ -53,7 +53,7 @@ from astra_jax.run.resume import ResumedSettings
 from astra_jax.run.state import TrainState
 from astra_jax.run.summary import TimeLeft
 from synthesis.core.datasets import Folder
-from synthesis.core.workdir import WorkdirError, locked
+from synthesis.core.workdir import RunEnding, WorkdirError, locked, record_ending
 
 StopReason = Literal["finished", "preempted", "stopped", "exhausted"]
 """Why a run ended. `finished`: all steps are done. `preempted`: it received SIGTERM, or a hook stopped it; the same
@@ -168,6 +168,8 @@ class RunContext:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None and is_first() and self.stopped in ("preempted", "stopped"):
+            record_ending(self.folder, RunEnding(self.stopped))
         try:
             self._stack.__exit__(kind, error, trace)
             if error is None and self.stopped is None:

@@ -18,6 +18,7 @@ from astra_jax.run.compiler import Program
 from astra_jax.run.hooks import Hook, Run
 from astra_jax.run.hosts import is_first
 from astra_jax.run.state import TrainState
+from astra_jax.run.trackers import LoggedSample
 from astra_jax.sft.config import SFTConfig
 from astra_jax.sft.data import BatchIterator, held_out_data
 from astra_jax.sft.samples import TurnSampler
@@ -77,9 +78,12 @@ class Samples(Hook):
             )
 
     def after_update(self, run: Run, state: TrainState, batch: Any, row: Mapping[str, float]) -> None:
-        text = "\n".join(map(str, self._sampler.draw(state.inference_params())))
+        samples = self._sampler.draw(state.inference_params())
+        text = "\n".join(map(str, samples))
         if run.writer is not None:
             run.writer.write_text(state.step, "samples", text)
+            logged = [LoggedSample(one.prompt, one.said, expected=one.wanted) for one in samples]
+            run.writer.write_samples(state.step, logged)
             write_text(run.folder / "samples" / f"{state.step:08d}.txt", text)
 
 

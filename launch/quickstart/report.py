@@ -20,6 +20,8 @@ from launch.viewer import charts
 from synthesis.core.datasets import read_card, read_dataset
 from synthesis.core.records import Message, ToolEnvironment, ToolServer, Trajectory
 
+_COLUMNS = {"untrained": "before", "sft": "after SFT", "grpo": "after GRPO"}
+
 
 def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
     """Write `workdir/report.html` atomically, from the summary, the datasets and the metrics of the run."""
@@ -31,6 +33,9 @@ def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
     page = template("report.html.jinja", Path(__file__).parent)
     html = page.render(
         summary=summary,
+        headline=headline(summary["held_out"]),
+        columns=[_COLUMNS[name] for name in MODELS],
+        results=_results(summary["held_out"]),
         models=MODELS,
         graphs=tool_graphs(sorted((workdir / "trajectories" / "graphs").glob("*.graphml")), servers),
         losses=loss_curves(workdir),
@@ -51,6 +56,39 @@ def write(workdir: Path, summary: Mapping[str, Any]) -> Path:
     path = workdir / "report.html"
     write_text(path, html)
     return path
+
+
+def headline(held_out: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the result of a run in one sentence.
+
+    Args:
+        held_out: results by the names in `MODELS`, as in `summary.json`.
+    """
+    first, last = held_out[MODELS[0]], held_out[MODELS[-1]]
+    change = "rose" if last["f1"] > first["f1"] else "fell" if last["f1"] < first["f1"] else "stayed"
+    return (
+        f"After training, the model answers {last['answer_accuracy']:.0%} of {last['episodes']} held-out questions, "
+        f"before it {first['answer_accuracy']:.0%}; the held-out F1 reward {change} from {first['f1']:.2f} to "
+        f"{last['f1']:.2f}."
+    )
+
+
+def _results(held_out: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the rows of the table of results, one text for each model."""
+
+    def between(row: Mapping[str, Any], value: str, ends: str) -> str:
+        low, high = row[ends]
+        return f"{row[value]:.3f} ({low:.3f}–{high:.3f})"
+
+    rows = [held_out[name] for name in MODELS]
+    return {
+        "F1": [between(row, "f1", "f1_interval") for row in rows],
+        "answers": [between(row, "answer_accuracy", "answer_interval") for row in rows],
+        "recall": [f"{row['recall']:.3f}" for row in rows],
+        "precision": [f"{row['precision']:.3f}" for row in rows],
+        "calls an episode": [f"{row['mean_calls']:.2f}" for row in rows],
+        "episodes": [f"{row['episodes']:,}" for row in rows],
+    }
 
 
 def _episodes(workdir: Path, model: str) -> dict[str, dict[str, Any]]:

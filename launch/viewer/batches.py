@@ -17,6 +17,8 @@ from markupsafe import Markup
 
 from astra_jax.base.http_service import HttpRefusal
 from astra_jax.grpo.dump import DumpedBatches, GroupLine
+from astra_jax.grpo.episode_pages import verdicts_of
+from astra_jax.pages.html import answer_text
 from astra_jax.rollout.episode import Episode
 from launch.viewer.conversation import turns_of
 from launch.viewer.lists import ListChoice, RecordList, Row, beside, part
@@ -113,11 +115,13 @@ class BatchPages:
                 "calls": score.calls,
                 "turns": one.turns,
                 "finish": one.finish.replace("_", " "),
+                **({} if one.expected is None else {"expected answer": answer_text(one.expected)}),
+                **({"offered tools": one.offered} if one.offered else {}),
                 "tokens": len(one.token_ids),
                 "sampled tokens": sum(one.loss_mask),
                 "sampled by versions": one.sampled_by,
             },
-            turns=turns_of(one.messages),
+            turns=turns_of(one.messages, verdicts=verdicts_of(one)),
             stretches=stretches(one, pieces, tokens.shown),
             likely=LIKELY,
             part=tokens,

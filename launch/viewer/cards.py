@@ -14,18 +14,11 @@ from astra_jax.evaluation.grids import decoding_text
 from astra_jax.evaluation.saved import SuiteRun
 from launch.viewer.lists import Pages
 from launch.viewer.service import PageService, ViewerConfig, page
+from launch.viewer.stages import in_order
 from synthesis.core.compat import convert_stored
 from synthesis.environments import statistics as of_environments
 from synthesis.trajectories import statistics as of_trajectories
 
-_TRAJECTORY_STAGES = (
-    *("collect", "registries", "tools", "normalize", "propose", "graph", "verify", "draw", "tasks", "augment"),
-    *("duplicates", "score", "interact", "user", "judge"),
-)
-_ENVIRONMENT_STAGES = (
-    *("decompose", "distinct", "validate", "quality", "augment", "implement", "merge", "worlds", "distract", "verify"),
-)
-"""In the order of the pipelines, which a card does not keep."""
 _FIRST_FACTS = ("kind", "count", "model", "user", "judge", "split", "seed", "teacher", "embedder")
 _LARGE = ("config", "statistics", "rejected")
 
@@ -80,12 +73,11 @@ def shown_card(card: Mapping[str, Any]) -> ShownCard:
     names = [name for name in _FIRST_FACTS if name in facts] + sorted(facts.keys() - set(_FIRST_FACTS))
     large = [name for name in _LARGE if name in card and name not in facts]
     more = [*large, *sorted(card.keys() - facts.keys() - set(large))]
-    stages = _ENVIRONMENT_STAGES if environments else _TRAJECTORY_STAGES
     return ShownCard(
         facts={name: facts[name] for name in names},
         table=_table(card, statistics, environments),
         suites=suites,
-        rejections=_rejections(card["rejected"], stages) if isinstance(card.get("rejected"), Mapping) else None,
+        rejections=_rejections(card["rejected"]) if isinstance(card.get("rejected"), Mapping) else None,
         more={name: card[name] for name in more if card[name]},
     )
 
@@ -107,15 +99,15 @@ def _table(card: Mapping[str, Any], statistics: Mapping[str, Any], environments:
     return table
 
 
-def _rejections(rejected: Mapping[str, Any], stages: Sequence[str]) -> list[tuple[str, str, float]]:
+def _rejections(rejected: Mapping[str, Any]) -> list[tuple[str, str, float]]:
     """Return the counts of {stage: {reason: count}}, or of {reason: count} where there is one stage only."""
     by_stage = [(stage, given) for stage, given in rejected.items() if isinstance(given, Mapping)]
     by_stage.append(("", {reason: count for reason, count in rejected.items() if not isinstance(count, Mapping)}))
     counts = [
         (stage, reason, count) for stage, reasons in by_stage for reason, count in reasons.items() if _is_number(count)
     ]
-    place = {stage: index for index, stage in enumerate(stages)}
-    return sorted(counts, key=lambda one: (place.get(one[0], len(place)), one[0], -one[2], one[1]))
+    place = {stage: index for index, stage in enumerate(in_order({stage for stage, *_ in counts}))}
+    return sorted(counts, key=lambda one: (place[one[0]], -one[2], one[1]))
 
 
 def _at(value: Mapping[str, Any], path: str) -> Mapping[str, Any]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from markupsafe import Markup
 
@@ -18,6 +19,7 @@ FONT = 12
 """Pixels of a chart's text, as in `charts.css`."""
 _COLOURS, _MAX_POINTS = 6, 300
 _GAP = 6
+_NO_LINES: Mapping[str, Iterable[tuple[float, float | None]]] = MappingProxyType({})
 
 Points = Sequence[tuple[float, float | None]]
 
@@ -73,6 +75,8 @@ def curves(
     across: str,
     low: float | None = None,
     high: float | None = None,
+    beside: Mapping[str, Iterable[tuple[float, float | None]]] = _NO_LINES,
+    smoothing: float = 0.0,
     width: int = 360,
     height: int = 200,
 ) -> Markup:
@@ -82,18 +86,23 @@ def curves(
         series: (place, value) pairs in the order of places, by the name that the legend gives them.
         across: name of the places, such as "step".
         low, high: ends of the values' axis; by default those of the values.
+        beside: further lines, dashed, each in the colour of the line at its place in `series`.
+        smoothing: weight of earlier values in the plotted moving average, from 0 (none) to below 1. The values
+            themselves are plotted faintly below it.
     """
-    lines = {name: _thinned(list(points)) for name, points in series.items()}
-    lines = {name: points for name, points in lines.items() if any(value is not None for _, value in points)}
-    if not lines:
+    colours = {name: number % _COLOURS for names in (series, beside) for number, name in enumerate(names)}
+    raw = {name: _thinned(list(points)) for name, points in (*series.items(), *beside.items())}
+    raw = {name: points for name, points in raw.items() if any(value is not None for _, value in points)}
+    if not raw:
         return without_values(title)
-    known = [(x, value) for points in lines.values() for x, value in points if value is not None]
+    lines = {name: smoothed(points, smoothing) for name, points in raw.items()} if smoothing else raw
+    known = [(x, value) for points in raw.values() for x, value in points if value is not None]
     x0, x1 = min(x for x, _ in known), max(x for x, _ in known)
     y0 = min(value for _, value in known) if low is None else low
     y1 = max(value for _, value in known) if high is None else high
     if y1 <= y0:
         y0, y1 = y0 - (abs(y0) * 0.1 or 1.0), y1 + (abs(y1) * 0.1 or 1.0)
-    legend, head = _legend(list(lines), width)
+    legend, head = _legend(list(lines), colours, beside, width)
     foot, right = FONT * 3 + 4, width - _GAP
     height = max(height, head + foot + 60)
     left = _GAP + FONT * max(em(_mark(mark)) for mark in ticks(y0, y1))
@@ -116,15 +125,22 @@ def curves(
             parts.append(element("text", _mark(mark), kind="faint middle", x=place, y=height - foot + FONT + 3))
     parts.append(element("path", kind="base", d=f"M{left:.1f} {height - foot}H{right}"))
     parts.append(element("text", across, kind="faint end", x=right, y=height - 5))
-    for number, points in enumerate(lines.values()):
+
+    def path_of(points: Points) -> str:
         path, pen = "", "M"
         for x, value in points:
             if value is not None:
                 path += f"{pen}{across_at(x):.1f} {up_at(value):.1f}"
             pen = "M" if value is None else "L"
-        parts.append(element("path", kind=f"curve s{number % _COLOURS}", d=path))
+        return path
+
+    if smoothing:
+        parts += [element("path", kind=f"curve raw s{colours[name]}", d=path_of(raw[name])) for name in lines]
+    for name, points in lines.items():
+        kind = " beside" if name in beside else ""
+        parts.append(element("path", kind=f"curve s{colours[name]}{kind}", d=path_of(points)))
         x, last = next((x, value) for x, value in reversed(points) if value is not None)
-        parts.append(element("circle", kind=f"dot s{number % _COLOURS}", cx=across_at(x), cy=up_at(last), r=3))
+        parts.append(element("circle", kind=f"dot s{colours[name]}", cx=across_at(x), cy=up_at(last), r=3))
     told = "; ".join(_told(name, points, across) for name, points in lines.items())
     return drawing(f"{title}. {told}", width, height, parts)
 
@@ -151,6 +167,21 @@ def _thinned(points: Points) -> Points:
     return found
 
 
+def smoothed(points: Points, weight: float) -> Points:
+    """Return the exponential moving average of values, without its bias to 0 at the start; gaps stay gaps.
+
+    Args:
+        weight: of earlier values, from 0 to below 1.
+    """
+    found: list[tuple[float, float | None]] = []
+    total = norm = 0.0
+    for x, value in points:
+        if value is not None:
+            total, norm = weight * total + (1 - weight) * value, weight * norm + (1 - weight)
+        found.append((x, None if value is None else total / norm))
+    return found
+
+
 def _told(name: str, points: Points, across: str) -> str:
     known = [(x, value) for x, value in points if value is not None]
     (first_x, first), (last_x, last) = known[0], known[-1]
@@ -161,18 +192,21 @@ def _told(name: str, points: Points, across: str) -> str:
     )
 
 
-def _legend(names: Sequence[str], width: int) -> tuple[list[Markup], int]:
+def _legend(
+    names: Sequence[str], colours: Mapping[str, int], beside: Collection[str], width: int
+) -> tuple[list[Markup], int]:
     """Return names with their colours in as many lines as needed, and their height. One curve needs no legend."""
     parts, x, y = [], 0.0, FONT
     if len(names) < 2:
         return [], _GAP + FONT // 2
-    for number, name in enumerate(names):
-        name = cut(name, (width - 20) / FONT)
-        size = 24 + FONT * em(name)
+    for name in names:
+        kind = f"s{colours[name]}{' beside' if name in beside else ''}"
+        name = cut(name, (width - 30) / FONT)
+        size = 34 + FONT * em(name)
         if x and x + size > width:
             x, y = 0.0, y + FONT + 5
-        parts.append(element("circle", kind=f"dot s{number % _COLOURS}", cx=x + 5, cy=y - 4, r=4))
-        parts.append(element("text", name, x=x + 14, y=y))
+        parts.append(element("path", kind=f"curve {kind}", d=f"M{x:.1f} {y - 4}H{x + 18:.1f}"))
+        parts.append(element("text", name, x=x + 24, y=y))
         x += size
     return parts, y + _GAP + FONT // 2
 

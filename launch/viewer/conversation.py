@@ -7,13 +7,16 @@ a reader wants to know what went wrong.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from astra_jax.base.typed import decode_json
+
+if TYPE_CHECKING:
+    from astra_jax.grpo.episode_pages import ShownVerdict
 
 _MAX_CHARACTERS, _MAX_LINES = 600, 14
 """Longer texts are folded."""
@@ -48,6 +51,7 @@ class Call:
         arguments: as JSON, on one line where they are short.
         unreadable: they are not a JSON object, and `arguments` is what was written.
         result: None where the record has none.
+        verdict: of the call, where its record has one.
     """
 
     id: str
@@ -55,6 +59,7 @@ class Call:
     arguments: str = ""
     unreadable: bool = False
     result: Result | None = None
+    verdict: ShownVerdict | None = None
 
 
 @dataclass
@@ -73,14 +78,18 @@ class Turn:
 
 
 def turns_of(
-    messages: Sequence[msgspec.Struct | Mapping[str, Any]], failures: Mapping[int, tuple[str, str]] | None = None
+    messages: Sequence[msgspec.Struct | Mapping[str, Any]],
+    failures: Mapping[int, tuple[str, str]] | None = None,
+    verdicts: Iterable[ShownVerdict] = (),
 ) -> list[Turn]:
     """Arrange a conversation. A result belongs to a call of the message before it, since ids may repeat later.
 
     Args:
         failures: what the record says of a result, as (failure, kind), by the index of its message.
+        verdicts: of the results, in their order; may be fewer.
     """
     turns: list[Turn] = []
+    remaining = iter(verdicts)
     for index, one in enumerate(messages):
         message = _mapping(one)
         role, content = _text(message.get("role")) or "(no role)", _text(message.get("content"))
@@ -95,9 +104,9 @@ def turns_of(
         id, result = _text(message.get("tool_call_id")), result_of(content, *(failures or {}).get(index, ("", "")))
         call = next((call for call in turns[-1].calls if call.id == id and call.result is None), None)
         if call is None:
-            turns[-1].stray.append(Call(id, _text(message.get("name")), result=result))
-        else:
-            call.result = result
+            call = Call(id, _text(message.get("name")))
+            turns[-1].stray.append(call)
+        call.result, call.verdict = result, next(remaining, None)
     return turns
 
 

@@ -27,7 +27,7 @@ from launch.viewer.service import CALL, page, short
 from sandbox import SandboxError
 from sandbox.interface import Sandbox
 from synthesis.core.matching import match
-from synthesis.core.records import Answer, CodeTool, ToolEnvironment, World
+from synthesis.core.records import CodeTool, ToolEnvironment, World
 from synthesis.core.reward import solved_by, sub_tasks_by_tool
 from synthesis.core.worlds import EpisodeCalls
 
@@ -91,7 +91,6 @@ class EnvironmentPages:
             hops=[(hop, list(group)) for hop, group in itertools.groupby(steps, key=lambda sub: sub.hop)],
             needed=_shown_tools(one, one.tools),
             irrelevant={band: _shown_tools(one, tools) for band, tools in one.distractors.items() if tools},
-            answer_text=answer_text,
             **self._list.around(request, one.id),
         )
 
@@ -153,15 +152,6 @@ def _facts(one: ToolEnvironment) -> dict[str, Any]:
             "difficulty: solve rate": "not measured" if rate is None else f"{rate:.2f} ({difficulty.policy})",
         }
     return facts | {"signature": one.signature, "entities": one.entities}
-
-
-def answer_text(answer: Answer) -> str:
-    """Write an answer for people: `3.5 km (within 0.1)`, `Oslo, Bergen`, `true`."""
-    value = answer.value
-    text = ", ".join(value) if isinstance(value, list) else str(value)
-    text = f"{text.lower() if isinstance(value, bool) else text} {answer.unit}".strip()  # true, as in JSON
-    within = f" (within {answer.tolerance})" if answer.tolerance else ""
-    return text + within + (f" (or {', '.join(answer.aliases)})" if answer.aliases else "")
 
 
 def _shown_tools(environment: ToolEnvironment, tools: Sequence[CodeTool]) -> list[dict[str, Any]]:

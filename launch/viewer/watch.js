@@ -7,7 +7,7 @@ const opened = () => new Set([...document.querySelectorAll("details[data-key][op
 async function look() {
   const now = document.getElementById("now");
   try {
-    const response = await fetch(`${location.origin}/`);
+    const response = await fetch(`${location.origin}/${location.search}`);
     if (response.ok) {
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       const open = opened();

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 
 from astra_jax.base.terminal import Screen, say
 from astra_jax.pages.html import figure
+from launch.viewer.outcome import outcome_of
 from launch.viewer.watched import Training, Watched, Watcher
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -22,15 +25,32 @@ def watch(watcher: Watcher, seconds: float) -> None:
     with Screen() as screen:
         try:
             while True:
-                screen.draw(text(watcher.look()))
+                screen.draw(text(watcher.look(), shutil.get_terminal_size().columns))
                 time.sleep(seconds)
         except KeyboardInterrupt:
             pass
 
 
-def text(run: Watched) -> str:
-    """Write all of a run, a line for each thing."""
-    lines = [run.folder, "   ".join(f"{name} {value}" for name, value in run.facts.items()), "", run.waits]
+def text(run: Watched, columns: int = 0) -> str:
+    """Write all of a run, a line for each thing.
+
+    Args:
+        columns: width at which the outcome and the reasons are wrapped; 0: they are not.
+    """
+    outcome = outcome_of(run)
+    lines = [run.folder, ""]
+    for one in (outcome.headline, *(f"- {reason}" for reason in outcome.why)):
+        lines += textwrap.wrap(one, columns) if columns else [one]
+    if outcome.rows:
+        widths = [max(10, len(name)) for name in outcome.columns]
+        head = "  ".join(f"{name:>{width}}" for name, width in zip(outcome.columns, widths, strict=True))
+        lines += ["", f"{'':<{_NAME}} {head}"]
+        for name, values in outcome.rows.items():
+            cells = "  ".join(f"{figure(value):>{width}}" for value, width in zip(values, widths, strict=True))
+            lines.append(f"{name:<{_NAME}} {cells}")
+    if run.pages:
+        lines += ["", f"pages: {', '.join(f'{run.folder}/{name}' for name in run.pages)}"]
+    lines += ["", "   ".join(f"{name} {value}" for name, value in run.facts.items())]
     for training in reversed(run.trainings):
         lines += ["", *_training(training)]
     if run.stages:
@@ -52,7 +72,7 @@ def text(run: Watched) -> str:
 def _training(one: Training) -> list[str]:
     of, name = f" of {one.total:,}" if one.total else "", f" ({one.name})" if one.name else ""
     lines = [f"{one.kind}{name}: step {one.step:,}{of}"]
-    for title, curves in one.curves.items():
+    for title, curves in one.curves().items():
         lines.append(f"  {title}")
         for name, points in curves.items():
             known = [value for _, value in points if value is not None]

@@ -1,4 +1,4 @@
-"""State of a run, read from its workdir: running, finished, exhausted or killed, and its numbers.
+"""State of a run, read from its workdir: running, finished, failed, exhausted or killed, and its numbers.
 
 Nothing is written or locked, and the run is not asked. Files are read while they are written, and again only when they
 have changed.
@@ -11,6 +11,7 @@ import datetime
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -26,32 +27,39 @@ from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.grpo.journal import BatchUnderWay, JournalReader
 from astra_jax.run.metrics import EXHAUSTED, is_exhausted, read_metrics
 from astra_jax.run.metrics import FILE as METRICS
+from launch.viewer import stages
 from launch.viewer.workdirs import InBucket, OnDisk, RunFolder, newest_pages
+from synthesis.core.compat import todays_reason
 from synthesis.core.datasets import CARD_FILE
-from synthesis.core.workdir import LOCK
+from synthesis.core.workdir import ENDING, LOCK, RunEnding, read_ending
 
 T = TypeVar("T")
 Curves = Mapping[str, Sequence[tuple[float, float | None]]]
 
 CURVES: Mapping[str, tuple[str, ...]] = {
-    "Loss": ("train/loss", "eval/loss"),
-    "Rollouts": ("rollout/reward", "train/reward", "rollout/recall", "rollout/precision"),
     "Held-out reward": ("eval/greedy/reward", "eval/sampled/reward"),
+    "Rollouts": ("rollout/reward", "train/reward", "rollout/recall", "rollout/precision"),
+    "Loss": ("train/loss", "eval/loss"),
+    "Valid groups, masked episodes": ("filling/valid_share", "filling/masked_share"),
+    "Entropy, nats": ("train/entropy",),
+    "Sampler against trainer, nats": ("train/mismatch_kl", "train/mismatch_abs"),
+    "Lengths, tokens": ("rollout/sampled_tokens", "rollout/total_tokens"),
+    "Calls and turns": ("rollout/turns", "rollout/calls", "rollout/failed_calls"),
     "Gradient norm": ("train/grad_norm",),
-    "Sampler and trainer": ("train/mismatch_kl",),
+    "Learning rate": ("train/learning_rate",),
     "Tokens a second": ("perf/tokens_per_second", "rollout/tokens_per_second"),
     "Seconds": ("seconds/rollout", "seconds/update", "seconds/sync", "seconds/wait"),
 }
 """Charts of a training and the metrics on each, where a run has them."""
-_SILENT_SECONDS = 300.0
-"""Without a write, after which a run is said to wait for something."""
-_MAX_CHARACTERS = 6_000
+STORED_PAGES = ("report.html", "table.html")
+"""Pages of a quickstart and of an evaluation."""
+_MAX_CHARACTERS, _MAX_EXAMPLE = 6_000, 300
 _PAUSE = 20
 """A file that takes long to read is read again after so many times as long."""
 _FOLDERS = ("", "*/", "*/*/")
 """Patterns of a training's folder in a workdir."""
 _WRITTEN = (
-    *("run.json", "*.sqlite", "*.sqlite-wal", "journals/*.sqlite", "journals/*.sqlite-wal"),
+    *("run.json", ENDING, "*.sqlite", "*.sqlite-wal", "journals/*.sqlite", "journals/*.sqlite-wal"),
     *(f"{folder}{name}" for folder in _FOLDERS for name in (f"metrics/{METRICS}", f"{ROLLOUTS}/*", f"{HELD_OUT}/*")),
     *(f"{folder}{name}" for folder in _FOLDERS for name in (CARD_FILE, LOCK)),
 )
@@ -60,11 +68,23 @@ _WRITTEN = (
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a synthesis: how many inputs passed, and how many were rejected by reason."""
+    """A stage of a synthesis, or a suite of an evaluation.
+
+    Attributes:
+        passed: inputs that were not rejected.
+        rejected: the other inputs, by reason.
+        example: what one of the most frequent reason's inputs was rejected for; "" where that is unknown.
+    """
 
     name: str
     passed: int
     rejected: Mapping[str, int]
+    example: str = ""
+
+    @property
+    def seen(self) -> int:
+        """All inputs that are finished."""
+        return self.passed + sum(self.rejected.values())
 
 
 @dataclass(frozen=True)
@@ -76,6 +96,16 @@ class Spending:
     requests: int
     tokens: int
     money: float
+
+
+def step_of(row: Mapping[str, Any]) -> float:
+    """Return the step of a row of metrics."""
+    return float(row["step"])
+
+
+def seconds_of(row: Mapping[str, Any]) -> float | None:
+    """Return the training time at a row of metrics, in seconds; None in a row without it."""
+    return 0.0 if row["step"] == 0 else row.get("goodput/kept_seconds")
 
 
 @dataclass(frozen=True)
@@ -110,12 +140,16 @@ class Training:
         """The last logged step, 0 before the first."""
         return int(self.rows[-1]["step"]) if self.rows else 0
 
-    @property
-    def curves(self) -> dict[str, Curves]:
-        """The metrics that `CURVES` names, as {title: {metric: [(step, value)]}}."""
+    def curves(self, across: Callable[[Mapping[str, Any]], float | None] = step_of) -> dict[str, Curves]:
+        """Return the metrics that `CURVES` names, as {title: {metric: [(place, value)]}}.
+
+        Args:
+            across: returns a row's place on the horizontal axis, or None if the row has none.
+        """
+        placed = [(at, row) for row in self.rows if (at := across(row)) is not None]
         found = {
             title: {
-                name: [(float(row["step"]), row[name]) for row in self.rows if name in row]
+                name: [(at, row[name]) for at, row in placed if name in row]
                 for name in names
                 if any(row.get(name) is not None for row in self.rows)
             }
@@ -148,27 +182,36 @@ class Watched:
 
     Attributes:
         folder: of the run, as the user knows it.
-        state: `running`, `finished`, `exhausted` (GRPO found no further batch), `stopped` (no process works on it, and
-            it is not finished) or `elsewhere` (its lock is held on another machine, if it still is).
+        state: `running`; `elsewhere` (its lock is held on another machine, if it still is); `empty`; `killed` (its
+            process ended without a message); `finished`, `failed`, `interrupted`, `preempted` or `exhausted`, see
+            `RunEnding`; `stopped`: the same, or not finished in a workdir of an earlier version.
+        ending: how the last program that worked there ended; None in a workdir of an earlier version.
         holder: the process that works on it, as its lock says.
         command: of its last start, "" where no record says.
         started: when, ISO 8601.
         written: seconds since its newest write.
-        waits: what it does or waits for, in a sentence.
         datasets: records by folder, None where the card does not say.
+        wanted: records that a synthesis is to make, by folder.
+        held_out: results of a quickstart's models on held-out environments, by model.
+        scores: results of an evaluation in percent, by title.
+        pages: the `STORED_PAGES` that it has.
         unread: files that could not be read, and why.
     """
 
     folder: str
     state: str
+    ending: RunEnding | None
     holder: str
     command: str
     started: str
     written: float
-    waits: str
     trainings: Sequence[Training]
     stages: Sequence[Stage]
     datasets: Mapping[str, int | None]
+    wanted: Mapping[str, int]
+    held_out: Mapping[str, Mapping[str, float]]
+    scores: Mapping[str, float]
+    pages: Sequence[str]
     spending: Sequence[Spending]
     unread: Sequence[str]
 
@@ -205,10 +248,11 @@ class Watcher:
         self._journal_readers: dict[Path, JournalReader] = {}
         self._unread: list[str] = []
         run = self.look()
-        if not (run.trainings or run.stages or run.datasets or run.command or run.state in ("running", "elsewhere")):
+        has_files = run.trainings or run.stages or run.datasets or run.command or run.ending or run.pages
+        if not (has_files or run.state in ("running", "elsewhere", "empty")):
             raise InputError(
-                f"{self.name} has no files of a run; give the --workdir of launch.sft, launch.grpo, "
-                "launch.trajectories, launch.environments or launch.quickstart"
+                f"{self.name} has no files of a run; give the --workdir of sft, grpo, trajectories, environments, "
+                "evaluate or quickstart"
             )
 
     def look(self) -> Watched:
@@ -218,38 +262,57 @@ class Watcher:
         journals = sorted([*self.workdir.glob("*.sqlite"), *self.workdir.glob("journals/*.sqlite")])
         nothing: _Counts = ([], [])
         counts = [self._fresh(path, _journal_counts, nothing) for path in journals]
-        stages = [stage for one, _ in counts for stage in one]
+        found = [stage for one, _ in counts for stage in one]
         cards = sorted([*self.workdir.glob(f"*/{CARD_FILE}"), *self.workdir.glob(f"*/*/{CARD_FILE}")])
-        datasets = {str(card.parent.relative_to(self.workdir)): self._json(card).get("count") for card in cards}
+        counts_by_folder = {str(one.parent.relative_to(self.workdir)): self._json(one).get("count") for one in cards}
+        datasets = {name: count if isinstance(count, int) else None for name, count in counts_by_folder.items()}
+        wanted = {
+            name: count for card in cards for name, count in _wanted(self._json(card)).items() if name in datasets
+        }
         starts = self._json(self.workdir / "run.json").get("starts")
         start = starts[-1] if isinstance(starts, list) and starts and isinstance(starts[-1], dict) else {}
         held, holder = self._place.holder()
-        state = held or self._state_at_rest(trainings, datasets)
+        ending = read_ending(self.workdir)
+        has_ended = ending is not None and ending.state != "working"  # where /proc/locks has nothing, a lock is a guess
+        state = "" if has_ended else held
+        state = state or self._state_at_rest(ending, trainings, datasets)
         newest = max((_changed(path) for pattern in _WRITTEN for path in self.workdir.glob(pattern)), default=0.0)
         written = max(0.0, time.time() - newest) if newest else 0.0
         return Watched(
             folder=self.name,
             state=state,
+            ending=ending,
             holder=holder,
             command=str(start.get("command", "")),
             started=str(start.get("time", "")),
             written=written,
-            waits=_waits(state, written, trainings, stages),
             trainings=trainings,
-            stages=stages,
+            stages=found,
             datasets=datasets,
+            wanted=wanted,
+            held_out=_held_out(self._json(self.workdir / "summary.json")),
+            scores=_scores(self._json(self.workdir / "table.json")),
+            pages=[name for name in STORED_PAGES if (self.workdir / name).is_file()],
             spending=[spent for _, one in counts for spent in one],
             unread=list(self._unread),
         )
 
-    def _state_at_rest(self, trainings: Sequence[Training], datasets: Mapping[str, Any]) -> str:
+    def _state_at_rest(
+        self, ending: RunEnding | None, trainings: Sequence[Training], datasets: Mapping[str, Any]
+    ) -> str:
+        """Return the state of a run that no process works on."""
         summary = (self.workdir / "summary.json").exists()  # the quickstart's end
         if any(one.exhausted for one in trainings) and not summary:
             return "exhausted"
-        if (self.workdir / "stages").is_dir():
-            return "finished" if summary else "stopped"
+        if ending is not None and ending.state != "working":
+            return ending.state
+        if isinstance(self._place, OnDisk) and not any(self.workdir.iterdir()):
+            return "empty"
         ended = [one.total is not None and one.step >= one.total and one.evaluation is None for one in trainings]
-        return "finished" if all(ended) and (trainings or datasets) else "stopped"
+        is_done = summary if (self.workdir / "stages").is_dir() else all(ended) and bool(trainings or datasets)
+        if ending is not None:
+            return "finished" if is_done and trainings else "killed"
+        return "finished" if is_done else "stopped"
 
     def _training_folders(self) -> list[Path]:
         below = [self.workdir, *self.workdir.glob("*/"), *self.workdir.glob("*/*/")]
@@ -336,24 +399,70 @@ _Counts = tuple[list[Stage], list[Spending]]
 
 
 def _journal_counts(path: Path) -> _Counts:
-    """Count what a synthesis journal has. Without a log beside it, which a reader would create, it cannot change."""
+    """Count what a journal has. Without a log beside it, which a reader would create, it cannot change."""
     logged = path.with_name(f"{path.name}-wal").exists()
     address = f"file:{quote(str(path.absolute()))}?mode=ro{'' if logged else '&immutable=1'}"
-    passed: dict[str, int] = {}
-    rejected: dict[str, dict[str, int]] = {}
+    passed: Counter[str] = Counter()
+    rejected: dict[str, Counter[str]] = {}
+    examples: dict[tuple[str, str], str] = {}
     spending = []
     with contextlib.closing(sqlite3.connect(address, uri=True, timeout=2.0)) as database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "done" in tables:
-            counts = "SELECT stage, outputs IS NULL, reason, COUNT(*) FROM done GROUP BY stage, outputs IS NULL, reason"
-            for stage, without, reason, count in database.execute(counts):
-                passed[stage] = passed.get(stage, 0) + (0 if without else count)
+            counts = (
+                "SELECT stage, outputs IS NULL, reason, COUNT(*), MIN(detail) FROM done "
+                "GROUP BY stage, outputs IS NULL, reason"
+            )
+            for key, without, reason, count, detail in database.execute(counts):
+                name = stages.name_of(key)
+                passed[name] += 0 if without else count
                 if without:
-                    rejected.setdefault(stage, {})[reason or "rejected"] = count
+                    reason = todays_reason(reason or "rejected")
+                    rejected.setdefault(name, Counter())[reason] += count
+                    examples[name, reason] = str(detail or "")[:_MAX_EXAMPLE]
         if "spent_by_stage" in tables:
             spent = "SELECT model, stage, requests, prompt_tokens + completion_tokens, money FROM spent_by_stage"
             spending = [Spending(*row) for row in database.execute(spent)]
-    return [Stage(name, count, rejected.get(name, {})) for name, count in passed.items()], spending
+    found = []
+    for name in stages.in_order(passed):
+        reasons = rejected.get(name, Counter()).most_common()
+        example = examples[name, reasons[0][0]] if reasons else ""
+        found.append(Stage(name, passed[name], dict(reasons), example))
+    return found, spending
+
+
+def _wanted(card: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many records a synthesis is to make, by folder, from a dataset's card."""
+    config = card.get("config")
+    if not isinstance(config, Mapping):
+        return {}
+    if isinstance(count := config.get("trajectories"), int):
+        return {"trajectories": count}
+    count, share = config.get("count"), config.get("held_out_fraction")
+    if not isinstance(count, int) or not isinstance(share, (int, float)):
+        return {}
+    held_out = round(count * share)
+    return {name: of for name, of in {"train": count - held_out, "held_out": held_out}.items() if of}
+
+
+def _held_out(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the numbers of a quickstart's `summary.json` on held-out environments, by model."""
+    models = summary.get("held_out")
+    return {
+        model: {name: value for name, value in result.items() if isinstance(value, (int, float))}
+        for model, result in (models.items() if isinstance(models, Mapping) else ())
+        if isinstance(result, Mapping)
+    }
+
+
+def _scores(table: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores of an evaluation's `table.json` in percent: the headlines of each suite, or its categories."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # of another version
+        for suite in table["table"]["suites"]:
+            for one in suite["headlines"] or suite["categories"]:
+                found[f"{suite['info']['title']}: {one['title']}"] = float(one["score"]["mean"])
+    return found
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
@@ -374,56 +483,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def _changed(path: Path) -> float:
     stamp = _stamp(path)
     return stamp[0] / 1e9 if stamp else 0.0
-
-
-def _waits(state: str, written: float, trainings: Sequence[Training], stages: Sequence[Stage]) -> str:
-    if state == "finished":
-        return "Finished."
-    if state == "exhausted":
-        return _exhausted(next(one for one in trainings if one.exhausted))
-    ago = f"the last write was {lasted(written)} ago"
-    if state == "stopped":
-        known = not trainings or any(one.total is not None for one in trainings)
-        resume = "The same command resumes it." if known else "If it is not done, the same command resumes it."
-        return f"No process works on it; {ago}. {resume}"
-    current = trainings[-1] if trainings else None
-    if current is not None and (current.evaluation or current.total is None or current.step < current.total):
-        text = _training_waits(current)
-    elif stages:
-        total = sum(one.passed + sum(one.rejected.values()) for one in stages)
-        text = f"Synthesis: {total:,} inputs of {len(stages)} stages are finished."
-    else:
-        text = "It has started."
-    if written > _SILENT_SECONDS:
-        text += f" {ago.capitalize()}: it may wait for servers, a sandbox or a teacher, or compile."
-    return text
-
-
-def _training_waits(one: Training) -> str:
-    name, of = f"{one.kind}{f' ({one.name})' if one.name else ''}", f" of {one.total:,}" if one.total else ""
-    if one.evaluation is not None:
-        played = f"{one.evaluation.episodes:,} episodes are finished"
-        return f"{name} evaluates held-out environments after step {one.evaluation.update:,}: {played}."
-    if one.batch is not None:
-        return (
-            f"{name} samples the batch of step {one.batch.update:,}{of}: {one.batch.episodes:,} episodes are finished."
-        )
-    if one.rows:
-        return f"{name} works on step {one.step + 1:,}{of}."
-    return f"{name} is before its first step: it reads weights, compiles or makes the first batch."
-
-
-def _exhausted(training: Training) -> str:
-    found = {name: value for name, value in training.exhausted.items() if value is not None}
-    rewards = ""
-    if "reward_mean" in found:
-        mean, low, high = (f"{found[f'reward_{name}']:.3g}" for name in ("mean", "min", "max"))
-        rewards = f" Rewards: mean {mean}, min {low}, max {high}."
-    masked = f" {found['masked_episodes']:,.0f} episodes were masked." if found.get("masked_episodes") else ""
-    return (
-        f"Exhausted: {found.get('groups_sampled', 0):,.0f} groups were sampled after step {training.step:,}, and too "
-        f"few were valid.{rewards}{masked} The newest page of sampled episodes says what to try."
-    )
 
 
 def lasted(seconds: float) -> str:

@@ -28,7 +28,7 @@ from astra_jax.base.leases import LEASE_SECONDS, NOBODY
 from astra_jax.grpo.journal import FOLDER as ROLLOUTS
 from astra_jax.run.metrics import FILE as METRICS
 from synthesis.core.datasets import CARD_FILE
-from synthesis.core.workdir import LOCK
+from synthesis.core.workdir import ENDING, LOCK
 
 LOOK_SECONDS = 10.0
 """Between two looks into a bucket; longer where the last took more than a twentieth of it."""
@@ -49,7 +49,7 @@ def _is_copied(path: PurePosixPath) -> bool:
         return name == METRICS or (folder == "samples" and path.suffix == ".txt") or folder == "episodes"
     if path.suffix == ".sqlite":
         return str(path.parent) in (".", "journals")
-    return name in ("run.json", "summary.json", CARD_FILE)
+    return name in ("run.json", "summary.json", "report.html", "table.html", "table.json", CARD_FILE, ENDING)
 
 
 def newest_pages(names: Iterable[str]) -> list[str]:

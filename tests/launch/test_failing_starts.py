@@ -209,7 +209,7 @@ def test_a_second_run_is_refused_before_it_writes(world, start_sft, tmp_path) ->
     with locked(workdir):
         line = start_sft(*sft(world, workdir)).line
         assert f"is in use by another process (process {os.getpid()} of " in line
-        assert [one.name for one in workdir.iterdir()] == ["lock"]
+        assert {one.name for one in workdir.iterdir()} == {"lock", "ending.json"}
 
 
 def test_conversions_and_measurements_hold_what_they_write(world, start_sft, tmp_path) -> None:

@@ -116,9 +116,10 @@ def test_lists_that_are_whole_are_sorted_where_they_are(pages: dict[str, str], b
     browser.get(pages["report"])
     first = "document.querySelectorAll('table.sortable tbody tr')"
     column = f"return [...{first}].slice(0, 3).map((row) => row.cells[0].textContent)"
-    assert browser.execute_script(column) == ["untrained", "sft", "grpo"]
-    head = "table.sortable th:nth-child(2)"
-    for order, names in (("ascending", ["untrained", "sft", "grpo"]), ("descending", ["grpo", "sft", "untrained"])):
+    made = ["trajectories", "sft_dialogue", "grpo"]
+    assert browser.execute_script(column) == made
+    head = "table.sortable th:nth-child(1)"
+    for order, names in (("ascending", sorted(made)), ("descending", sorted(made, reverse=True))):
         browser.find_element("css selector", f"{head} button").click()
         assert browser.find_element("css selector", head).get_attribute("aria-sort") == order
         assert browser.execute_script(column) == names

@@ -416,7 +416,11 @@ def refused(start) -> Callable[..., str]:
 
 @pytest.mark.slow
 def test_a_workdir_of_another_run_is_refused(finished, refused) -> None:
-    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file() and path.name != "lock"}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in finished.rglob("*")
+        if path.is_file() and path.name not in ("lock", "ending.json")
+    }
     line = refused(finished, "--seed=1")
     assert "config.seed is 0 there, 1 here" in line and str(finished) in line and "--workdir" in line
     assert "grpo.steps" in refused(finished, "--config.grpo.steps=9")

@@ -23,6 +23,7 @@ from viewing import ROOT, stored_runs, until
 from astra_jax.base.errors import InputError
 from astra_jax.base.terminal import fitting
 from astra_jax.run.metrics import MetricWriter
+from launch.viewer.outcome import outcome_of
 from launch.viewer.watch_terminal import sparks
 from launch.viewer.watched import Watcher, lasted
 
@@ -49,8 +50,8 @@ with locked(workdir):
             writer.write(step, {"train/loss": 1 / step, "rollout/reward": 0.25 * step})
         BATCH
         with Journal(workdir / "journal.sqlite") as journal:
-            journal.add("verify", "a", b"[]")
-            journal.add("verify", "b", None, "too_short")
+            journal.add("verify/0123456789abcdef", "a", b"[]")
+            journal.add("verify/0123456789abcdef", "b", None, "too_short", "2 < 3")
             journal.commit()
             print("ready", flush=True)
             sys.stdin.read()
@@ -90,18 +91,21 @@ def test_a_run_goes_on_and_is_killed(running) -> None:
     assert seen.state == "running" and seen.holder.startswith(f"process {process.pid} of ")
     (training,) = seen.trainings
     assert (training.kind, training.step, training.total) == ("GRPO", 2, 5)
-    assert training.curves == {
+    assert training.curves() == {
         "Loss": {"train/loss": [(1.0, 1.0), (2.0, 0.5)]},
         "Rollouts": {"rollout/reward": [(1.0, 0.25), (2.0, 0.5)]},
     }
     assert training.batch and (training.batch.update, training.batch.episodes) == (3, 2)
-    assert seen.waits == "GRPO samples the batch of step 3 of 5: 2 episodes are finished."
+    assert outcome_of(seen).headline.startswith(
+        "Running: GRPO samples the batch of step 3 of 5: 2 episodes are finished. Results so far: "
+    )
     (stage,) = seen.stages
-    assert (stage.name, stage.passed, stage.rejected) == ("verify", 1, {"too_short": 1})
+    assert (stage.name, stage.passed, stage.rejected, stage.example) == ("verify", 1, {"too_short": 1}, "2 < 3")
     process.kill()
     process.wait()
     seen = watcher.look()
-    assert seen.state == "stopped" and seen.waits.startswith("No process works on it; the last write was ")
+    assert seen.state == "killed"
+    assert outcome_of(seen).headline.startswith("Killed after step 2 of 5: the process ended without a message")
     assert seen.stages == [stage] and seen.unread == []
     # It has written nothing; what SQLite keeps beside a file that is open is the run's own.
     after = {path: path.stat().st_mtime_ns for path in workdir.rglob("*") if path.is_file()}
@@ -125,8 +129,13 @@ def test_an_exhausted_run_is_not_finished(tmp_path: Path, updates: int) -> None:
     seen = Watcher(tmp_path).look()
     (training,) = seen.trainings
     assert (seen.state, training.kind, training.step, len(training.rows)) == ("exhausted", "GRPO", updates, updates)
-    assert f"Exhausted: 32 groups were sampled after step {updates}" in seen.waits
-    assert "mean 0.125, min 0, max 0.5" in seen.waits and [page.name for page in training.episodes] == pages
+    outcome = outcome_of(seen)
+    assert outcome.headline.startswith(
+        f"Exhausted after step {updates} of" if updates else "Exhausted before the first"
+    )
+    (why,) = outcome.why
+    assert f"32 groups were sampled after step {updates}" in why and "mean 0.125, min 0, max 0.5" in why
+    assert [page.name for page in training.episodes] == pages
     with MetricWriter(tmp_path / "metrics") as writer:  # the same command resumes
         writer.truncate(updates)
         assert Watcher(tmp_path).look().state == "stopped"
@@ -134,11 +143,14 @@ def test_an_exhausted_run_is_not_finished(tmp_path: Path, updates: int) -> None:
 
 def test_stored_runs_of_each_kind_are_finished(stored: Path) -> None:
     seen = Watcher(stored / "sft" / "run").look()
-    assert (seen.state, seen.waits) == ("finished", "Finished.") and seen.trainings[0].kind == "SFT"
+    assert seen.state == "finished" and seen.trainings[0].kind == "SFT"
+    assert outcome_of(seen).headline.startswith("Finished after step 6 of 6: ")
     assert seen.trainings[0].step == seen.trainings[0].total == 6
     seen = Watcher(stored / "trajectories").look()
     assert seen.state == "finished" and seen.datasets["trajectories"] == 4
-    assert {one.name: one.passed for one in seen.stages}["interact"] == 5
+    assert outcome_of(seen).headline == "Finished: 4 of 4 trajectories stored."
+    order = ["collect", "propose", "verify", "tasks", "augment", "score", "interact", "judge"]
+    assert [one.name for one in seen.stages] == order and seen.stages[6].passed == 5
     assert next(one for one in seen.stages if one.name == "verify").rejected == {"chain_failed_vote": 1}
     seen = Watcher(stored / "environments").look()
     assert seen.state == "finished" and seen.datasets == {"held_out": 1, "train": 1}
@@ -160,7 +172,9 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(stored: Path, tmp_pa
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no files of a run; give the --workdir of launch.sft"):
+    assert Watcher(tmp_path).look().state == "empty"
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="has no files of a run; give the --workdir of sft"):
         Watcher(tmp_path)
     for arguments, message in (
         ((str(tmp_path / "none"),), "none is not a folder"),
@@ -254,6 +268,9 @@ def test_the_page_gives_nothing_but_the_run_and_to_nobody_else(page) -> None:
         ("/episodes//update_00040.html", {}, 200),
         ("/episodes//update_00041.html", {}, 404),
         ("/episodes/../run.json", {}, 404),
+        ("/report.html", {}, 404),
+        ("/?x=time&smoothing=0.9", {}, 200),
+        ("/?x=colour", {}, 400),
         ("/episodes/..%2F..%2Fetc/passwd", {}, 404),
         ("/", {"Host": "evil.example"}, 403),
         ("/", {"Origin": "http://evil.example"}, 403),

@@ -57,7 +57,7 @@ def told(run: Watched) -> dict[str, object]:
     found["trainings"] = [
         dataclasses.replace(one, episodes=[page.name for page in one.episodes]) for one in run.trainings
     ]
-    return {name: value for name, value in found.items() if name not in ("folder", "holder", "written", "waits")}
+    return {name: value for name, value in found.items() if name not in ("folder", "holder", "written")}
 
 
 @pytest.mark.parametrize("service", [storage, s3_storage])

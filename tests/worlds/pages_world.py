@@ -42,6 +42,7 @@ from launch.viewer.watch_pages import WatchService
 from launch.viewer.watched import Watcher
 from sandbox.interface import Sandbox
 from synthesis.core.datasets import write_dataset
+from synthesis.core.environment import CallRecord
 from synthesis.core.rate_limits import Spent
 from synthesis.core.records import (
     Answer,
@@ -69,6 +70,12 @@ SERVER = "server-of-countries-and-territories-with-a-long-name"
 QUESTION = "How many people live in Norway's capital, which calling code has a phone there, and how do they compare?"
 CHINESE = "请告诉我：位于北欧斯堪的纳维亚半岛西部、与瑞典接壤的国家挪威，其首都是哪一座城市？"
 CODE = "def capital_of_country(country):\n    return {'capital': {'Norway': 'Oslo'}[country]}\n"
+CALLS = [
+    CallRecord(0, "capital_of_country", {"country": "Norway"}, "ok", '{"capital": "Oslo"}', [1]),
+    CallRecord(0, "fact", {"city": "Oslo" * 12}, "tool_error", '{"error": "rate limit exceeded"}'),
+]
+OFFERED = ["capital_of_country", "fact", "population_of_the_largest_division", "spin"]
+EXPECTED = Answer(15270.4, tolerance=0.1, unit="people")
 
 
 def tool(name: str) -> CodeTool:
@@ -158,7 +165,10 @@ def batches(folder: Path, question: str = QUESTION) -> DumpedBatches:
         logprobs = [-0.02 * (place % 200) * drawn for place, drawn in enumerate(mask)]
         versions = [max(0, update - (place < 700)) * drawn for place, drawn in enumerate(mask)]
         ids = [*map(ord, text)]
-        return Episode(LONG_ID, ids, 50, mask, logprobs, versions, [], score, 2, "answered", messages(question)[1:])
+        said = messages(question)[1:]
+        return Episode(
+            LONG_ID, ids, 50, mask, logprobs, versions, CALLS, score, 2, "answered", said, None, OFFERED, EXPECTED
+        )
 
     for update in range(3):
         groups = [
@@ -283,19 +293,18 @@ def _preview() -> str:
 
 def _episodes(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    score = SimpleNamespace(recall=0.5, precision=0.25, calls=4, needed=2, parts={})
-    one = SimpleNamespace(
-        messages=messages(QUESTION)[1:], reward=0.9, score=score, turns=3, token_ids=range(900), finish="done"
-    )
-    group = SimpleNamespace(
-        episodes=[one, one],
-        environment_id=LONG_ID,
-        index=3,
-        update=7,
-        rewards=[0.9, 0.1, 0.5, 0.25, 0.0, 1.0, 0.3, 0.7],
-    )
+
+    def episode(number: int) -> Episode:
+        score = Reward(number / 8, 0.5, 0.25, 1, 2, 4)
+        said, ids = messages(QUESTION)[1:], [*range(900)]
+        plain, zeros = [0] * 900, [0.0] * 900
+        return Episode(
+            LONG_ID, ids, 50, plain, zeros, plain, CALLS, score, 3, "answered", said, None, OFFERED, EXPECTED
+        )
+
+    group = Group(3, LONG_ID, 7, [episode(number) for number in range(8)])
     metrics = {f"rollout/a_metric_with_a_rather_long_name_{n}": n * 1.234e-5 for n in range(12)}
-    write_episodes(path, 7, cast(Any, [group, group]), metrics)
+    write_episodes(path, 7, [group, group], metrics)
 
 
 def grpo_workdir(workdir: Path) -> Path:
@@ -305,14 +314,21 @@ def grpo_workdir(workdir: Path) -> Path:
     record = {"config": {"grpo": {"steps": 140}}, "starts": starts}
     (workdir / "run.json").write_text(json.dumps(record), encoding="utf-8")
     with MetricWriter(workdir / "metrics") as writer:
+        writer.write(
+            0, {f"eval/{mode}/{name}": 0.25 for mode in ("greedy", "sampled") for name in ("reward", "solved")}
+        )
         for step in range(1, 41):
-            row = {"train/loss": 0.1 / step, "train/grad_norm": 1.0 + step % 3, "train/mismatch_kl": 1e-4 * step}
+            row = {"train/loss": 0.1 / step, "train/grad_norm": 1.0 + step % 3, "train/entropy": 2.0 / step}
+            row |= {"train/mismatch_kl": 1e-4 * step, "train/mismatch_abs": 2e-4 * step, "filling/valid_share": 0.5}
             row |= {f"rollout/{name}": min(0.95, 0.3 + step / 70) for name in ("reward", "recall", "precision")}
+            row |= {f"rollout/{name}_tokens": 500.0 + (31 * step) % 97 for name in ("sampled", "total")}
             row |= {f"seconds/{name}": 10.0 + step for name in ("rollout", "update")}
+            row["goodput/kept_seconds"] = 90.0 * step
             for server, there in (("gpu-1.cluster.example.com:8000", 1.0), ("gpu-2.cluster.example.com:8000", 0.0)):
                 figures = {"serving": there, "requests": 12.0 * there, "tokens_per_second": 4321.0 * there}
                 row |= {f"servers/{server}/{name}": value for name, value in figures.items()}
             writer.write(step, row)
+        writer.amend(40, {f"eval/{mode}/reward": 0.625 for mode in ("greedy", "sampled")})
     _episodes(workdir / "episodes" / "update_00040.html")
     (workdir / "samples").mkdir()
     (workdir / "samples" / "00000040.txt").write_text(f"\x1b[2J{CHINESE}\n<b>It is Oslo.</b>", encoding="utf-8")

@@ -148,7 +148,7 @@ def test_before_and_after_greedy_and_sampled_by_kind(whole) -> None:
     assert report["environments"][0] == {"id": "10+20", "kind": "facile", "greedy": [1.0], "sampled": [1.0, 1.0]}
     assert not undocumented(result.history)
     assert result.history[-1]["eval/greedy/solved"] == values["eval/greedy/solved"]
-    assert "Held-out reward" in Watcher(workdir).look().trainings[0].curves
+    assert "Held-out reward" in Watcher(workdir).look().trainings[0].curves()
     last = held_out.summary_line(report, json.loads((workdir / "held_out" / "update_00000000.json").read_text()))
     reward = f"{values['eval/greedy/reward']:.2f}"
     assert last == result.held_out and last.startswith(f"held-out reward {reward} → {reward} (greedy), ")
