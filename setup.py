@@ -69,7 +69,16 @@ setup(
     packages=["astra_packages", *(ABOVE + name for name in find_packages(include=[f"{one}*" for one in LAYERS]))],
     package_dir={ABOVE + name: name for name in LAYERS} if ABOVE else {},
     package_data={
-        f"{ABOVE}astra_jax": ["evaluation/workers/*", "grpo/*.jinja", "pages/*.jinja", "pages/*.css", "pages/*.js"],
+        f"{ABOVE}astra_jax": [
+            "evaluation/workers/*",
+            "grpo/*.jinja",
+            "pages/*.jinja",
+            "pages/*.css",
+            "pages/*.js",
+            # Installed from there into vLLM's own environment.
+            "rollout/vllm/plugin/*",
+            "rollout/vllm/plugin/astra_vllm/*",
+        ],
         f"{ABOVE}synthesis": ["*/*.jinja", "*/*.gz", "*/*.toml", "*/*/*.toml", "prompts/*/*"],
         f"{ABOVE}launch": ["quickstart/*.jinja", "viewer/*.jinja", "viewer/*.js"],
         f"{ABOVE}sandbox": ["*"],

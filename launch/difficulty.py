@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from astra_jax.evaluation.episodes import EvalConfig
 
 flags.adopt_module_key_flags(policies)
+policies.require_weights()
 flags.adopt_module_key_flags(targets)
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)

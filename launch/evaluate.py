@@ -1,10 +1,12 @@
-"""Evaluate a model behind any OpenAI-compatible endpoint on the paper's benchmarks, scored by their own harnesses.
+"""Evaluate a checkpoint, or a model behind any OpenAI-compatible endpoint, on the paper's benchmarks.
 
-    python -m launch.evaluate --workdir=DIR --model_url=http://HOST:8000/v1 --suites=bfcl_v3_mt
-    python -m launch.evaluate --workdir=DIR --model_url=... --suites=own:my_module:my_environments --reward=score
-    python -m launch.evaluate --workdir=DIR --model_url=... --suites=tau2,aime --sources=tau2=FOLDER,aime=FOLDER \\
+    astra evaluate --workdir=DIR --weights=runs/grpo/checkpoints --suites=bfcl_v3_mt
+    astra evaluate --workdir=DIR --model_url=http://HOST:8000/v1 --suites=own:my_module:my_environments --reward=score
+    astra evaluate --workdir=DIR --weights=... --suites=tau2,aime --sources=tau2=FOLDER,aime=FOLDER \\
         --user_url=https://.../v1 --user_model=NAME --user_key_file=FILE --judge_url=...
 
+With --weights the program serves the model itself, as `astra serve` does, once the benchmarks' own programs are there;
+its log is DIR/logs/server.log. With --model_url it asks an endpoint that is running. Each benchmark's own code scores.
 Each suite runs at a pinned version in its own Python environment, which is created when it is first needed. Suites that
 no package registry has are named with --sources; without it the program prints how to get them (docs/evaluation.md).
 Prints the table, and writes DIR/results (a record for each item), table.md, table.json and table.html. `launch.compare`
@@ -26,7 +28,7 @@ from absl import flags
 
 from astra_jax.base.settings import Count, Length, Seconds, Slots, Temperature
 from astra_jax.base.terminal import say
-from launch.flags import cli, environments, sandboxes, shared
+from launch.flags import checkpoint_server, cli, engines, environments, policies, sandboxes, shared
 from launch.flags.numbers import number_flag
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -38,10 +40,12 @@ if TYPE_CHECKING:  # --help does not wait for them
 
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
+flags.adopt_module_key_flags(policies)
+flags.adopt_module_key_flags(engines)
 
 _WORKDIR = shared.workdir()
 _ENDPOINT = flags.DEFINE_string(
-    "model_url", None, "OpenAI-compatible endpoint of the model, ending in /v1.", required=True
+    "model_url", None, "OpenAI-compatible endpoint of the model, ending in /v1; or give --weights."
 )
 _MODEL = flags.DEFINE_string(
     "model", None, "Name of the served model; by default the only one that --model_url serves."
@@ -111,6 +115,7 @@ async def _evaluate() -> str:
     )
     sources = _sources()
     _check_wanted()
+    _check_model()
     given = {name: _environments(name) for name in _SUITES.value if _is_environments(name)}
     if environments.COUNT.present and not any(one.is_counted for one in given.values()):
         raise cli.UsageError(f"--{environments.COUNT.name} is for verifiers:ID and openenv:URL in --suites")
@@ -137,7 +142,11 @@ async def _run(
     from launch.viewer.evaluation_page import write_evaluation
     from synthesis.core.stages import Journal
 
-    policy = await preflight.check(_served(_ENDPOINT, _MODEL, _KEY_FILE), _ENDPOINT.name)
+    server = checkpoint_server.CheckpointServer(workdir / "logs" / "server.log") if policies.WEIGHTS.value else None
+    if server is not None:
+        policy = server.endpoint
+    else:
+        policy = await preflight.check(_served(_ENDPOINT, _MODEL, _KEY_FILE), _ENDPOINT.name)
     models: dict[Role, ModelEndpoint] = {}
     if _USER.value:
         models["user"] = await preflight.check(_served(_USER, _USER_MODEL, _USER_KEY_FILE), _USER.name)
@@ -165,14 +174,20 @@ async def _run(
                 config.decodings(suites[-1].info)  # a bad --extra_body is said before anything is installed
             for suite in suites:
                 await suite.prepare()
-            with Journal(workdir / "journals" / f"{_identity(policy, config)}.sqlite") as journal:
-                results = await run_suites(suites, journal=journal, config=config, models=models)
+            weights = None if server is None else server.weights
+            with Journal(workdir / "journals" / f"{_identity(policy, config, weights)}.sqlite") as journal:
+                running = run_suites(suites, journal=journal, config=config, models=models)
+                if server is None:
+                    results = await running
+                else:
+                    results = await server.serving(running)
             evaluation = Evaluation(
                 model=_LABEL.value or policy.model,
                 suites={one.info.name: SuiteRun.of(one, config.decodings(one.info)) for one in suites},
                 results=tuple(results),
                 roles={role: served.model for role, served in models.items()},
                 config=msgspec.to_builtins(config),
+                weights=weights,
             )
         finally:
             for suite in suites:
@@ -248,6 +263,23 @@ def _sources() -> dict[str, Path]:
     return sources
 
 
+def _check_model() -> None:
+    """Check that one model is given. Raises `UsageError`."""
+    own = checkpoint_server.is_given()
+    if own and _ENDPOINT.value:
+        raise cli.UsageError(
+            f"--weights={policies.WEIGHTS.value} and --model_url={_ENDPOINT.value} both name the model: leave out "
+            "--model_url to serve the weights here, or --weights to ask the endpoint"
+        )
+    if own:
+        cli.refuse_unused((_MODEL, _KEY_FILE), "is for --model_url; leave it out with --weights")
+    elif not _ENDPOINT.value:
+        raise cli.UsageError(
+            "--weights or --model_url is missing: give --weights=FOLDER of a checkpoint, which is served here, or the "
+            "address of a running endpoint; see --help"
+        )
+
+
 def _check_wanted() -> None:
     """Refuse flags that have no effect. Raises `cli.UsageError`."""
     for url, *others in ((_USER, _USER_MODEL, _USER_KEY_FILE), (_JUDGE, _JUDGE_MODEL, _JUDGE_KEY_FILE)):
@@ -280,7 +312,7 @@ def _extra() -> dict[str, Any]:
     return extra
 
 
-def _identity(policy: ModelEndpoint, config: RunConfig) -> str:
+def _identity(policy: ModelEndpoint, config: RunConfig, weights: Mapping[str, Any] | None) -> str:
     """Return the name of the journal: everything that results depend on, except for the suites.
 
     Each suite is a separate stage of the journal, with the models that it calls. The number of items and of retries
@@ -292,7 +324,9 @@ def _identity(policy: ModelEndpoint, config: RunConfig) -> str:
     import msgspec
 
     same = dataclasses.replace(config, limit=None, trials=None, concurrency=1, retries=type(config).retries)
-    asked = [policy.url, policy.model, {}]  # the name is of the time when roles were in it, none of which were given
+    asked: list[Any] = [policy.url, policy.model, {}]  # from when roles were in it, none of which were given
+    if weights is not None:
+        asked = [weights, {flag.name: flag.value for flag in checkpoint_server.CHANGES_RESULTS}]
     encoded = msgspec.json.encode([asked, dataclasses.asdict(same)], order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:12]
 

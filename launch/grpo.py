@@ -4,7 +4,9 @@
         --mesh=fsdp=8,context=2 --rollout_url=http://a:8000,http://b:8000 --rollout_key_file=FILE \
         --rollout_sync_key_file=FILE
 
-Without --rollout_url the trainer samples by itself. docs/vllm.md says how to start the servers. Change settings with
+    astra grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR --vllm=2    # servers on this machine
+
+Without --rollout_url and --vllm the trainer samples by itself. docs/vllm.md is about servers. Change settings with
 --config.NAME=VALUE, for example --config.grpo.steps=40. Run the same command again after an interruption: it resumes
 from its last checkpoint.
 
@@ -28,16 +30,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
 from astra_jax.base.settings import Count, Seconds
 from astra_jax.base.terminal import say
-from launch.flags import auto, cli, environments, metrics, models, sandboxes, shared
+from launch.flags import auto, cli, environments, metrics, models, sandboxes, shared, vllm_servers
 from launch.flags.numbers import number_flag
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ flags.adopt_module_key_flags(models)
 flags.adopt_module_key_flags(metrics)
 flags.adopt_module_key_flags(sandboxes)
 flags.adopt_module_key_flags(environments)
+flags.adopt_module_key_flags(vllm_servers)
 
 _ENVIRONMENTS = shared.environments(required=False)
 _REPLAY = flags.DEFINE_string(
@@ -186,8 +191,9 @@ def main() -> int:
     profile = models.profiled_steps()
     _check_server_flags()
     if _SERVING.value:
-        _write_serving_folder(config)
+        say(_write_serving_folder(config, cli.local_folder(_SERVING)))
         return 0
+    own = _own_servers()
     with contextlib.ExitStack() as stack:
         stack.enter_context(models.hosts())
         stack.enter_context(metrics.shown(first=models.is_first_host))
@@ -216,6 +222,7 @@ def main() -> int:
             config = auto.grpo_settings(
                 config, partial(_known, given, held_out), tokenizer, workdir, mesh, engine=engine
             )
+        stack.enter_context(_running(own, config, published))
         servers = _servers(run_id(workdir) if is_first() else None) if _URLS.value else None
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
         start = partial(models.load, config.grpo, config.model, mesh)
@@ -248,15 +255,22 @@ def main() -> int:
             f"{workdir / 'checkpoints'}: {result.steps} steps{models.skipped(result.skipped)}, {result.stopped}"
             f"{reward}; {jax.default_backend()}"
         )
-        if result.advice:
-            say(result.advice)
-        if result.held_out:
-            say(result.held_out)
+        for line in filter(None, (result.advice, result.held_out)):
+            say(line)
         return models.ended(result.stopped)
 
 
 def _check_server_flags() -> None:
     """Check that the flags of servers fit together. Raises `UsageError`."""
+    if vllm_servers.COUNT.value is None:
+        vllm_servers.refuse_without()
+    else:
+        others = (_URLS, _BACKEND, _REPLAY, _SERVING, _KEY_FILE, _SYNC_KEY_FILE, _CA_FILE, *models.OF_HOSTS)
+        said = f"does not go with --{vllm_servers.COUNT.name}, which starts servers here; leave one of them out"
+        cli.refuse_unused(others, said)
+        if _SYNC.value == "reload":
+            raise cli.UsageError(f"--rollout_sync=reload {said}")
+        return
     if not (_URLS.value or _SERVING.value):  # what servers start from is written with the flags of the run
         cli.refuse_unused(_OF_SERVERS, "is for servers: give --rollout_url too")
     if _URLS.value and _SYNC.value == "reload":
@@ -342,12 +356,45 @@ def _rated(found: Sequence[AnyEnvironment]) -> Sequence[AnyEnvironment]:
     return found if _DIFFICULTY.value is None else rated(found, cli.folder(_DIFFICULTY))
 
 
-def _write_serving_folder(config: GRPORun) -> None:
-    """Write the folder of --write_serving_folder. Raises `UsageError` if it is not empty, and as `models.checked`."""
+def _own_servers() -> vllm_servers.LocalServers | None:
+    """Return the servers of --vllm, or None, and use them as if --rollout_url named them. Raises as `LocalServers`."""
+    if vllm_servers.COUNT.value is None:
+        return None
+    own = vllm_servers.LocalServers(cli.local_folder(models.WORKDIR))
+    given: tuple[tuple[flags.FlagHolder[Any], Any], ...] = (
+        (_URLS, own.urls),
+        (_KEY_FILE, str(own.key_file)),
+        (_SYNC_KEY_FILE, str(own.sync_key_file)),
+    )
+    for flag, value in given:
+        flags.FLAGS[flag.name].value = value
+    return own
+
+
+@contextlib.contextmanager
+def _running(own: vllm_servers.LocalServers | None, config: GRPORun, published: epath.Path) -> Iterator[None]:
+    """Run the servers of --vllm, if there are any, during the body. Raises as `LocalServers.running`."""
+    if own is None:
+        yield
+        return
+    shutil.rmtree(own.serving_folder, ignore_errors=True)  # of another start
+    _write_serving_folder(config, own.serving_folder)
+    with own.running(published=str(published), dtype=_PUBLISH_DTYPE.value, max_length=_longest(config)):
+        yield
+
+
+def _longest(config: GRPORun) -> int:
+    """Return the maximum tokens of an episode's sequence."""
+    episode = config.grpo.episode
+    return episode.max_prompt_tokens + episode.max_response_tokens
+
+
+def _write_serving_folder(config: GRPORun, target: Path) -> str:
+    """Write the folder that servers start from. Return a line about it. Raises `UsageError` if it is not empty, and as
+    `models.checked`."""
     from astra_jax.models import hf_checkpoint
     from synthesis.core.workdir import locked_target
 
-    target = cli.local_folder(_SERVING)
     tokenizer, model = models.checked(config.model)
     if models.is_auto():
         given = None if _ENVIRONMENTS.value is None else environments.read(_ENVIRONMENTS.value)
@@ -358,11 +405,9 @@ def _write_serving_folder(config: GRPORun) -> None:
         if target.exists() and any(target.iterdir()):
             raise cli.UsageError(f"--write_serving_folder={target} is not empty; give a new folder")
         files = hf_checkpoint.write_serving_folder(served, models.tokenizer_folder(), tokenizer.changed_files, target)
-    episode = config.grpo.episode
-    longest = episode.max_prompt_tokens + episode.max_response_tokens
-    say(
+    return (
         f"{target}: {files} files; vllm serve {target} --load-format=dummy --dtype={_PUBLISH_DTYPE.value} "
-        f"--max-model-len={longest} with the other options in docs/vllm.md"
+        f"--max-model-len={_longest(config)} with the other options in docs/vllm.md"
     )
 
 
@@ -436,14 +481,12 @@ async def _train(
         if servers is not None:
             publisher = _publisher(servers, config.model, published)
             stack.callback(publisher.close)
-            episode = config.grpo.episode
-            longest = episode.max_prompt_tokens + episode.max_response_tokens
             policy = await stack.enter_async_context(
                 VLLMSampler(
                     dataclasses.replace(servers, max_off_policy_steps=config.grpo.steps_ahead),
                     publisher,
                     vocabulary=tokenizer.vocabulary_digest,
-                    max_length=longest,
+                    max_length=_longest(config),
                 )
             )
         arguments = (config.grpo, config.model, start, found, tokenizer, opened, workdir)

@@ -21,6 +21,7 @@ from launch.flags import cli, policies, shared, targets
 from launch.flags.numbers import number_flag
 
 flags.adopt_module_key_flags(policies)
+policies.require_weights()
 flags.adopt_module_key_flags(targets)
 
 _CONVERSATIONS = number_flag(

@@ -148,6 +148,7 @@ SECONDS: dict[str, float] = {
     "astra_jax/grpo/test_grpo.py": 80,
     "launch/test_local_recipe.py": 73,
     "launch/test_sft_program.py": 70,
+    "jobs/test_job_serving.py": 60,
     "astra_jax/run/test_moments.py": 60,
     "astra_jax/rollout/test_engine_on_accelerators.py": 53,
     "astra_jax/sft/test_sft.py": 53,

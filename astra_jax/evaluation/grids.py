@@ -85,6 +85,7 @@ def report_of(one: Table | Comparison) -> EvaluationReport:
     ]
     models = [
         f"{name if compared else 'model'}: {table.model}"
+        + _weights(table)
         + "".join(f", {role}: {model}" for role, model in sorted(table.roles.items()))
         for name, table in tables.items()
     ]
@@ -95,6 +96,13 @@ def report_of(one: Table | Comparison) -> EvaluationReport:
         differences=compared.differences if compared else [],
         grids=grids,
     )
+
+
+def _weights(table: Table) -> str:
+    if (weights := table.weights) is None:
+        return ""
+    step = "" if weights["step"] is None else f", step {weights['step']}"
+    return f" ({weights['folder']}{step}, sha256 {str(weights['sha256'])[:16]})"
 
 
 def _overview(suites: Sequence[Runs], sources: Sequence[str]) -> Grid:

@@ -23,6 +23,7 @@ from typing import Any
 from absl import logging
 
 from astra_jax.base.files import check_held
+from astra_jax.base.terminal import say
 from astra_jax.evaluation.suite import EvaluationError
 from synthesis.core.stages import Transient
 
@@ -76,7 +77,7 @@ class HarnessEnvironment:
 
     async def _install(self, folder: Path, interpreter: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        logging.info("making the environment of %s in %s", self.name, folder)
+        say(f"installing {self.name} into {folder}, once; this takes minutes", file=sys.stderr)
         await self._run(self._base(), "-m", "venv", str(folder))
         if self.requirements:
             # Without dependencies: a harness may name gigabytes that the part we call never imports.

@@ -48,6 +48,7 @@ class Evaluation:
         results: results of all suites.
         roles: served names of the other models that the suites asked, for every role that a suite needs.
         config: the run's resolved configuration, as JSON.
+        weights: of a model that the program served itself: `{"folder", "step", "sha256"}`. None: an endpoint's.
 
     Raises:
         EvaluationError: a role is missing, or a scored model is also its user simulator or judge.
@@ -58,6 +59,7 @@ class Evaluation:
     results: tuple[ItemResult, ...]
     roles: Mapping[Role, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for run in self.suites.values():
@@ -75,12 +77,14 @@ class _Card(msgspec.Struct):
     suites: list[SuiteRun]
     roles: dict[Role, str]
     config: dict[str, Any]
+    weights: dict[str, Any] | None = None
 
 
 def save_evaluation(workdir: Path, evaluation: Evaluation) -> Path:
     """Write the dataset `results` in an evaluation's workdir atomically, replacing an older one."""
     runs = list(evaluation.suites.values())
     card = _Card(evaluation.model, runs, dict(evaluation.roles), dict(evaluation.config))
+    card.weights = None if evaluation.weights is None else dict(evaluation.weights)
     folder = workdir / FOLDER
     write_dataset(folder, ItemResult, evaluation.results, card=msgspec.to_builtins(card))
     return folder
@@ -107,4 +111,5 @@ def load_evaluation(workdir: Path) -> Evaluation:
         results=tuple(results),
         roles=card.roles,
         config=card.config,
+        weights=card.weights,
     )

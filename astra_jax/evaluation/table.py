@@ -116,12 +116,13 @@ class SuiteTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of an evaluation; `partial`: some category lacks items."""
+    """Scores of an evaluation; `partial`: some category lacks items. `weights` as in `Evaluation`."""
 
     model: str
     partial: bool
     roles: dict[Role, str]
     config: dict[str, Any]
+    weights: dict[str, Any] | None = None
     suites: list[SuiteTable]
 
 
@@ -143,6 +144,7 @@ def tabulate(evaluation: Evaluation) -> Table:
         partial=any(category.partial for suite in suites for category in suite.categories),
         roles=dict(evaluation.roles),
         config=dict(evaluation.config),
+        weights=None if evaluation.weights is None else dict(evaluation.weights),
         suites=suites,
     )
 

@@ -261,6 +261,17 @@ class Checkpointer:
 
         return self._on_all(step, read)
 
+    def params_digest(self, step: int) -> str | None:
+        """Return a sha256 over the saved digests of a step's weights; None for checkpoints of earlier versions. Errors
+        as in `params_dtypes`."""
+
+        def read() -> str | None:
+            self._require(self._params, step, "weights")
+            saved = self._digests(self._params, step)
+            return digest_of_json(saved) if saved else None
+
+        return self._on_all(step, read)
+
     def restore_params(self, step: int, like: PyTree) -> PyTree:
         """Return the weights of a step; `like` and errors as in `restore`."""
         return self._arrays(self._params, step, "params", like)

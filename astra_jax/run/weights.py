@@ -179,6 +179,16 @@ def stored_step(directory: Folder, step: int | None = None) -> int | None:
         return checkpointer.params_steps()[-1] if step is None else step
 
 
+def stored_digest(directory: Folder, step: int) -> str | None:
+    """Return a sha256 over the digests of the arrays of a checkpoint's weights; None if it was saved without them.
+
+    Raises:
+        CheckpointError: the step does not exist or cannot be read.
+    """
+    with _checkpoints(directory) as checkpointer:
+        return checkpointer.params_digest(step)
+
+
 def check_stored(directory: Folder) -> None:
     """Check that a folder of either kind has weights, without reading them or starting a device.
 

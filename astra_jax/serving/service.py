@@ -4,7 +4,8 @@
 - POST /v1/chat/completions: messages and tools
 - POST /v1/responses: the same as items
 - GET /v1/models: the served name and its context length; one model at /v1/models/NAME
-- GET /health: {"status", "running", "waiting"}; 503 while it warms up or drains, and once the policy has failed
+- GET /health: {"status", "running", "waiting", "programs"}; 503 until it is ready for a request, while it drains, and
+  once the policy has failed
 - GET /metrics: Prometheus' text format
 
 With a token, all paths but `/health` need `Authorization: Bearer TOKEN`. A refused request is answered at once:
@@ -17,7 +18,7 @@ With a token, all paths but `/health` need `Authorization: Bearer TOKEN`. A refu
 - 413: a body that is too large
 - 415: a body that is not JSON
 - 429 with Retry-After: too many requests wait
-- 503: the server warms up or stops, or the policy has failed
+- 503: the server stops, or the policy has failed
 
 An error is `{"error": {"message", "type", "param", "code"}}`. A failure of the server on one request is answered with
 500 and counted, and affects no other request.
@@ -93,11 +94,13 @@ class OpenAIService(HttpService):
         policy: the policy, which the caller closes.
 
     Attributes:
-        warming: True while programs are still compiled and nothing is answered; set by the caller.
+        warming: True until the programs of a short request are compiled; requests wait meanwhile. Set by the caller.
+        programs: programs compiled so far, and their number; None if none are compiled ahead. Set by the caller.
     """
 
     config: ServingConfig
     warming: bool = False
+    programs: tuple[int, int] | None = None
 
     def __init__(self, policy: StreamingPolicy, tokenizer: ChatTokenizer, config: ServingConfig) -> None:
         self._policy = policy
@@ -178,6 +181,8 @@ class OpenAIService(HttpService):
         status = "ok" if failure is None else f"failed: {failure!r}"
         status = "draining" if self.draining else "warming up" if self.warming else status
         state = {"status": status, "running": self._policy.running, "waiting": self._policy.waiting}
+        if self.programs is not None:
+            state["programs"] = dict(zip(("compiled", "of"), self.programs, strict=True))
         return web.json_response(state, status=200 if status == "ok" else 503)
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
@@ -284,8 +289,6 @@ class OpenAIService(HttpService):
     def _admitted(self, choices: int):  # type: ignore[no-untyped-def]
         if self.draining:
             raise InvalidRequest("the server is stopping; ask another one", status=503)
-        if self.warming:
-            raise InvalidRequest("the server is warming up; try again later", status=503, headers={"Retry-After": "5"})
         if self._policy.failure is not None:
             raise InvalidRequest(f"the policy has failed: {self._policy.failure!r}; start the server again", status=503)
         slots = self._policy.limits.slots

@@ -55,7 +55,7 @@ def model_folder(flag: flags.FlagHolder[str | None]) -> epath.Path:
         HubError: the Hub does not provide it.
     """
     found = _downloaded(flag.value or "", f"--{flag.name}={flag.value or ''}")
-    return cli.folder(flag) if found is None else found
+    return _model_of(cli.folder(flag)) if found is None else found
 
 
 def named_folder(text: str, said: str) -> epath.Path:
@@ -70,7 +70,14 @@ def named_folder(text: str, said: str) -> epath.Path:
     """
     from astra_jax.base.files import location
 
-    return _downloaded(text, said) or location(text)
+    return _downloaded(text, said) or _model_of(location(text))
+
+
+def _model_of(folder: epath.Path) -> epath.Path:
+    """Return the checkpoints of a run's folder; any other folder as it is."""
+    checkpoints = folder / "checkpoints"
+    is_run = not (folder / "config.json").exists() and (checkpoints / "config.json").exists()
+    return checkpoints if is_run else folder
 
 
 def _downloaded(text: str, said: str) -> epath.Path | None:

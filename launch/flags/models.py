@@ -70,6 +70,7 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _HOSTS = number_flag("hosts", None, Count, "Number of hosts; with --coordinator.")
 _HOST = number_flag("host_index", None, CountOrZero, "Index of this host, from 0; with --coordinator.")
+OF_HOSTS = (_MULTIHOST, _COORDINATOR, _HOSTS, _HOST)
 _DEADLINE = number_flag(
     "host_deadline", 60.0, Seconds, "Seconds without a heartbeat after which a host counts as lost."
 )

@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     from astra_jax.models.model import Model, Params
     from astra_jax.tokenizer import ChatTokenizer
 
-_WEIGHTS = shared.weights()
+WEIGHTS = shared.weights(required=False)
 _MODEL_CLASS = shared.model_class()
 _BASE = shared.base()
 _STEP = shared.step()
-_TOKENIZER = shared.tokenizer()
+TOKENIZER = shared.tokenizer()
 _MESH = shared.mesh()
-_DTYPE = flags.DEFINE_enum("dtype", None, shared.DTYPES, "Dtype of weights and computation; by default as stored.")
+DTYPE = flags.DEFINE_enum("dtype", None, shared.DTYPES, "Dtype of weights and computation; by default as stored.")
+FLAGS: tuple[flags.FlagHolder[Any], ...] = (WEIGHTS, _MODEL_CLASS, _BASE, _STEP, TOKENIZER, _MESH, DTYPE)
+
+
+def require_weights() -> None:
+    """Make --weights a flag that must be given; for programs that have no other model."""
+    flags.mark_flag_as_required(WEIGHTS.name)
 
 
 def source() -> epath.Path:
@@ -34,7 +40,7 @@ def source() -> epath.Path:
 
 def _source() -> sources.NamedWeights:
     """Return the folder of --weights, and the adapter if it is one. Raises as `sources.source`."""
-    return sources.source(_WEIGHTS, _BASE)
+    return sources.source(WEIGHTS, _BASE)
 
 
 @cache  # a run that is still training may save a newer one meanwhile
@@ -55,7 +61,7 @@ def step() -> int | None:
 
 def _tokenizer_folder() -> epath.Path:
     """Return the folder of the tokenizer. Raises `UsageError`: --tokenizer is not a folder."""
-    return hub.model_folder(_TOKENIZER) if _TOKENIZER.value else _source().tokenizer
+    return hub.model_folder(TOKENIZER) if TOKENIZER.value else _source().tokenizer
 
 
 def read() -> tuple[Model, ChatTokenizer]:
@@ -70,7 +76,7 @@ def read() -> tuple[Model, ChatTokenizer]:
     found = _source()
     if found.adapter is not None:
         say(f"{found.folder}: with an adapter merged, {found.adapter}")
-    dtype = _DTYPE.value or hf_checkpoint.stored_dtype(found.folder)
+    dtype = DTYPE.value or hf_checkpoint.stored_dtype(found.folder)
     model = found.model(dtype=dtype, param_dtype=dtype)
     tokenizer = found.load_tokenizer(_tokenizer_folder())
     model = dataclasses.replace(model, vocab_size=tokenizer.rows(model.vocab_size))
@@ -113,6 +119,28 @@ def name() -> str:
     # Every training run's is called checkpoints.
     folder = f"{source().parent.name}/{source().name}" if source().name == "checkpoints" else source().name
     return folder if step() is None else f"{folder}@{step()}"
+
+
+def digest() -> str | None:
+    """Return a sha256 that identifies the values of the weights; None for checkpoints of versions without digests.
+
+    Of a Hugging Face folder and of an adapter it covers their safetensors files; of a checkpoint the digests that are
+    stored with it. Raises as `step`.
+    """
+    import hashlib
+    from pathlib import Path
+
+    from astra_jax.run import weights
+
+    found = _source()
+    if (chosen := step()) is not None:
+        return weights.stored_digest(found.folder, chosen)
+    total = hashlib.sha256()
+    for folder in filter(None, (found.folder, found.adapter)):
+        for file in sorted(Path(folder).glob("*.safetensors")):
+            with file.open("rb") as stream:
+                total.update(f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()
 
 
 def run_name(kind: str, *depends_on: object) -> str:

@@ -82,8 +82,8 @@ def seed(of: str = "") -> flags.FlagHolder[int]:
 def weights(*, required: bool = True) -> flags.FlagHolder[Any]:
     """Define the flag of the model that a program starts from."""
     about = (
-        "The model: a Hugging Face folder, a run's checkpoints/, a folder of a peft adapter, or a name on the Hub, "
-        "for example Qwen/Qwen3-0.6B."
+        "The model: a Hugging Face folder, a training run's folder or its checkpoints/, a folder of a peft adapter, or "
+        "a name on the Hub, for example Qwen/Qwen3-0.6B."
     )
     return flags.DEFINE_string("weights", None, about, required=required)
 

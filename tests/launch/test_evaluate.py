@@ -217,6 +217,10 @@ async def test_what_is_wrong_is_said_before_anything_runs(environments, tmp_path
             (url, ["--reward=score"], "--reward is for environments, and --suites=bfcl_v3_mt names none"),
             (url, [own, "--environments_count=3"], "--environments_count is for verifiers:ID"),
             ("localhost", [], "--model_url=localhost: write http://HOST:PORT/v1"),
+            (url, ["--weights=runs/grpo"], "--weights=runs/grpo and --model_url=http://127.0.0.1:"),
+            (url, ["--slots=3"], "--slots is for a model that is served here; give --weights too"),
+            ("", ["--weights=x", "--model=m"], "--model is for --model_url; leave it out with --weights"),
+            ("", [], "--weights or --model_url is missing: give --weights=FOLDER of a checkpoint"),
         ]  # fmt: skip
         found = [await evaluate(tmp_path / str(i), at, *more) for i, (at, more, _) in enumerate(wrong)]
     found.append(await evaluate(tmp_path / "down", url, "--suites=environments", source))

@@ -35,8 +35,13 @@ STARTED_BY = {
     ),
     "launch.difficulty": ("launch/test_difficulty.py",),
     "launch.environments": ("launch/test_environments_program.py", "launch/test_teachers.py"),
-    "launch.evaluate": ("launch/test_evaluate.py",),
-    "launch.grpo": ("launch/test_grpo_program.py", "launch/test_difficulty.py", "launch/test_lora_program.py"),
+    "launch.evaluate": ("launch/test_evaluate.py", "jobs/test_job_serving.py"),
+    "launch.grpo": (
+        "launch/test_grpo_program.py",
+        "jobs/test_job_serving.py",
+        "launch/test_difficulty.py",
+        "launch/test_lora_program.py",
+    ),
     "launch.inspect": ("launch/test_inspect.py",),
     "launch.plan": ("astra_jax/planner/test_planner.py", "launch/test_auto.py"),
     "launch.push": ("launch/test_own_data.py",),
@@ -57,7 +62,7 @@ STARTED_BY = {
 """The tests that start each program as its users do, below tests/."""
 ONLY_TAKEN = {
     "--rollout_url=http://a:8000,http://b:8000": "two servers and sixteen chips",
-    "--served_model_name=policy --host=0.0.0.0": "listens for other machines",
+    "--mesh=context=4 --vllm=2": "eight GPUs; tests/jobs/test_job_serving.py has processors",
     "--write_serving_folder=SERVED": "launch/recipes/local/run.sh does, which tests/launch/test_local_recipe.py runs",
     "--config.personas=personas.jsonl": "models behind endpoints; tests/synthesis/trajectories/test_on_an_endpoint.py",
 }
@@ -152,7 +157,8 @@ def test_the_tests_that_start_programs_name_them() -> None:
     assert STARTED_BY.keys() == {f"launch.{name}" for name in astra_packages.programs()}
     for program, tests in STARTED_BY.items():
         for test in tests:
-            assert f'"{program}"' in source(test), f"{test} does not start {program}"
+            names = program, program.removeprefix("launch.")  # by `python -m`, or by `astra`
+            assert any(f'"{name}"' in source(test) for name in names), f"{test} does not start {program}"
 
 
 def test_every_command_is_run_with_its_flags_or_there_is_a_reason() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
+        self._compiling = asyncio.Lock()  # during the first programs, which a step would otherwise compile, too
         self._clock = 0
 
     # ---------------------------------------------------------------------------------------------- public interface
@@ -144,27 +146,31 @@ class Engine:
             request.dropped = True
             self._wake.set()
 
-    async def warm_up(self, *, options: bool = False) -> int:
-        """Compile the programs for requests of any length, before the first request. Otherwise each program is compiled
-        when first needed, while requests wait.
+    async def warm_up(self, *, options: bool = False) -> AsyncGenerator[tuple[int, int], None]:
+        """Compile the programs for requests of any length, before requests need them. Yield (compiled, of) after each.
+
+        Requests wait until the first item: the programs of a short request are compiled by then. All others are
+        compiled beside running requests; a request that needs another program before has it compiled first.
 
         Args:
             options: also compile the programs for requests with more than a temperature and a nucleus
-                (`Sampling.needs_logits_processing`); see `Worker.warm_up`.
-
-        Returns:
-            The number of programs.
+                (`Sampling.needs_logits_processing`); see `Worker.programs`.
 
         Raises:
-            EngineError: there were requests already.
+            Exception: a program of the first item does not compile. Failures of later ones are logged.
         """
-        if self._task is not None or self._failure is not None:
-            raise EngineError("the engine is running; warm_up comes before the first request")
-        count = 0
-        for program in self._worker.warm_up(options=options):
-            await _whole(program)
-            count += 1
-        return count
+        async with self._compiling:
+            first, later = await _whole(partial(self._worker.programs, options=options))
+            for compile_program in first:
+                await _whole(compile_program)
+        count = len(first) + len(later)
+        yield len(first), count
+        for done, compile_program in enumerate(later, len(first) + 1):
+            try:
+                await _whole(compile_program)
+            except Exception as error:  # any error of the compiler
+                logging.warning("a program does not compile, and requests that need it fail: %r", error)
+            yield done, count
 
     def release(self, session: str) -> None:
         """Free a session's slot. Its keys and values can be copied until the slot is reused."""
@@ -245,7 +251,8 @@ class Engine:
         """Run one device step of these slots. A failure affects only the request that caused it."""
         self._alone = [slot for slot in self._alone if slot not in slots]
         try:
-            lost = await _whole(self._worker.step, slots)
+            async with self._compiling:
+                lost = await _whole(self._worker.step, slots)
         except Exception as error:  # any device error may be caused by one request
             logging.warning("a step of %d requests failed (%r); they are tried one by one", len(slots), error)
             self.stats.failed_steps += 1

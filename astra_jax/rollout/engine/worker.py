@@ -1,8 +1,9 @@
 """Device side of the engine: chooses the next compiled program and its rows.
 
 It runs in a thread, one caller at a time. All shapes are static. The compiled programs are {prefill, decode, copy} x a
-few row counts x a few key windows (`EngineConfig`). Each is compiled when first needed, or by `warm_up`. Requests for
-more than a temperature and a nucleus have separate programs, so they do not change the sampling of others.
+few row counts x a few key windows (`EngineConfig`). Each is compiled when first needed, or before, by a call of
+`programs` in another thread. Requests for more than a temperature and a nucleus have separate programs, so they do not
+change the sampling of others.
 
 Constrained completions are sampled token by token: the host computes the allowed tokens while the device computes the
 logits.
@@ -11,9 +12,9 @@ logits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -43,6 +44,23 @@ Placed = list[tuple[int, CacheSlot, Request]]
 """Rows of a program, with their slots and requests."""
 Lost = list[tuple[CacheSlot, Exception]]
 """Slots whose request failed, each with its error."""
+ParamsAndCache = tuple[Any, Any]
+"""Parameters and cache."""
+
+
+class ProgramCall(NamedTuple):
+    """A compiled function with its arguments. `run` executes it; `compile` only compiles it, and accepts
+    `jax.ShapeDtypeStruct` for arrays."""
+
+    function: Any
+    given: tuple[Any, ...]
+    how: dict[str, Any]
+
+    def run(self) -> Any:
+        return self.function(*self.given, **self.how)
+
+    def compile(self) -> Any:
+        return self.function.lower(*self.given, **self.how).compile()
 
 
 class Worker:
@@ -130,29 +148,54 @@ class Worker:
         except Exception as error:
             raise error from cause
 
-    def warm_up(self, *, options: bool) -> Iterator[Callable[[], Any]]:
-        """Yield calls that each compile one program, run on padding rows. Call them in turn while nothing else runs.
+    def programs(self, *, options: bool) -> tuple[list[Callable[[], Any]], list[Callable[[], Any]]]:
+        """Return calls that each compile one program: those of a short request alone, and all others.
+
+        They run nothing, so they may be called in another thread beside `step`, which then finds the program. The
+        others start with those of single requests, which a service needs first.
 
         Args:
             options: also compile the programs of shaped and constrained sampling, three times as many.
         """
         self._prepare()
-        shapes, windows = self.shapes, self.shapes.windows
-        for window in windows:
-            for rows in shapes.prefill_rows:
-                for chunk in shapes.prefill_chunks:
-                    yield partial(self._run_prefill, [], rows, chunk, window)
-                    for alternatives in (0, MAX_ALTERNATIVES) if options else ():
-                        yield partial(self._run_prefill, [], rows, chunk, window, alternatives=alternatives)
-            yield partial(self._run_copy, [], [], shapes.prefill_rows[-1], window)
+        held = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (self._params, self.cache)
+        )
+        shapes, single, others = self.shapes, list[Callable[[], Any]](), list[Callable[[], Any]]()
+        kinds = (0, MAX_ALTERNATIVES) if options else ()
+
+        def prefill(rows: int, chunk: int, window: int, alternatives: int | None = None) -> None:
+            given = self._prefill_arrays([], rows, chunk)
+            self._prefill_program(held, *given, window, alternatives=alternatives).compile()
+
+        def copy(window: int) -> None:
+            self._copy_program(held, [], [], shapes.prefill_rows[-1], window).compile()
+
+        def decode(count: int, window: int, **how: Any) -> None:
+            self._decode_program(held, count, [], window, **how).compile()
+
+        for window in shapes.windows:
             for count in shapes.decode_rows:
-                for nucleus in (False, True):
-                    yield partial(self._run_decode, count, [], window, nucleus=nucleus)
-                for alternatives in (0, MAX_ALTERNATIVES) if options else ():
-                    yield partial(
-                        self._run_decode, count, [], window, needs_logits_processing=True, alternatives=alternatives
-                    )
-                    yield partial(self._run_constrained, count, [], window, alternatives=alternatives)
+                calls = single if count == shapes.decode_rows[0] else others
+                calls += [partial(decode, count, window, nucleus=nucleus) for nucleus in (False, True)]
+                for kind in kinds:
+                    others.append(partial(decode, count, window, needs_logits_processing=True, alternatives=kind))
+                    others.append(partial(self._compile_constrained, held, count, window, kind))
+            for rows in shapes.prefill_rows:
+                calls = single if rows == shapes.prefill_rows[0] else others
+                calls += [partial(prefill, rows, chunk, window) for chunk in shapes.prefill_chunks]
+                others += [
+                    partial(prefill, rows, chunk, window, kind) for chunk in shapes.prefill_chunks for kind in kinds
+                ]
+            others.append(partial(copy, window))
+        first = [single.pop(0), single.pop(1)]  # decode without a nucleus, prefill of the smallest chunk
+        return first, single + others
+
+    def _compile_constrained(self, held: ParamsAndCache, count: int, window: int, alternatives: int) -> None:
+        feed = self._feed_program(held, count, [], window).compile()
+        logits = jax.ShapeDtypeStruct((count, self.model.vocab_size), np.float32, sharding=feed.output_shardings[1])
+        allowed = self._no_tokens(count)
+        self._pick_program(logits, self._rows(count, []), count, [], window, allowed, alternatives).compile()
 
     def _prepare(self) -> None:
         if self.cache is None:
@@ -192,9 +235,14 @@ class Worker:
             self._run_copy(donors[start : start + rows], some, rows, window)
 
     def _run_copy(self, donors: Sequence[CacheSlot], takers: Sequence[CacheSlot], rows: int, window: int) -> None:
+        self.cache = self._copy_program((self._params, self.cache), donors, takers, rows, window).run()
+
+    def _copy_program(
+        self, held: ParamsAndCache, donors: Sequence[CacheSlot], takers: Sequence[CacheSlot], rows: int, window: int
+    ) -> ProgramCall:
         target = padded([slot.index for slot in takers], rows, self.shapes.slots)
         source = padded([slot.index for slot in donors], rows, 0)
-        self.cache = device_steps.copy(self.cache, source, target, window=window)
+        return ProgramCall(device_steps.copy, (held[1], source, target), {"window": window})
 
     def _prefill(self, pending: list[CacheSlot]) -> None:
         started = time.perf_counter()
@@ -211,6 +259,25 @@ class Worker:
         self, pending: Sequence[CacheSlot], rows: int, chunk: int, window: int, *, alternatives: int | None = None
     ) -> None:
         """Run one prefill. `alternatives` applies to rows whose prompts are scored; None if no prompt is scored."""
+        given = self._prefill_arrays(pending, rows, chunk)
+        program = self._prefill_program((self._params, self.cache), *given, window, alternatives=alternatives)
+        if alternatives is None:
+            self.cache = program.run()
+        else:
+            self.cache, *found = program.run()
+            logps, others, positions = np.asarray(found[0]), _on_host(found[1]), given[-1]
+            for row, slot in enumerate(pending):
+                n = int((positions[row] >= 0).sum())
+                if not np.isfinite(logps[row, :n]).all():
+                    raise _not_finite()
+                if slot.scores is not None:
+                    slot.scores.put(int(positions[row, 0]), logps[row, :n], _of_row(others, row))
+        jax.block_until_ready(self.cache)
+
+    def _prefill_arrays(
+        self, pending: Sequence[CacheSlot], rows: int, chunk: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return (index, tokens, following tokens, positions) of the next chunk, and count it as cached."""
         tokens, following = np.zeros((2, rows, chunk), np.int32)
         positions = np.full((rows, chunk), -1, np.int32)
         for row, slot in enumerate(pending):
@@ -220,21 +287,23 @@ class Worker:
             positions[row, :n] = np.arange(slot.cached, slot.cached + n)
             slot.cached += n
             self.stats.prefilled_tokens += n
-        index = padded([slot.index for slot in pending], rows, self.shapes.slots)
-        given = (self._params, self.cache, index, tokens, positions)
-        how = {"window": window, **self._compiled_for}
+        return padded([slot.index for slot in pending], rows, self.shapes.slots), tokens, following, positions
+
+    def _prefill_program(
+        self,
+        held: ParamsAndCache,
+        index: np.ndarray,
+        tokens: np.ndarray,
+        following: np.ndarray,
+        positions: np.ndarray,
+        window: int,
+        *,
+        alternatives: int | None,
+    ) -> ProgramCall:
+        given, how = (*held, index, tokens, positions), {"window": window, **self._compiled_for}
         if alternatives is None:
-            self.cache = device_steps.prefill(*given, **how)
-        else:
-            self.cache, *found = device_steps.prefill_scored(*given, following, alternatives=alternatives, **how)
-            logps, others = np.asarray(found[0]), _on_host(found[1])
-            for row, slot in enumerate(pending):
-                n = int((positions[row] >= 0).sum())
-                if not np.isfinite(logps[row, :n]).all():
-                    raise _not_finite()
-                if slot.scores is not None:
-                    slot.scores.put(int(positions[row, 0]), logps[row, :n], _of_row(others, row))
-        jax.block_until_ready(self.cache)
+            return ProgramCall(device_steps.prefill, given, how)
+        return ProgramCall(device_steps.prefill_scored, (*given, following), {**how, "alternatives": alternatives})
 
     # ------------------------------------------------------------------------------------------------------- decoding
 
@@ -243,13 +312,16 @@ class Worker:
         started = time.perf_counter()
         count, placed = self._placed(ready)
         samplings = [request.sampling for _, _, request in placed]
-        tokens, logps, others = self._run_decode(
+        program = self._decode_program(
+            (self._params, self.cache),
             count,
             placed,
             self.shapes.window_for(max(slot.length for slot in ready) + self.shapes.decode_chunk - 1),
             needs_logits_processing=any(sampling.needs_logits_processing for sampling in samplings),
             alternatives=_alternatives(samplings),
         )
+        self.cache, *drawn = program.run()
+        tokens, logps, others = np.asarray(drawn[0]), np.asarray(drawn[1]), _on_host(drawn[2])
         lost: Lost = []
         for row, slot, request in placed:
             new = int((tokens[row] >= 0).sum())
@@ -258,8 +330,9 @@ class Worker:
         self.stats.decode_seconds += time.perf_counter() - started
         return lost
 
-    def _run_decode(
+    def _decode_program(
         self,
+        held: ParamsAndCache,
         count: int,
         placed: Placed,
         window: int,
@@ -267,22 +340,19 @@ class Worker:
         nucleus: bool | None = None,
         needs_logits_processing: bool = False,
         alternatives: int = 0,
-    ) -> tuple[np.ndarray, np.ndarray, Any]:
+    ) -> ProgramCall:
         rows = self._rows(count, placed)
         nucleus = bool((rows.top_p_r < 1).any()) if nucleus is None else nucleus
-        self.cache, tokens, logps, others = device_steps.decode(
-            self._params,
-            self.cache,
-            rows,
-            window=window,
-            steps=self.shapes.decode_chunk,
-            nucleus=nucleus and not needs_logits_processing,
-            whole=count == self.shapes.slots,
-            shaping=_shaping(count, placed, window) if needs_logits_processing else None,
-            alternatives=alternatives,
+        how = {
+            "window": window,
+            "steps": self.shapes.decode_chunk,
+            "nucleus": nucleus and not needs_logits_processing,
+            "whole": count == self.shapes.slots,
+            "shaping": _shaping(count, placed, window) if needs_logits_processing else None,
+            "alternatives": alternatives,
             **self._compiled_for,
-        )
-        return np.asarray(tokens), np.asarray(logps), _on_host(others)
+        }
+        return ProgramCall(device_steps.decode, (*held, rows), how)
 
     def _decode_constrained(self, ready: list[CacheSlot]) -> Lost:
         """Sample up to a chunk for each slot, token by token. Completions that end wait for the others."""
@@ -309,11 +379,10 @@ class Worker:
     def _run_constrained(
         self, count: int, placed: Placed, window: int, *, alternatives: int
     ) -> tuple[np.ndarray, np.ndarray, Any, Lost]:
-        rows, whole = self._rows(count, placed), count == self.shapes.slots
-        given = (self._params, self.cache, rows)
-        self.cache, logits = device_steps.feed(*given, window=window, whole=whole, **self._compiled_for)
+        feed = self._feed_program((self._params, self.cache), count, placed, window)
+        self.cache, logits = feed.run()
         # Compute the allowed tokens while the device computes the logits.
-        allowed = np.zeros((count, -(-self.model.vocab_size // 32)), np.int32)
+        allowed = self._no_tokens(count)
         lost: Lost = []
         for row, slot, request in placed:
             try:
@@ -323,10 +392,30 @@ class Worker:
                     raise ConstraintError("no token of the vocabulary may follow")
             except ConstraintError as error:
                 lost.append((slot, error))
-        tokens, logps, others = device_steps.pick(
-            logits, rows, _shaping(count, placed, window), allowed, alternatives=alternatives
-        )
+        pick = self._pick_program(logits, feed.given[-1], count, placed, window, allowed, alternatives)
+        tokens, logps, others = pick.run()
         return np.asarray(tokens), np.asarray(logps), _on_host(others), lost
+
+    def _no_tokens(self, count: int) -> np.ndarray:
+        """Return the bits of allowed tokens of each row, of which none is set."""
+        return np.zeros((count, -(-self.model.vocab_size // 32)), np.int32)
+
+    def _feed_program(self, held: ParamsAndCache, count: int, placed: Placed, window: int) -> ProgramCall:
+        how = {"window": window, "whole": count == self.shapes.slots, **self._compiled_for}
+        return ProgramCall(device_steps.feed, (*held, self._rows(count, placed)), how)
+
+    def _pick_program(
+        self,
+        logits: Any,
+        rows: device_steps.DecodeRows,
+        count: int,
+        placed: Placed,
+        window: int,
+        allowed: np.ndarray,
+        alternatives: int,
+    ) -> ProgramCall:
+        given = (logits, rows, _shaping(count, placed, window), allowed)
+        return ProgramCall(device_steps.pick, given, {"alternatives": alternatives})
 
     def _placed(self, ready: list[CacheSlot]) -> tuple[int, Placed]:
         """Return the row count of the program, and the row of each slot."""

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from rollout_world import decisive, engine_model
 
-from astra_jax.rollout.engine import device_steps, worker
-from astra_jax.rollout.engine.engine import Engine, EngineConfig, EngineError
+from astra_jax.rollout.engine import worker
+from astra_jax.rollout.engine.engine import Engine, EngineConfig
 from astra_jax.rollout.engine.sampling import LogitsProcessing, TokenCounts, draw_shaped, said_so_far
 from astra_jax.rollout.sampler import ConstraintError, RequestFailed, Sampling, TokenChunk
 
@@ -209,22 +209,32 @@ def test_options_out_of_range_are_refused():
             sampling(**changes)
 
 
-def test_after_a_warm_up_nothing_is_compiled(params):
-    programs: list[Any] = [device_steps.prefill, device_steps.copy, device_steps.decode]
+def test_programs_compile_beside_requests_and_none_after_that(params, caplog):
+    """A request is answered while programs are compiled, and has what it needs compiled first."""
+    shapes = EngineConfig(slots=2, max_length=40, prefill_chunk=40, decode_chunk=3, min_window=20)
+    asked: list[dict[str, Any]] = [{"top_p": 0.5}, {}, {"top_k": 3}, {"top_k": 3, "alternatives": 2}]
+    form = Steps(lambda drawn: [len(drawn) % 5])
 
-    async def main() -> int:
-        shapes = EngineConfig(slots=1, max_length=40, prefill_chunk=40, decode_chunk=3, min_window=40)
+    async def main() -> tuple[list[tuple[int, int]], list[str]]:
         async with Engine(params, MODEL, shapes) as engine:
-            count = await engine.warm_up()
-            before = [program._cache_size() for program in programs]
-            for length, top_p in ((1, 1.0), (30, 1.0), (30, 0.5)):
-                await parts(engine, sampling(max_tokens=4, top_p=top_p), [1] * length)
-            assert [program._cache_size() for program in programs] == before
-            with pytest.raises(EngineError, match="warm_up comes before the first request"):
-                await engine.warm_up()
-            return count
+            early = asyncio.create_task(parts(engine, sampling(max_tokens=4), [1] * 30))
+            counts = []
+            async for counted in engine.warm_up(options=True):
+                counts.append(counted)
+                if len(counts) == 1:
+                    assert len((await early).token_ids) == 4
+            with jax.log_compiles():
+                caplog.clear()
+                for how in asked:
+                    await parts(engine, sampling(max_tokens=4, **how), [2] * 9)
+                for how in (*asked, {"constraint": form}, {"prompt_logprobs": True}):
+                    await asyncio.gather(*(parts(engine, sampling(max_tokens=4, **how), [n] * 20) for n in (3, 4)))
+            return counts, [record.message for record in caplog.records if "XLA compilation" in record.message]
 
-    assert asyncio.run(main()) == 4  # prefill, copy, decode with a nucleus and without
+    counts, compiled = asyncio.run(main())
+    of = counts[0][1]
+    assert counts == [(n, of) for n in range(counts[0][0], of + 1)] and counts[0][0] < of / 4
+    assert not compiled
 
 
 def prompt_logps(params, prompt: Sequence[int]) -> np.ndarray:

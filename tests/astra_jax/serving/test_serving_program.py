@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -23,21 +24,18 @@ ROOT = Path(__file__).parents[3]
 IDS = {"return_token_ids": True}
 
 
-def test_nothing_is_answered_while_it_warms_up(tmp_path):
+def test_health_tells_when_it_is_ready_and_requests_are_answered_before(tmp_path):
     tokenizer = make_tokenizer(tmp_path)
     with serving(lambda: Drip(tokenizer), tokenizer) as server:
         server.service.warming = True
-        ask = server.client().completions.create
-        with pytest.raises(openai.InternalServerError, match="is warming up; try again later") as refused:
-            ask(model="tiny", prompt="x", max_tokens=2)
-        assert refused.value.status_code == 503 and refused.value.response.headers["Retry-After"] == "5"
+        assert server.client().completions.create(model="tiny", prompt="x", max_tokens=2).choices
         with pytest.raises(urllib.error.HTTPError) as unhealthy:
             urllib.request.urlopen(f"{server.url}/health")
         assert unhealthy.value.code == 503 and b'"warming up"' in unhealthy.value.read()
         server.run(server.service.warm_up())
-        server.service.warming = False
-        assert urllib.request.urlopen(f"{server.url}/health").status == 200
-        assert ask(model="tiny", prompt="x", max_tokens=2).choices
+        server.service.warming, server.service.programs = False, (2, 9)
+        with urllib.request.urlopen(f"{server.url}/health") as healthy:
+            assert healthy.status == 200 and json.load(healthy)["programs"] == {"compiled": 2, "of": 9}
 
 
 @pytest.mark.slow
@@ -50,9 +48,19 @@ def test_the_program_serves_a_folder_and_drains_on_sigterm(tmp_path):
     flags = [f"--weights={tmp_path / 'served'}", "--port=0", "--slots=2", "--max_length=128"]
     assert "no API key is set" in ended("launch.serve", *flags, "--host=0.0.0.0").line
     command = [sys.executable, "-m", "launch.serve", *flags]
-    with subprocess.Popen(
-        [*command, f"--key_file={tmp_path / 'key'}"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "served").rename(tmp_path / "run" / "checkpoints")  # --weights takes a run's folder too
+    command = [one.replace("/served", "/run") for one in command]
+    with (
+        (tmp_path / "errors").open("w") as errors,
+        subprocess.Popen(
+            [*command, f"--key_file={tmp_path / 'key'}", "--served_model_name=served"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -68,5 +76,7 @@ def test_the_program_serves_a_folder_and_drains_on_sigterm(tmp_path):
             assert len(ids) == 126 or ids[-1] in (tokenizer.eos_id, tokenizer.pad_id)
             assert process.wait(60) == 0
             assert process.stdout.read().endswith("stopped\n")
+            said = (tmp_path / "errors").read_text()
+            assert "reading the weights of" in said and "programs compiled in the background" in said
         finally:
             process.kill()
