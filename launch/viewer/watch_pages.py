@@ -2,6 +2,7 @@
 
 GET  /                       the run as it is now; the page loads itself again
 GET  /episodes/PART/NAME     a page of `PART/episodes`, as the run wrote it
+GET  /rejected               what a synthesis rejected; see `stored.py`
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from astra_jax.base.http_service import HttpRefusal
 from astra_jax.pages import html
 from launch.viewer import charts
 from launch.viewer.service import PageService, ViewerConfig, page, short
+from launch.viewer.stored import RejectedPages
 from launch.viewer.watched import Training, Watched, Watcher
 
 _STORED = f"default-src 'none'; style-src 'unsafe-inline'; {html.SCRIPTS}; img-src data:; sandbox allow-scripts"
@@ -35,6 +37,7 @@ class WatchService(PageService):
         self._watcher, self._seconds = watcher, seconds
         self._looking = asyncio.Lock()
         routes = [web.get("/", self._show), web.get("/episodes/{part:.*}/{name}", self._episodes)]
+        routes += RejectedPages(watcher.workdir).routes()
         super().__init__(config, routes, script="watch.js", program="launch.watch")
 
     async def _show(self, request: web.Request) -> web.Response:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from etils import epath
 
@@ -28,6 +27,7 @@ from astra_jax.run.metrics import EXHAUSTED, is_exhausted, read_metrics
 from astra_jax.run.metrics import FILE as METRICS
 from launch.viewer.workdirs import InBucket, OnDisk, RunFolder, newest_pages
 from synthesis.core.datasets import CARD_FILE
+from synthesis.core.journal import open_to_read
 from synthesis.core.workdir import LOCK
 
 T = TypeVar("T")
@@ -336,13 +336,11 @@ _Counts = tuple[list[Stage], list[Spending]]
 
 
 def _journal_counts(path: Path) -> _Counts:
-    """Count what a synthesis journal has. Without a log beside it, which a reader would create, it cannot change."""
-    logged = path.with_name(f"{path.name}-wal").exists()
-    address = f"file:{quote(str(path.absolute()))}?mode=ro{'' if logged else '&immutable=1'}"
+    """Count what a synthesis journal has."""
     passed: dict[str, int] = {}
     rejected: dict[str, dict[str, int]] = {}
     spending = []
-    with contextlib.closing(sqlite3.connect(address, uri=True, timeout=2.0)) as database:
+    with contextlib.closing(open_to_read(path)) as database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "done" in tables:
             counts = "SELECT stage, outputs IS NULL, reason, COUNT(*) FROM done GROUP BY stage, outputs IS NULL, reason"
