@@ -33,6 +33,13 @@ _LONG = 160
 """Characters of a reason's detail in the list; the record's page has all."""
 
 
+_NOTHING: Mapping[str, Any] = {
+    "heading": "", "language": "", "values": {}, "turns": (), "scores": (), "tools": (), "json": "", "missing": False,
+    "parameters_of": parameters_of,
+}  # fmt: skip
+"""Values of the template for what a record does not have."""
+
+
 class StoredPages(Generic[Record]):
     """Shows the servers, chains or tasks of a run. Raises as `StoredRecords`."""
 
@@ -56,7 +63,8 @@ class StoredPages(Generic[Record]):
 
     async def _show(self, request: web.Request) -> web.Response:
         one = self._records.read(request.match_info["id"])
-        return page("stored.html.jinja", **_shown(one), title=one.id, **self._list.around(request, one.id))
+        shown = {**_NOTHING, **_shown(one)}
+        return page("stored.html.jinja", title=one.id, **shown, **self._list.around(request, one.id))
 
 
 class RejectedPages:
@@ -111,8 +119,8 @@ class RejectedPages:
             raise HttpRefusal(404, f"no rejected record has the id {short(id)}; choose one of the list at {self._home}")
         one = found[0]
         facts = {"stage": _stage(one.stage), "reason": one.reason.replace("_", " "), "why": one.detail}
-        shown = _shown_rejected(one)
-        shown["values"] = facts | shown.get("values", {})
+        shown = {**_NOTHING, **_shown_rejected(one)}
+        shown["values"] = facts | shown["values"]
         around = self._records(self._rows()).around(request, id)
         return page("stored.html.jinja", title=_name_of(one), **shown, **around)
 
@@ -160,7 +168,6 @@ def _shown(one: Trajectory | AgentRun | Task | ToolChain | ToolServer) -> dict[s
             "heading": question_of(one.messages), "language": one.language, "tools": one.tools,
             "values": {"server": one.server_id, "reward": "not scored" if one.reward is None else f"{one.reward:.3f}"},
             "turns": turns_of(one.messages, failures_of(one)), "scores": scores_of(one) if one.scores else (),
-            "parameters_of": parameters_of,
         }  # fmt: skip
     if isinstance(one, AgentRun):
         task = one.task
@@ -174,8 +181,7 @@ def _shown(one: Trajectory | AgentRun | Task | ToolChain | ToolServer) -> dict[s
     if isinstance(one, ToolServer):
         values = {"title": one.title, "domain": one.domain, "language": one.language, "license": one.license or "none"}
         return {
-            "heading": one.title or one.id, "tools": one.tools, "parameters_of": parameters_of, "values": values,
-            "json": _json(one.execution),
+            "heading": one.title or one.id, "tools": one.tools, "values": values, "json": _json(one.execution),
         }  # fmt: skip
     heading = one.question if isinstance(one, Task) else " → ".join(one.tools)
     values = {"server": one.server_id}

@@ -355,7 +355,10 @@ class McpConnection:
             await self._cancel(self._owner)
             self._owner = None
             if isinstance(error, TimeoutError):
-                raise self._unavailable(f"it did not answer in {self.timeout_seconds:g} s after its start") from None
+                raise self._unavailable(
+                    f"it did not answer in {self.timeout_seconds:g} s after its start",
+                    "try it by hand to see why, or give it more time (mcp_timeout_seconds)",
+                ) from None
             raise
 
     async def _hold(self, ready: asyncio.Future[Client], stop: asyncio.Event) -> None:
