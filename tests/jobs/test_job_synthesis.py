@@ -134,7 +134,7 @@ async def test_trajectories_from_an_own_server_with_a_budget(installed_astra, fo
     assert [one.id for one in read_dataset(workdir / "servers", ToolServer)] == ["depot"]
     assert stored and {one.server_id for one in stored} == {"depot"}
     answers = [m.content for one in stored for m in one.messages if m.role == "tool"]
-    assert any(re.search(r'"(amber|birch|cedar)": \d', text) for text in answers), answers
+    assert any(re.search(r'"(amber|birch|cedar)":\d', text) for text in answers), answers
     # Every request is about the user's server.
     proposals = [body for body in model.requests if "task_chain_proposals" in json.dumps(body.get("response_format"))]
     assert len(proposals) == 8 and all("find_amber" in json.dumps(body) for body in proposals)
