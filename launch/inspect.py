@@ -37,8 +37,6 @@ _DATA = flags.DEFINE_string(
     "Workdir of a synthesis, one of its datasets, an evaluation's results, or a GRPO run's batches.",
 )
 _PORT = shared.port(8800)
-_MAIN = ("trajectories", "train", "held_out")
-"""Datasets of a synthesis, of which the first that there is has the first page."""
 
 
 def main() -> int:
@@ -50,14 +48,14 @@ def main() -> int:
 async def _serve() -> int:
     from launch.viewer.cards import ViewerService
     from launch.viewer.service import ViewerConfig
-    from launch.viewer.stored import RejectedPages
+    from launch.viewer.stored import RejectedPages, find_pages
     from synthesis.core.datasets import read_card
 
     if not _DATA.value:
         raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --data=DIR")
     config = services.reached(ViewerConfig, port=_PORT.value)
     stopping = services.stop_signal()
-    data, more = _of_run(_DATA.value)
+    data, more = find_pages(_DATA.value)
     async with AsyncExitStack() as stack:
         if data or not more:
             card = read_card(data or _DATA.value)
@@ -74,30 +72,6 @@ async def _serve() -> int:
         await stopping.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")
-
-
-def _of_run(path: str) -> tuple[str, dict[str, Pages]]:
-    """Return the dataset to show, "" if a run has none yet, and the other pages of its run by their addresses."""
-    from launch.viewer.stored import RejectedPages, StoredPages, journals_of
-    from synthesis.core.datasets import CARD_FILE
-    from synthesis.core.records import Task, ToolChain, ToolServer
-
-    folder = Path(path)
-    if "://" in path or not folder.is_dir():
-        return path, {}
-    data = path
-    if not (folder / CARD_FILE).exists():
-        if not journals_of(folder):
-            return path, {}
-        data = next((str(folder / name) for name in _MAIN if (folder / name / CARD_FILE).exists()), "")
-    run = folder if data != path else folder.absolute().parent
-    if not journals_of(run):
-        return data, {}
-    more: dict[str, Pages] = {}
-    for name, kind in (("tasks", Task), ("chains", ToolChain), ("servers", ToolServer)):
-        if (run / name / CARD_FILE).exists() and (run / name).absolute() != Path(data).absolute():
-            more[f"/{name}"] = StoredPages(run / name, kind, f"/{name}")
-    return data, more | {"/rejected": RejectedPages(run)}
 
 
 async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages, str]:

@@ -1,9 +1,9 @@
 """Pages of the records that lead to the main ones, and of rejected records.
 
-GET  /NAME               servers, chains or tasks of a run
-GET  /NAME/ID            one of them
-GET  /rejected           records that a stage rejected; ?text, ?stage and ?reason filter them
-GET  /rejected/ID        one of them: the reason; the conversation and the scores, or the whole record
+GET  /NAME               servers, chains or tasks of a run.
+GET  /NAME/record/ID     one of them.
+GET  /rejected           records that a stage rejected; ?text, ?stage and ?reason filter them.
+GET  /rejected/ID        one of them: the reason; the conversation and the scores, or the whole record.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from aiohttp import web
 
 from astra_jax.base.http_service import HttpRefusal
 from launch.viewer.conversation import question_of, turns_of
-from launch.viewer.lists import ListChoice, RecordList, Row, StoredRecords
+from launch.viewer.lists import ListChoice, Pages, RecordList, Row, StoredRecords
 from launch.viewer.schemas import parameters_of
 from launch.viewer.service import page, short
 from launch.viewer.trajectories import failures_of, scores_of
+from synthesis.core.datasets import CARD_FILE
 from synthesis.core.journal import RejectedRow, read_rejected
 from synthesis.core.records import CallError, InjectedFailure, Task, ToolChain, ToolServer, Trajectory, decode
 from synthesis.trajectories.runs import AgentRun
 
 Record = TypeVar("Record", Task, ToolChain, ToolServer)
+_MAIN = ("trajectories", "train", "held_out")
+"""Datasets of a synthesis, of which the first that there is has the first page."""
 _LONG = 160
 """Characters of a reason's detail in the list; the record's page has all."""
 
@@ -123,6 +126,26 @@ class RejectedPages:
         shown["values"] = facts | shown["values"]
         around = self._records(self._rows()).around(request, id)
         return page("stored.html.jinja", title=_name_of(one), **shown, **around)
+
+
+def find_pages(path: str) -> tuple[str, dict[str, Pages]]:
+    """Return the dataset to show, "" if a run has none yet, and the other pages of its run by their addresses."""
+    folder = Path(path)
+    if "://" in path or not folder.is_dir():
+        return path, {}
+    data = path
+    if not (folder / CARD_FILE).exists():
+        if not journals_of(folder):
+            return path, {}
+        data = next((str(folder / name) for name in _MAIN if (folder / name / CARD_FILE).exists()), "")
+    run = folder if data != path else folder.absolute().parent
+    if not journals_of(run):
+        return data, {}
+    more: dict[str, Pages] = {}
+    for name, kind in (("tasks", Task), ("chains", ToolChain), ("servers", ToolServer)):
+        if (run / name / CARD_FILE).exists() and (run / name).absolute() != Path(data).absolute():
+            more[f"/{name}"] = StoredPages(run / name, kind, f"/{name}")
+    return data, more | {"/rejected": RejectedPages(run)}
 
 
 def journals_of(workdir: Path) -> list[Path]:

@@ -1,8 +1,8 @@
 """Live page of a run, and the pages of sampled episodes that the run has written.
 
 GET  /                       the run as it is now; the page loads itself again
-GET  /episodes/PART/NAME     a page of `PART/episodes`, as the run wrote it
-GET  /rejected               what a synthesis rejected; see `stored.py`
+GET  /episodes/PART/NAME     a page of `PART/episodes`, as the run wrote it.
+GET  /rejected               what a synthesis rejected; see `stored.py`.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ import pytest
 from pages_world import messages, tool, trajectory
 from viewing import INJECTION
 
-from launch.inspect import _of_run
 from launch.viewer.cards import ViewerService
 from launch.viewer.service import ViewerConfig
-from launch.viewer.stored import RejectedPages
+from launch.viewer.stored import RejectedPages, find_pages
 from launch.viewer.trajectories import TrajectoryPages
 from launch.viewer.watch_pages import WatchService
 from launch.viewer.watched import Watcher
@@ -106,7 +105,7 @@ async def test_a_stage_stores_what_it_rejects_and_a_resumed_run_reads_none_of_it
 
 async def test_rejected_records_are_shown_beside_the_stored_ones(run: Path) -> None:
     for given in (run, run / "trajectories"):
-        data, more = _of_run(str(given))
+        data, more = find_pages(str(given))
         assert data == str(run / "trajectories")
         assert {address: len(pages) for address, pages in more.items()} == {
             "/tasks": 1, "/chains": 1, "/servers": 1, "/rejected": 3
@@ -137,7 +136,7 @@ async def test_rejected_records_are_shown_beside_the_stored_ones(run: Path) -> N
 
 async def test_a_run_of_which_nothing_is_stored_and_one_under_way_show_them_too(tmp_path: Path) -> None:
     await reject(tmp_path)
-    data, more = _of_run(str(tmp_path))
+    data, more = find_pages(str(tmp_path))
     assert (data, list(more)) == ("", ["/rejected"])
     [alone] = await pages_of(ViewerService(RejectedPages(tmp_path, "/"), {}, ViewerConfig(port=0)), "/")
     assert "low reward" in alone
