@@ -1,4 +1,7 @@
-"""Trajectories from a user's MCP server, and environments from their documents, as a user makes them."""
+"""Trajectories from a user's MCP server, and environments from their documents, as a user makes them.
+
+The programs are "launch.trajectories", "launch.environments" and "launch.inspect", started by the command `astra`.
+"""
 
 from __future__ import annotations
 
