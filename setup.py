@@ -112,6 +112,8 @@ setup(
         "optax>=0.2.7,<0.3",
         "orbax-checkpoint>=0.11.30,<0.13",
         "prometheus-client>=0.20,<0.27",
+        # Reads the text of PDF (documents of environments); BSD-3-Clause, 1 MB, without dependencies.
+        "pypdf>=6.10,<8",
         # Tells the language of a text; its model ships in it.
         "py3langid>=0.4,<0.5",
         "pydantic>=2.11,<3",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from astra_jax.base.terminal import say
-from launch.flags import cli, executors, metrics, previews, shared, summaries
+from launch.flags import cli, executors, metrics, previews, shared, summaries, teachers
 
 if TYPE_CHECKING:  # --help does not wait for them
     from pathlib import Path
@@ -62,6 +62,7 @@ async def _synthesize(config: EnvironmentsConfig) -> int:
     workdir = cli.folder(_WORKDIR, written=True, s3=True)
     with locked(workdir), metrics.shown():
         async with mirrored(workdir) as folder, executors.executor_from_flags(folder) as executor:
+            teachers.print_budget(executor.teacher, config.count, "environments")
             with Journal(folder / "journal.sqlite") as journal:
                 summary = await synthesize(
                     config, executor=executor, journal=journal, out_dir=folder, seed=_SEED.value,
@@ -73,6 +74,7 @@ async def _synthesize(config: EnvironmentsConfig) -> int:
     say()
     summaries.print_costs(summary.costs, sum(summary.counts.values()))
     summaries.print_rejected(summary.rejected, summary.details)
+    say(f"\nread them, and what was rejected: astra inspect {workdir}")
     return summaries.made(sum(summary.counts.values()), "environments", wanted=config.count, rejected=summary.rejected)
 
 
@@ -84,7 +86,10 @@ async def _preview(config: EnvironmentsConfig, records: int, workdir: Path) -> i
         fewer = replace(config, count=min(records, config.count))
         await synthesize(fewer, executor=executor, journal=journal, out_dir=folder, seed=_SEED.value, preview=preview)
 
-    return await previews.preview(workdir, run, partial(expected, config), concurrency=config.concurrency)
+    return await previews.preview(
+        workdir, run, lambda records: partial(expected, replace(config, count=records)),
+        wanted=config.count, setting="count", concurrency=config.concurrency,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,20 +1,22 @@
-"""Show a dataset on a local page: trajectories, results of an evaluation, batches of GRPO, or environments with their
-tools.
+"""Show a run of synthesis or a dataset on a local page: trajectories, environments, rejected records, an evaluation.
 
-    python -m launch.inspect DIR
-    python -m launch.inspect WORKDIR/results
-    python -m launch.inspect WORKDIR/batches
-    python -m launch.inspect --data=DIR --host=0.0.0.0 --key_file=FILE --sandbox_url=http://sandbox:8700
+    astra inspect WORKDIR
+    astra inspect WORKDIR/held_out
+    astra inspect WORKDIR/results
+    astra inspect WORKDIR/batches
+    astra inspect --data=DIR --host=0.0.0.0 --key_file=FILE --sandbox_url=http://sandbox:8700
 
-The dataset's card determines the kind of records; /card shows the card. On the page of environments, visitors can run
-the dataset's tools in the sandbox with any arguments. So the page listens on this machine only. On any other address
-than loopback it needs a key, which the browser asks for as the password (with any user name). On SIGTERM and Ctrl-C
-running requests finish; the exit code is 0, or 3 if some were cut off.
+Of a synthesis the pages show the stored records, the rejected records with their reasons (/rejected), and the servers,
+chains and tasks. The dataset's card determines the kind of records; /card shows the card. On the page of environments,
+visitors can run the dataset's tools in the sandbox with any arguments. So the page listens on this machine only. On any
+other address than loopback it needs a key, which the browser asks for as the password (with any user name). On SIGTERM
+and Ctrl-C running requests finish; the exit code is 0, or 3 if some were cut off.
 """
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -32,7 +34,7 @@ flags.adopt_module_key_flags(services)
 _DATA = flags.DEFINE_string(
     "data",
     None,
-    "Dataset: a folder of trajectories, of tool environments or of an evaluation's results, or a GRPO run's batches.",
+    "Workdir of a synthesis, one of its datasets, an evaluation's results, or a GRPO run's batches.",
 )
 _PORT = shared.port(8800)
 
@@ -46,18 +48,27 @@ def main() -> int:
 async def _serve() -> int:
     from launch.viewer.cards import ViewerService
     from launch.viewer.service import ViewerConfig
+    from launch.viewer.stored import RejectedPages, find_pages
     from synthesis.core.datasets import read_card
 
     if not _DATA.value:
         raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --data=DIR")
     config = services.reached(ViewerConfig, port=_PORT.value)
     stopping = services.stop_signal()
-    card = read_card(_DATA.value)
+    data, more = find_pages(_DATA.value)
     async with AsyncExitStack() as stack:
-        pages, sandboxed = await _pages(_DATA.value, card.get("kind"), stack)
-        service = ViewerService(pages, card, config)
+        if data or not more:
+            card = read_card(data or _DATA.value)
+            pages, sandboxed = await _pages(data or _DATA.value, card.get("kind"), stack)
+        else:  # nothing is stored yet
+            card, pages, sandboxed = {}, RejectedPages(Path(_DATA.value), "/"), ""
+            del more["/rejected"]
+        more = {address: one for address, one in more.items() if len(one)}
+        service = ViewerService(pages, card, config, more)
         address = await services.listen(service)
-        say(f"{len(pages)} {pages.noun} on {address}/{sandboxed}")
+        say(f"{len(pages):,} {pages.noun} on {address}/{sandboxed}")
+        for path, others in more.items():
+            say(f"{len(others):,} {others.noun} on {address}{path}")
         await stopping.wait()
         cut = await service.stop()
     return services.ended(cut, "requests")
@@ -74,7 +85,9 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
     from launch.viewer.batches import BatchPages
     from launch.viewer.environments import EnvironmentPages, stored_environments
     from launch.viewer.results import ResultPages
+    from launch.viewer.stored import StoredPages
     from launch.viewer.trajectories import TrajectoryPages
+    from synthesis.core.records import Task, ToolChain, ToolServer
 
     try:
         if kind == "Trajectory":
@@ -83,10 +96,13 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
             return ResultPages(path), ""
         if kind == PackedGroup.__name__:
             return BatchPages(DumpedBatches(path)), ""
+        for steps in (Task, ToolChain, ToolServer):
+            if kind == steps.__name__:
+                return StoredPages(path, steps), ""
         if kind != "ToolEnvironment":
             raise InputError(
-                f"it holds {kind} records; give a dataset of Trajectory, ToolEnvironment or ItemResult records, or "
-                "a GRPO run's batches"
+                f"it holds {kind} records; give the workdir of a synthesis, one of its datasets, an evaluation's "
+                "results or a GRPO run's batches"
             )
         environments = stored_environments(path)
     except InputError as error:

@@ -14,13 +14,14 @@ more trajectories: finished work is not repeated.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from astra_jax.base.terminal import say
-from launch.flags import cli, executors, metrics, previews, shared, summaries
+from launch.flags import cli, executors, metrics, previews, shared, summaries, teachers
 
 if TYPE_CHECKING:  # --help does not wait for them
     from pathlib import Path
@@ -68,6 +69,7 @@ async def _synthesize(config: TrajectoriesConfig) -> int:
                     "--workdir (this version can read its datasets, and its recorded answers by --teacher_recording)"
                 )
             async with executors.executor_from_flags(folder) as executor:
+                teachers.print_budget(executor.teacher, config.trajectories, "trajectories")
                 with Journal(journal_file) as journal:
                     summary = await synthesize(
                         config, executor=executor, journal=journal, out_dir=folder, workdir=folder, seed=_SEED.value,
@@ -81,6 +83,7 @@ async def _synthesize(config: TrajectoriesConfig) -> int:
     summaries.print_costs(summary.costs, summary.counts["trajectories"])
     summaries.print_rejected(summary.rejected, summary.details)
     summaries.print_changed(summary.statistics["servers"]["tools_changed"], summary.details["tools_changed"])
+    say(f"\nread them, and what was rejected: astra inspect {workdir}")
     return summaries.made(
         summary.counts["trajectories"], "trajectories", wanted=config.trajectories, rejected=summary.rejected
     )
@@ -96,7 +99,10 @@ async def _preview(config: TrajectoriesConfig, records: int, workdir: Path) -> i
             seed=_SEED.value, preview=preview,
         )  # fmt: skip
 
-    return await previews.preview(workdir, run, partial(expected, config), concurrency=config.concurrency)
+    return await previews.preview(
+        workdir, run, lambda records: partial(expected, replace(config, trajectories=records)),
+        wanted=config.trajectories, setting="trajectories", concurrency=config.concurrency,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ BAD_NUMBERS = (-1, 0, math.nan, math.inf, -math.inf, 1e308, 2**70, 10**400)
 FREE_TEXT = {
     "TrainingConfig.compiler_options", "SFTConfig.compiler_options", "GRPOConfig.compiler_options",
     "EnvironmentsConfig.questions", "EnvironmentsConfig.knowledge", "EnvironmentsConfig.taxonomy",
-    "EnvironmentsConfig.tools_of", "EnvironmentsConfig.partition_salt", "EnvironmentsConfig.domains",
+    "EnvironmentsConfig.tools_of", "EnvironmentsConfig.partition_salt",
+    "EnvironmentsConfig.documents", "EnvironmentsConfig.domains",
     "TrajectoriesConfig.tools", "TrajectoriesConfig.personas",
     "TrajectoriesConfig.system_prompt", "TrajectoriesConfig.allowed_tools",
     "TrajectoriesConfig.license", "EnvironmentsConfig.license",

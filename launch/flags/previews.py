@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,13 @@ from absl import flags
 
 from astra_jax.base.settings import Count
 from astra_jax.base.terminal import printable, say
-from launch.flags import cli, executors, metrics, teachers
+from launch.flags import cli, endings, executors, metrics, teachers
 from launch.flags.numbers import number_flag
 
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.stages import Journal
     from synthesis.pipeline.executors import Executor
-    from synthesis.pipeline.preview import Forecast, Preview
+    from synthesis.pipeline.preview import Expected, Forecast, Preview
 
 PREVIEW = number_flag(
     "preview",
@@ -33,17 +34,18 @@ Run = Callable[["Executor", "Journal", Path, "Preview"], Awaitable[object]]
 
 
 async def preview(
-    workdir: Path,
-    run: Run,
-    expected: Callable[[Mapping[str, float], Mapping[str, int]], Mapping[str, float]],
-    *,
-    concurrency: int,
+    workdir: Path, run: Run, expected: Callable[[int], Expected], *, wanted: int, setting: str, concurrency: int
 ) -> int:
     """Run a synthesis in a temporary folder, and show its requests and answers.
 
     Args:
         workdir: folder of the real run; nothing is written there.
-        expected: see `Preview.forecast`.
+        expected: returns the forecast's function for a number of records.
+        wanted: number of records of the real run.
+        setting: setting of that number.
+
+    Returns:
+        The exit code: `endings.FELL_SHORT` if no record passed every stage.
 
     Raises:
         cli.UsageError: the page would be inside --workdir, or flags contradict each other.
@@ -72,11 +74,15 @@ async def preview(
                     if not seen.stages:
                         raise
                     seen.ended = str(problem)
-    forecast = seen.forecast(expected, concurrency=concurrency)
+        budget = teachers.budget_of(executor.teacher, wanted, functools.cache(expected))
+    forecast = seen.forecast(expected(wanted), concurrency=concurrency, budget=budget)
     _print(seen, forecast)
+    if forecast.buys is not None and not forecast.blocked and forecast.asks < wanted:
+        fit = f"give --config.{setting}={forecast.asks}, or a larger budget" if forecast.asks else "give a larger one"
+        say(f"the budget may be spent before the run of {wanted:,} ends, which then stores none; {fit}")
     page.write_text(rendered(seen, forecast), encoding="utf-8")
     say(f"\n{page}: all prompts and answers")
-    return 0
+    return endings.FELL_SHORT if forecast.blocked else 0
 
 
 def _print(seen: Preview, forecast: Forecast) -> None:
@@ -95,10 +101,11 @@ def _print(seen: Preview, forecast: Forecast) -> None:
         if first is not None:
             say(f"  asked of {printable(first.model, lines=False)}: {printable(first.prompt[:_SHOWN], lines=False)}")
             say(f"  answered: {printable(first.answer[:_SHOWN], lines=False)}")
-    if seen.ended:
-        say(f"ended early: {printable(seen.ended, lines=False)}")
+    if forecast.blocked:
+        say(f"\nno forecast: {printable(forecast.blocked, lines=False)}")
+        return
     say("\nexpected for the whole run (range of nine in ten simulated runs):")
     for name, text in rows(forecast):
-        say(f"{name:<10} {text}")
+        say(f"{name:<28} {text}")
     if forecast.unseen:
         say(f"not included, since no record reached them: {', '.join(forecast.unseen)}")

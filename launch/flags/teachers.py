@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,7 @@ from launch.flags.numbers import number_flag, numbers_of
 if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.core.endpoint_settings import ApiName, StructuredOutputSetting
     from synthesis.pipeline.embedding import Embedder
+    from synthesis.pipeline.preview import Affordable, Expected
     from synthesis.pipeline.teacher import Mode, OpenAITeacher, Teacher
 
 flags.adopt_module_key_flags(roles)
@@ -147,6 +149,39 @@ def teacher_from_flags(workdir: Path) -> Teacher:
     from synthesis.offline.teacher import OfflineTeacher  # the demo: only where it is asked for
 
     return OfflineTeacher()
+
+
+def budget_of(teacher: Teacher, wanted: int, expected: Callable[[int], Expected]) -> Affordable | None:
+    """Return the budget of a teacher for a forecast; None without a budget. See `Affordable`."""
+    from synthesis.pipeline.preview import Affordable
+    from synthesis.pipeline.teacher import OpenAITeacher
+
+    if not isinstance(teacher, OpenAITeacher):
+        return None
+    tokens, money = teacher.config.token_budget, teacher.config.money_budget
+    if tokens is None and money is None:
+        return None
+    return Affordable(math.inf if tokens is None else tokens, math.inf if money is None else money, wanted, expected)
+
+
+def print_budget(teacher: Teacher, wanted: int, noun: str) -> None:
+    """Print what the budget leaves for each wanted record, before a run starts; nothing without a budget."""
+    from astra_jax.base.progress import log_above_progress
+    from synthesis.pipeline.teacher import OpenAITeacher
+
+    if not isinstance(teacher, OpenAITeacher) or not wanted:
+        return
+    spent = teacher.spent
+    for flag, cap, used, form in (
+        (_TOKEN_BUDGET, teacher.config.token_budget, spent.tokens, ",.0f"),
+        (_MONEY_BUDGET, teacher.config.money_budget, spent.money, ",.4g"),
+    ):
+        if cap is not None:
+            before = f" ({used:{form}} spent by earlier starts)" if used else ""
+            log_above_progress(
+                f"--{flag.name}={flag.value}: {max(0.0, cap - used) / wanted:{form}} for each of {wanted:,} {noun}"
+                f"{before}. To see how many it buys, run the same command with --preview=5"
+            )
 
 
 def endpoint_from_flags(workdir: Path) -> OpenAITeacher | None:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from astra_jax.evaluation.grids import decoding_text
 from astra_jax.evaluation.saved import SuiteRun
-from launch.viewer.lists import Pages
+from launch.viewer.lists import LINKS, Pages
 from launch.viewer.service import PageService, ViewerConfig, page
 from launch.viewer.stages import in_order
 from synthesis.core.compat import convert_stored
@@ -28,12 +28,19 @@ class ViewerService(PageService):
 
     Args:
         card: the dataset's.
+        more: other pages of the same run, by the addresses of their lists.
     """
 
-    def __init__(self, pages: Pages, card: Mapping[str, Any], config: ViewerConfig) -> None:
+    def __init__(
+        self, pages: Pages, card: Mapping[str, Any], config: ViewerConfig, more: Mapping[str, Pages] = {}
+    ) -> None:
         self._pages, self._card = pages, card
-        routes = [*pages.routes(), web.get("/card", self._show_card)]
+        routes = [*pages.routes(), *(route for one in more.values() for route in one.routes())]
+        routes.append(web.get("/card", self._show_card))
         super().__init__(config, routes, script="viewer.js", program="launch.inspect")
+        lists = {"/": pages, **more} if more else {}
+        links = [(address, one.noun.capitalize()) for address, one in lists.items()]
+        self._runner.app[LINKS] = [*links, ("/card", "Dataset card")]
 
     async def _show_card(self, request: web.Request) -> web.Response:
         card = shown_card(self._card)

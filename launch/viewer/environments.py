@@ -27,9 +27,10 @@ from launch.viewer.service import CALL, page, short
 from sandbox import SandboxError
 from sandbox.interface import Sandbox
 from synthesis.core.matching import match
-from synthesis.core.records import CodeTool, ToolEnvironment, World
+from synthesis.core.records import CodeTool, Provenance, ToolEnvironment, World
 from synthesis.core.reward import solved_by, sub_tasks_by_tool
 from synthesis.core.worlds import EpisodeCalls
+from synthesis.environments.documents import place_text
 
 _CALL = 'send {"environment": ID, "tool": NAME, "arguments": {...}}'
 _COLUMNS = {
@@ -151,6 +152,8 @@ def _facts(one: ToolEnvironment) -> dict[str, Any]:
             "difficulty: closest irrelevant tool": difficulty.distractor_closeness,
             "difficulty: solve rate": "not measured" if rate is None else f"{rate:.2f} ({difficulty.policy})",
         }
+    if isinstance(one.provenance, Provenance) and one.provenance.document:
+        facts["document"] = place_text(one.provenance.document)
     return facts | {"signature": one.signature, "entities": one.entities}
 
 

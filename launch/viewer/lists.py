@@ -33,6 +33,10 @@ class Pages(Protocol):
         """Return the list, `/`, and the pages that it leads to. Handlers raise `HttpRefusal`."""
 
 
+LINKS: web.AppKey[Sequence[tuple[str, str]]] = web.AppKey("links", Sequence)
+"""Links to the service's other lists, as (address, text)."""
+
+
 @dataclass(frozen=True)
 class ListPart(Generic[T]):
     """Part of a sequence; `number` and `last` start at 1, `total` counts all parts."""
@@ -124,6 +128,7 @@ class RecordList:
         link: address of a record, with {} for the id.
         text: placeholder of the text filter.
         least: column whose least value can be asked for; "": there is none.
+        home: address of the list.
     """
 
     def __init__(
@@ -137,7 +142,9 @@ class RecordList:
         text: str,
         choices: Sequence[ListChoice],
         least: str = "",
+        home: str = "/",
     ) -> None:
+        self.home = home
         self.title, self.noun, self.rows, self.text, self.least = title, noun, rows, text, least
         self.columns = {
             name: kind for name, kind in columns.items() if not rows or any(row.values[name] != "" for row in rows)
@@ -147,16 +154,21 @@ class RecordList:
         self.choices = [(one, one.values or occurring[one.name]) for one in choices]
         self._link = link
 
-    async def show(self, request: web.Request) -> web.Response:
-        """Answer with the list."""
-        return page("records.html.jinja", **self.view(request))
+    async def show(self, request: web.Request, **more: Any) -> web.Response:
+        """Answer with the list.
+
+        Args:
+            more: values for the template.
+        """
+        links = request.app.get(LINKS, ())
+        return page("records.html.jinja", links=links, **self.view(request), **more)
 
     def view(self, request: web.Request) -> dict[str, Any]:
         """Return what the macro `listing` needs. Raises `HttpRefusal`."""
         wanted = self._wanted(request)
 
         def at(number: int, **more: str) -> str:
-            return "/" + _query({**wanted, **more, "page": str(number)})
+            return self.home + _query({**wanted, **more, "page": str(number)})
 
         return {
             "records": self,
@@ -175,7 +187,7 @@ class RecordList:
 
         ids = [row.id for row in self._chosen(wanted)]
         return {
-            "home": "/" + _query(wanted),
+            "home": self.home + _query(wanted),
             "records": self,
             "beside": beside(ids, id, record_at),
             "record_at": record_at,

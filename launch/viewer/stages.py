@@ -10,7 +10,18 @@ TRAJECTORIES = (
     *("duplicates", "score", "interact", "user", "judge"),
 )
 ENVIRONMENTS = (
-    *("collect", "registries", "tools", "normalize", "decompose", "distinct", "validate", "quality", "augment"),
+    *(
+        "collect",
+        "registries",
+        "tools",
+        "normalize",
+        "documents",
+        "decompose",
+        "distinct",
+        "validate",
+        "quality",
+        "augment",
+    ),
     *("implement", "merge", "worlds", "distract", "verify"),
 )
 

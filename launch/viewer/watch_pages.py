@@ -4,6 +4,7 @@ GET  /                       the run as it is now; ?x and ?smoothing change its 
 GET  /report.html            of a quickstart; /table.html of an evaluation
 
 GET  /episodes/PART/NAME     a page of `PART/episodes`, as the run wrote it
+GET  /rejected               what a synthesis rejected; see `stored.py`
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from astra_jax.pages import html
 from launch.viewer import charts
 from launch.viewer.outcome import outcome_of
 from launch.viewer.service import PageService, ViewerConfig, page, short
+from launch.viewer.stored import RejectedPages
 from launch.viewer.watched import STORED_PAGES, Curves, Training, Watched, Watcher, seconds_of, step_of
 
 _STORED = f"default-src 'none'; style-src 'unsafe-inline'; {html.SCRIPTS}; img-src data:; sandbox allow-scripts"
@@ -51,6 +53,7 @@ class WatchService(PageService):
         self._looking = asyncio.Lock()
         stored = [web.get(f"/{name}", partial(self._stored, name)) for name in STORED_PAGES]
         routes = [web.get("/", self._show), *stored, web.get("/episodes/{part:.*}/{name}", self._episodes)]
+        routes += RejectedPages(watcher.workdir).routes()
         super().__init__(config, routes, script="watch.js", program="launch.watch")
 
     async def _show(self, request: web.Request) -> web.Response:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from etils import epath
 
@@ -31,6 +30,7 @@ from launch.viewer import stages
 from launch.viewer.workdirs import InBucket, OnDisk, RunFolder, newest_pages
 from synthesis.core.compat import todays_reason
 from synthesis.core.datasets import CARD_FILE
+from synthesis.core.journal import open_to_read
 from synthesis.core.workdir import ENDING, LOCK, RunEnding, read_ending
 
 T = TypeVar("T")
@@ -399,14 +399,12 @@ _Counts = tuple[list[Stage], list[Spending]]
 
 
 def _journal_counts(path: Path) -> _Counts:
-    """Count what a journal has. Without a log beside it, which a reader would create, it cannot change."""
-    logged = path.with_name(f"{path.name}-wal").exists()
-    address = f"file:{quote(str(path.absolute()))}?mode=ro{'' if logged else '&immutable=1'}"
+    """Count what a synthesis journal has."""
     passed: Counter[str] = Counter()
     rejected: dict[str, Counter[str]] = {}
     examples: dict[tuple[str, str], str] = {}
     spending = []
-    with contextlib.closing(sqlite3.connect(address, uri=True, timeout=2.0)) as database:
+    with contextlib.closing(open_to_read(path)) as database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "done" in tables:
             counts = (

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import hashlib
 import sqlite3
 import sys
 import time
 import weakref
 import zlib
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import quote
 
 from astra_jax.base.errors import InputError, UserError
 from astra_jax.base.files import check_held
@@ -153,6 +156,8 @@ class Journal(Store):
     takes 5."""
     TABLES = (
         "done (stage TEXT, key TEXT, outputs BLOB, reason TEXT, detail TEXT, PRIMARY KEY (stage, key)) WITHOUT ROWID",
+        # Of rejected inputs, for people: no stage reads it.
+        "rejected (stage TEXT, key TEXT, kind TEXT, record BLOB, PRIMARY KEY (stage, key)) WITHOUT ROWID",
     )
 
     def __enter__(self) -> Journal:
@@ -215,9 +220,19 @@ class Journal(Store):
 
     def add(self, stage: str, key: str, outputs: bytes | None, reason: str = "", detail: str = "") -> None:
         """Write down one finished input."""
-        packed = zlib.compress(outputs, 1) if outputs is not None and len(outputs) >= _WORTH else outputs
         with self._naming():
-            self._db.execute("INSERT OR REPLACE INTO done VALUES (?, ?, ?, ?, ?)", (stage, key, packed, reason, detail))
+            row = (stage, key, _packed(outputs), reason, detail)
+            self._db.execute("INSERT OR REPLACE INTO done VALUES (?, ?, ?, ?, ?)", row)
+        self._written()
+
+    def add_rejected(self, stage: str, key: str, kind: str, record: bytes) -> None:
+        """Write down what a stage rejected.
+
+        Args:
+            kind: class of the record.
+        """
+        with self._naming():
+            self._db.execute("INSERT OR REPLACE INTO rejected VALUES (?, ?, ?, ?)", (stage, key, kind, _packed(record)))
         self._written()
 
     def forget_rejected(self, stage: str) -> None:
@@ -225,6 +240,68 @@ class Journal(Store):
         with self._naming():
             self._db.execute("DELETE FROM done WHERE stage = ? AND outputs IS NULL", (stage,))
         self._written()
+
+
+@dataclass(frozen=True)
+class RejectedRow:
+    """Rejected input of a stage.
+
+    Attributes:
+        stage: in the journal's form, NAME/FINGERPRINT.
+        kind: class of the record; "" if the journal has only the reason.
+        record: JSON.
+    """
+
+    stage: str
+    key: str
+    reason: str
+    detail: str
+    kind: str = ""
+    record: bytes = b""
+
+    @property
+    def id(self) -> str:
+        """A short name that is unique in the journal."""
+        return hashlib.sha256(f"{self.stage}\0{self.key}".encode()).hexdigest()[:16]
+
+
+def read_rejected(path: Path, wanted: str = "") -> Iterator[RejectedRow]:
+    """Yield the rejected inputs of a journal, which another process may be writing.
+
+    Args:
+        wanted: id of the only row to yield, with its record; "": all, without their records.
+
+    Raises:
+        sqlite3.Error: the file cannot be read.
+    """
+    with contextlib.closing(open_to_read(path)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "done" not in tables:
+            return
+        asked = "SELECT stage, key, reason, detail FROM done WHERE outputs IS NULL ORDER BY stage, key"
+        for stage, key, reason, detail in database.execute(asked):
+            row = RejectedRow(stage, key, reason or "rejected", detail or "")
+            if not wanted:
+                yield row
+            elif row.id == wanted:
+                record = "SELECT kind, record FROM rejected WHERE stage = ? AND key = ?"
+                found = database.execute(record, (stage, key)).fetchone() if "rejected" in tables else None
+                yield replace(row, kind=found[0], record=_unpacked(found[1]) or b"") if found else row
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """Open a store that another process may be writing. Without a log, which a reader would create, it cannot change.
+
+    Raises:
+        sqlite3.Error: the file cannot be opened.
+    """
+    logged = path.with_name(f"{path.name}-wal").exists()
+    address = f"file:{quote(str(path.absolute()))}?mode=ro{'' if logged else '&immutable=1'}"
+    return sqlite3.connect(address, uri=True, timeout=2.0)
+
+
+def _packed(text: bytes | None) -> bytes | None:
+    return zlib.compress(text, 1) if text is not None and len(text) >= _WORTH else text
 
 
 def _unpacked(outputs: bytes | None) -> bytes | None:

@@ -52,6 +52,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
         license: license of the record's source, as the source's document or the settings name it.
         code: commit or version of this code.
         models: role → model, where several models took part; the judge judged the record's input.
+        document: place of the text that the record is about, in one of the user's documents.
     """
 
     teacher: str
@@ -63,12 +64,31 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     license: str = ""
     code: str = ""
     models: dict[str, str] = {}
+    document: DocumentPassage | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def judged_its_own(self) -> bool:
         """Return whether the judge is the model that wrote the record: the agent if there is one, else the author."""
         writer = self.models.get("agent", self.models.get("author"))
         return writer is not None and self.models.get("judge") == writer
+
+
+class DocumentPassage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Place of the text that a question is about.
+
+    Attributes:
+        file: name of the document, as the user gave it.
+        heading: headings above the text, from the outermost; "" without headings.
+        page: page of a PDF, from 1; 0 for other documents.
+        start: first character of the text in the file, or in the page's text, from 0; a line end is one character.
+        end: first character after it.
+    """
+
+    file: str
+    heading: str = ""
+    page: int = 0
+    start: int = 0
+    end: int = 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------

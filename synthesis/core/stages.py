@@ -44,12 +44,14 @@ class Rejected(Exception):
     Attributes:
         reason: a short snake_case code that is counted, e.g. `no_tools`.
         detail: one line for a person.
+        record: what was rejected, for people; None: the stage's input.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", record: msgspec.Struct | None = None) -> None:
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
+        self.record = record
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else self.reason
@@ -323,6 +325,10 @@ class _StageWork(Generic[In, Out]):
             try:
                 return self._encoder.encode(list(await self._function(item))), "", ""
             except Rejected as rejection:
+                record = rejection.record or item
+                if isinstance(record, msgspec.Struct):
+                    encoded = self._encoder.encode(record)
+                    self._journal.add_rejected(self._name, item_key, type(record).__name__, encoded)
                 return None, rejection.reason, rejection.detail
             except Transient as failure:
                 last = str(failure)

@@ -25,10 +25,13 @@ class EnvironmentsConfig(Settings):
     Attributes:
         count: number of questions to generate. Rejected ones are not replaced, so fewer environments are stored.
         questions: file of questions that are decomposed (question-conditional); see `sources`. Empty: no such file.
+        documents: your documents to ask about: Markdown, HTML, text and PDF, as files, folders or patterns such as
+            `docs/**/*.md`. They are read in passages at headings and paragraphs, or pages; each question stores the
+            place of its passage. Empty: none.
         knowledge: file of domains and texts to ask about (unconditional); see `sources`. Empty: no such file.
         taxonomy: file of a taxonomy whose leaves are asked about; see `sources`. Empty: no such file.
-        license: license of `questions`, `knowledge` or `taxonomy`, for cards and records. Data from the packaged tables
-            keeps its own license.
+        license: license of `questions`, `documents`, `knowledge` or `taxonomy`, for cards and records. Data from the
+            packaged tables keeps its own license.
         tools_of: dataset of environments; new questions are generated for their tools (augmentation). Empty: none.
         mask_examples: share of questions about a leaf of the taxonomy for which the teacher sees no example of the
             leaf. Higher values give more varied questions.
@@ -38,9 +41,9 @@ class EnvironmentsConfig(Settings):
         held_out_questions: share of all intents (or signatures) that only held-out questions may have.
         split_by: what the held-out split is held out by. `intent`: no tool that a held-out question needs is needed by,
             or offered with, a training question. `signature`: only combinations of look-ups are held out. `source`: the
-            share `held_out_fraction` of the rows of `questions`, `knowledge` or `taxonomy`, with all their
-            environments; nothing without such a file. None: `intent` with the offline teacher, which knows the split
-            when it asks; `source` with a model, which does not.
+            share `held_out_fraction` of the rows of `questions`, `knowledge` or `taxonomy`, or of the passages of
+            `documents`, with all their environments; nothing without such a source. None: `intent` with the offline
+            teacher, which knows the split when it asks; `source` with a model, which does not.
         partition_salt: name of the partition into the two splits. It does not depend on the seed: with one name, no run
             trains on what another run holds out.
         languages: weights by ISO 639-1 code. The default is the paper's share (71.2 % English). Languages other than
@@ -71,7 +74,7 @@ class EnvironmentsConfig(Settings):
         high_cut: normalized similarity above which an irrelevant tool belongs to the band `high` (paper: 0.85).
         low_cut: normalized similarity below which an irrelevant tool belongs to the band `low` (paper: 0.4).
         fact_distractors: use all packaged fact relations as irrelevant tools, in addition to the tools of all
-            environments.
+            environments. None: only with the offline teacher.
         concurrency: records processed at the same time.
         own_stages: your own functions, by the name of the stage after which they take its records
             (docs/extending.md).
@@ -79,6 +82,7 @@ class EnvironmentsConfig(Settings):
 
     count: Grows[CountOrZero] = 600
     questions: str = ""
+    documents: tuple[str, ...] = ()
     knowledge: str = ""
     taxonomy: str = ""
     license: str = ""
@@ -116,7 +120,7 @@ class EnvironmentsConfig(Settings):
     distractors: Mapping[Band, CountOrZero] = field(default_factory=lambda: dict.fromkeys(BANDS, 2))
     high_cut: Share = 0.85
     low_cut: Share = 0.4
-    fact_distractors: bool = True
+    fact_distractors: bool | None = None
     concurrency: Free[Count] = 32
     own_stages: OwnStages = field(default_factory=dict)
 
@@ -131,7 +135,9 @@ class EnvironmentsConfig(Settings):
                     f"{least} is {getattr(self, least)}, {most} is {getattr(self, most)}; the first must not be above "
                     "the second"
                 )
-        named = [name for name in ("questions", "knowledge", "taxonomy", "tools_of") if getattr(self, name)]
+        named = [
+            name for name in ("questions", "documents", "knowledge", "taxonomy", "tools_of") if getattr(self, name)
+        ]
         if len(named) > 1:
             raise SettingError(f"{', '.join(named)}: one run has one source of questions; give one of them")
 
@@ -141,8 +147,9 @@ class EnvironmentsConfig(Settings):
             )
 
     def asked_of(self, *, by_rules: bool) -> EnvironmentsConfig:
-        """Return the configuration with `split_by` as it is for a teacher that follows rules, or for a model."""
-        return replace(self, split_by=self.split_by or ("intent" if by_rules else "source"))
+        """Return the configuration with the defaults that depend on the teacher: one that follows rules, or a model."""
+        facts = by_rules if self.fact_distractors is None else self.fact_distractors
+        return replace(self, split_by=self.split_by or ("intent" if by_rules else "source"), fact_distractors=facts)
 
     @property
     def partition(self) -> Partition:

@@ -13,7 +13,16 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from synthesis.core.matching import fold
-from synthesis.core.records import Answer, Decomposition, Language, Mode, Structure, SubQuestion, ToolEnvironment
+from synthesis.core.records import (
+    Answer,
+    Decomposition,
+    DocumentPassage,
+    Language,
+    Mode,
+    Structure,
+    SubQuestion,
+    ToolEnvironment,
+)
 from synthesis.core.stages import Rejected, rng_for
 from synthesis.core.stored import Records, Select
 from synthesis.environments import dependency_graph
@@ -21,7 +30,7 @@ from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import Draft
 from synthesis.environments.leaks import check_questions
-from synthesis.environments.sources import sources_of
+from synthesis.environments.sources import Source, sources_of
 from synthesis.environments.teacher_answers import DecompositionAnswer, SubQuestionAnswer, WorldStep
 from synthesis.pipeline.languages import check_language
 from synthesis.pipeline.partition import Split
@@ -44,6 +53,8 @@ class QuestionSeed(msgspec.Struct, frozen=True, rename={"split": "side"}):  # jo
     question: str = ""
     knowledge: str = ""
     environment: str = ""
+    document: DocumentPassage | msgspec.UnsetType = msgspec.UNSET
+    """Place of `knowledge` in a document. Unset fields are not encoded, so earlier runs' keys stay."""
 
 
 def question_seeds(
@@ -51,6 +62,7 @@ def question_seeds(
     seed: int,
     environments: Sequence[ToolEnvironment] = (),
     worlds_in: Language | None = None,
+    passages: Sequence[Source] = (),
 ) -> list[QuestionSeed]:
     """`config.count` seeds, each of a source if the configuration names any, every source as often as every other.
 
@@ -59,6 +71,7 @@ def question_seeds(
     Args:
         environments: those whose tools new questions shall need, each as often as it has tools.
         worlds_in: the one language of worlds; None: as all others.
+        passages: of documents, in place of the sources that the configuration names.
 
     Raises:
         SourceError: see `sources.sources_of`.
@@ -84,7 +97,7 @@ def question_seeds(
         ]
     if config.split_by == "source":  # a teacher's own ideas have none, and train
         seeds = [msgspec.structs.replace(one, split="train") for one in seeds]
-    sources = sources_of(config)
+    sources = list(passages) or sources_of(config)
     rng.shuffle(sources)
     for index, one in enumerate(seeds if sources else ()):
         source = sources[index % len(sources)]
@@ -101,6 +114,7 @@ def question_seeds(
             domain=source.domain,
             question=source.question,
             knowledge=knowledge,
+            document=source.document,
             **given,
         )
     stateful = rng_for(seed, "stateful").sample(range(n), round(n * config.stateful_share))

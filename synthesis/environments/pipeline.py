@@ -20,8 +20,9 @@ from pathlib import Path
 import msgspec
 
 from astra_jax.base.errors import InputError
+from astra_jax.base.progress import log_above_progress
 from synthesis.core.datasets import read_dataset
-from synthesis.core.records import Language, Provenance, ToolEnvironment
+from synthesis.core.records import DocumentPassage, Language, Provenance, ToolEnvironment
 from synthesis.core.stages import Journal
 from synthesis.core.stored import Concat, MapView, Records
 from synthesis.environments import compat
@@ -30,6 +31,7 @@ from synthesis.environments.config import EnvironmentsConfig
 from synthesis.environments.context import EnvironmentContext, open_context
 from synthesis.environments.decompose import QuestionSeed, best, decompose, distinct, question_seeds
 from synthesis.environments.distract import build_indices, distract
+from synthesis.environments.documents import read_documents
 from synthesis.environments.drafts import Draft, ToolsetDraft
 from synthesis.environments.implement import implement
 from synthesis.environments.merge import merge
@@ -144,23 +146,30 @@ class _Run:
                 "stateful_share: the offline teacher's worlds are English; give `en` a weight in languages"
             )
         self.config, self.embedder, self.seed = config, executor.embedder, seed
+        for name in ("tools_of", "documents", "knowledge", "taxonomy"):
+            if getattr(config, name) and executor.by_rules:
+                raise InputError(f"{name}: the offline teacher asks over its own tables; give --teacher_url")
         self.given = _given(config)
-        if self.given and executor.by_rules:
-            raise InputError("tools_of: the offline teacher asks over its own tables; give --teacher_url")
+        self.documents = read_documents(config.documents)
         worlds_in: Language | None = "en" if executor.by_rules else None
-        self.seeds = question_seeds(config, seed, list(self.given.values()), worlds_in)
+        self.seeds = question_seeds(config, seed, list(self.given.values()), worlds_in, self.documents.passages)
+        named = (config.questions, config.knowledge, config.taxonomy, *self.documents.files)
         self.pipeline = PipelineRun(
             executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
-            stages=STAGES, files=digests_of_files(filter(None, (config.questions, config.knowledge, config.taxonomy))),
-            preview=preview,
+            stages=STAGES, files=digests_of_files(filter(None, named)), preview=preview,
             old_prefix=compat.old_prefix(journal, config, seed, self.embedder.name, self.seeds, self.given),
         )  # fmt: skip
 
     async def run(self, replace: bool) -> Summary:
         pipeline = self.pipeline
         pipeline.claim("held_out", replace=replace)
+        if self.documents.rejected:
+            pipeline.reject("documents", self.documents.rejected, self.documents.details)
+        self.say_sources()
         built = await (self.augmented() if self.given else self.made())
         environments = await pipeline.stage(VERIFY, finish, await self.distracted(built))
+        places = {one.id: one.document for one in self.seeds if one.document}
+        environments = MapView(partial(_placed, places), environments) if places else environments
         made_of = (one.provenance for one in environments)
         pipeline.licenses |= {one.license for one in made_of if isinstance(one, Provenance)}
         splits: tuple[Split, ...] = ("train", "held_out")
@@ -169,6 +178,22 @@ class _Run:
             name = self.embedder.name
             pipeline.write(split, ToolEnvironment, of_split, statistics_of(of_split), split=split, embedder=name)
         return pipeline.summary
+
+    def say_sources(self) -> None:
+        """Print what the questions are about, before the teacher is asked."""
+        config, documents = self.config, self.documents
+        for reason, count in documents.rejected.items():
+            log_above_progress(f"documents: {count:,} left out as {reason}, such as {documents.details[reason]}")
+        if documents.files:
+            of = f"{len(documents.passages):,} passages of {len(documents.files):,} documents"
+            asked = len({one.document for one in self.seeds if one.document})
+            log_above_progress(f"own sources: {of}; {config.count:,} questions about {asked:,} of the passages")
+        else:
+            names = ("questions", "knowledge", "taxonomy", "tools_of")
+            named = [f"{name} {getattr(config, name)}" for name in names if getattr(config, name)]
+            log_above_progress(f"own sources: {', '.join(named) or 'none; the teacher chooses what to ask'}")
+        facts = "the packaged fact tools, as irrelevant tools" if config.fact_distractors else "none"
+        log_above_progress(f"built-in sources: {facts}")
 
     async def augmented(self) -> Records[ToolsetDraft]:
         """Return new questions over the tools of given environments."""
@@ -224,6 +249,13 @@ def _given(config: EnvironmentsConfig) -> Mapping[str, ToolEnvironment]:
     if config.tools_of and not given:
         raise SourceError(f"tools_of: {config.tools_of} holds no environment without a world; give a dataset that does")
     return given
+
+
+def _placed(places: Mapping[str, DocumentPassage], one: ToolEnvironment) -> ToolEnvironment:
+    """Return the environment with the place of its text in its provenance."""
+    if one.id not in places or not isinstance(one.provenance, Provenance):
+        return one
+    return msgspec.structs.replace(one, provenance=msgspec.structs.replace(one.provenance, document=places[one.id]))
 
 
 def _draft_of(one: ToolsetDraft) -> Draft:

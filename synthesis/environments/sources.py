@@ -1,5 +1,7 @@
 """Sources of questions: the teacher's choice, domains and texts, a taxonomy, or given questions.
 
+Passages of documents are domains and texts too; `documents.py` reads them.
+
 Texts and questions are JSON lines, gzipped or not, in the original's columns; a taxonomy is nested JSON.
 
     {"domain": "weather", "knowledge_corpus": "background: …"}            knowledge; the text may be empty
@@ -22,7 +24,7 @@ from astra_jax.base.files import unpacked_lines
 from astra_jax.base.nesting import check_nesting
 from astra_jax.base.typed import convert_to, decode_json
 from synthesis.core.mirror import fetched
-from synthesis.core.records import Language
+from synthesis.core.records import DocumentPassage, Language
 from synthesis.environments.config import EnvironmentsConfig
 from synthesis.pipeline.languages import language_of
 
@@ -40,6 +42,8 @@ class Source(msgspec.Struct, frozen=True):
     knowledge: str = ""
     examples: list[str] = []
     """Examples from the taxonomy; one of them, or none, is shown to the teacher."""
+    document: DocumentPassage | msgspec.UnsetType = msgspec.UNSET
+    """Place of `knowledge` in a document."""
 
 
 class _QuestionRow(msgspec.Struct):

@@ -216,9 +216,10 @@ async def connected(execution: McpExecution, connections: McpConnections) -> Mcp
         Rejected: `mcp_server_unavailable`: it serves the git repository, which cannot be made.
         ServerUnavailable: it does not start, or cannot be reached.
     """
-    if isinstance(execution, StdioExecution) and PROJECT in execution.command:
+    packaged = isinstance(execution, StdioExecution) and PROJECT in execution.command
+    if packaged:
         demo.make_repository(connections.cwd / PROJECT)
-    return await connections.get(execution)
+    return await connections.get(execution, packaged=packaged)
 
 
 def fact_documents(

@@ -8,6 +8,7 @@ already have been executed is repeated only if it reads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -94,6 +95,7 @@ class McpConnection:
         execution: over stdio, the command and what its environment adds to the SDK's safe default; over streamable
             HTTP, the address and headers.
         cwd: where a stdio server runs; relative paths of its arguments and calls are relative to this folder.
+        log_folder: gets `servers.log`, what stdio servers write to standard error; None: `cwd`.
         timeout_seconds: for starting or connecting (the handshake `initialize` included), and for each request.
         reopens: whether a connection that broke is opened again. It is not where it belongs to one session: what the
             server kept of that is gone.
@@ -103,10 +105,17 @@ class McpConnection:
     """
 
     def __init__(
-        self, execution: McpExecution, *, cwd: Path, timeout_seconds: float = 20.0, reopens: bool = True
+        self,
+        execution: McpExecution,
+        *,
+        cwd: Path,
+        timeout_seconds: float = 20.0,
+        reopens: bool = True,
+        log_folder: Path | None = None,
     ) -> None:
         self.execution = execution
         self.cwd = cwd
+        self._log_file = (log_folder or cwd) / _LOG
         self.timeout_seconds = timeout_seconds
         self.reopens = reopens
         self.reopened = 0
@@ -333,8 +342,9 @@ class McpConnection:
             self._fill_in(*self.execution.env.values())
         else:
             self._fill_in(self.execution.url, *self.execution.headers.values())
-        check_held(self.cwd)
-        self.cwd.mkdir(parents=True, exist_ok=True)
+        for folder in (self.cwd, self._log_file.parent):
+            check_held(folder)
+            folder.mkdir(parents=True, exist_ok=True)
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._stop = asyncio.Event()
         self._owner = asyncio.create_task(self._hold(ready, self._stop))
@@ -345,7 +355,10 @@ class McpConnection:
             await self._cancel(self._owner)
             self._owner = None
             if isinstance(error, TimeoutError):
-                raise self._unavailable(f"it did not answer in {self.timeout_seconds:g} s after its start") from None
+                raise self._unavailable(
+                    f"it did not answer in {self.timeout_seconds:g} s after its start",
+                    "try it by hand to see why, or give it more time (mcp_timeout_seconds)",
+                ) from None
             raise
 
     async def _hold(self, ready: asyncio.Future[Client], stop: asyncio.Event) -> None:
@@ -357,12 +370,21 @@ class McpConnection:
                 await stop.wait()
         except Exception as error:  # start-up fails in as many ways as there are servers
             if not ready.done():
-                what, remedy = ("start", f"see {_LOG}") if stdio else ("connect", "check its address and headers")
+                what, remedy = ("start", self._last_words()) if stdio else ("connect", "check its address and headers")
                 ready.set_exception(self._unavailable(f"it did not {what}: {_innermost(error)}", remedy))
         finally:
             if not ready.done():  # the transport cancels this task when the server goes away in the handshake
                 ready.set_exception(self._unavailable("it went away before it was ready"))
                 ready.exception()  # seen: nobody waits for it when it was the wait that ended
+
+    def _last_words(self) -> str:
+        """Return the last line that a stdio server wrote to standard error, and where the others are."""
+        tail = b""
+        with contextlib.suppress(OSError), self._log_file.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 4_096))
+            tail = log.read()
+        lines = tail.decode("utf-8", "replace").strip().splitlines()
+        return f"{f'its last line was {lines[-1]:.300}; ' if lines else ''}see {self._log_file}"
 
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[Any]:
@@ -377,7 +399,7 @@ class McpConnection:
                 cwd=str(self.cwd),
                 encoding=bounded_stdio.ENCODING,
             )
-            with open(self.cwd / _LOG, "a", encoding="utf-8") as errors:
+            with open(self._log_file, "a", encoding="utf-8") as errors:
                 yield tolerant(stdio_client(parameters, errlog=errors))
         else:
             url, *values = self._fill_in(self.execution.url, *self.execution.headers.values())
@@ -449,12 +471,13 @@ class McpConnections:
     """The MCP servers of one run: each started or connected to when first called, all closed at the end.
 
     Args:
-        cwd: the stdio servers' working folder.
+        cwd: working folder of packaged stdio servers; gets their `servers.log`.
+        own_cwd: working folder of the user's stdio servers; None: `cwd`.
         timeout_seconds: for starting or connecting, and for each request.
     """
 
-    def __init__(self, *, cwd: Path, timeout_seconds: float = 20.0) -> None:
-        self.cwd = cwd
+    def __init__(self, *, cwd: Path, own_cwd: Path | None = None, timeout_seconds: float = 20.0) -> None:
+        self.cwd, self._own_cwd = cwd, own_cwd or cwd
         self.timeout_seconds = timeout_seconds
         self._open: AsyncOnce[ServerKey, McpConnection] = AsyncOnce()
 
@@ -474,8 +497,11 @@ class McpConnections:
         """Return how often a connection broke and was reopened."""
         return sum(connection.reopened for connection in self._open.made())
 
-    async def get(self, execution: McpExecution) -> McpConnection:
+    async def get(self, execution: McpExecution, *, packaged: bool = False) -> McpConnection:
         """Return the running server of this command or address; one that failed to start is retried.
+
+        Args:
+            packaged: the server is one of this package.
 
         Raises:
             ServerUnavailable: it does not start, or cannot be reached.
@@ -484,7 +510,10 @@ class McpConnections:
             key = (tuple(execution.command), tuple(sorted(execution.env.items())))
         else:
             key = ((execution.url,), tuple(sorted(execution.headers.items())))
-        connection = McpConnection(execution, cwd=self.cwd, timeout_seconds=self.timeout_seconds)
+        connection = McpConnection(
+            execution, cwd=self.cwd if packaged else self._own_cwd, timeout_seconds=self.timeout_seconds,
+            log_folder=self.cwd,
+        )  # fmt: skip
         return await self._open.get(key, connection.__aenter__)
 
 

@@ -20,12 +20,21 @@ Augmentation = Literal["diverse", "complicate", "persona"]
 OPERATORS = ("vote", "back_translation")
 """Verification operators: functions in `tool_graph.py`."""
 
+DEMO = "demo"
+"""Entry of `tools` that means the packaged servers."""
 PACKAGED_MCP_SHARE = 0.05
 """Share of the tasks for the packaged MCP servers, time and git, which have few tools."""
 
 
 def _operators() -> tuple[str, ...]:
     return OPERATORS
+
+
+def _default_behaviours() -> Mapping[Behaviour, float]:
+    return {
+        "missing_tool": 0.03, "irrelevant_tools": 0.02, "missing_parameter": 0.03, "infeasible": 0.01, "refused": 0.01,
+        "confirmation": 0.02, "done": 0.02, "dialogue": 0.06, "later_tool": 0.02,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,15 +52,17 @@ class TrajectoriesConfig(Settings):
         tools: sources of tools, each recognized by its content. MCP servers: `mcp.json` or `server.json`. Python
             functions or LangChain tools: `my_module:my_tools` or `FILE.py:my_tools`. Tool documents, whose calls the
             emulator answers: files, folders and URLs with OpenAPI 2 and 3, Smithery-style dumps, RapidAPI documents, or
-            lists of tools in any vendor's form, as `.json`, `.jsonl` or `.yaml`, also with `.gz`.
-        sources: running MCP servers, as records. None: without `tools` the packaged time and git servers. Servers that
-            cannot be reached are skipped, with the reason.
+            lists of tools in any vendor's form, as `.json`, `.jsonl` or `.yaml`, also with `.gz`. `demo`: all packaged
+            servers. Empty: with the offline teacher the packaged servers.
+        sources: running MCP servers, as records. None: the packaged time and git servers, where `tools` is empty or
+            names `demo`, and a model is not the teacher. Servers that cannot be reached are skipped, with the reason.
         mcp_share: share of the tasks that are about running servers. None: 0.05 with the packaged tools alone; with
-            `tools` or `sources` all servers are equally likely (see `server_weights`).
+            `tools` or `sources` all servers are equally likely (see `server_weights`). At 0 and 1 the other servers are
+            left out.
         server_weights: how often tasks are about a server, by its id, relative to 1 for the others. The parts of a
             split server (`ID.1`, `ID.2`) each get its weight, unless they are named.
-        fact_servers: ids of the packaged fact servers to use. Empty: none. None: all of them, but none with `tools` or
-            `sources`.
+        fact_servers: ids of the packaged fact servers to use. Empty: none. None: all of them, but none with your own
+            `tools` or `sources`, unless `tools` names `demo`.
         emulated_servers: ids of fact servers of which only the document is used; the emulator answers their calls.
         partition: entities and structures that are held out for evaluation. The offline teacher does not use them.
             None: nothing is held out.
@@ -88,7 +99,8 @@ class TrajectoriesConfig(Settings):
         behaviours: shares of the original tasks that teach a behavior other than calling tools, by its name
             (`core.records.Behaviour`), such as asking for a missing value. These tasks get no variations. Empty: none.
             The defaults are ours, 22 % in all: the paper has no such data, and its SFT loses 14 points in BFCL's
-            Missing Functions.
+            Missing Functions. `confirmation` uses a packaged to-do server. With your own tools only shares of your own
+            include it.
         user_turns: most user messages in a conversation of the behavior `dialogue`; at least 2.
         policies: share of the conversations of the behavior `dialogue` in which the agent's policy forbids one of the
             user's wishes.
@@ -146,13 +158,7 @@ class TrajectoriesConfig(Settings):
     several_servers: Share = 0.0
     groups: Count = 24
     group_sizes: tuple[Annotated[int, Bound(least=2, most=16)], ...] = (2, 3)
-    behaviours: Annotated[Mapping[Behaviour, Share], Before({})] = field(
-        default_factory=lambda: {
-            "missing_tool": 0.03, "irrelevant_tools": 0.02, "missing_parameter": 0.03, "infeasible": 0.01,
-            "refused": 0.01, "confirmation": 0.02, "done": 0.02, "dialogue": 0.06,
-            "later_tool": 0.02,
-        }
-    )  # fmt: skip
+    behaviours: Annotated[Mapping[Behaviour, Share], Before({})] = field(default_factory=_default_behaviours)
     user_turns: Annotated[int, Bound(least=2, most=20)] = 5
     policies: Annotated[Share, Before(0.0)] = 0.3
     augmentations: tuple[Augmentation, ...] = ("diverse", "complicate", "persona")
@@ -200,9 +206,27 @@ class TrajectoriesConfig(Settings):
                 raise SettingError(f"{name}: empty; give at least one value to sample from")
 
     @property
+    def own_tools(self) -> tuple[str, ...]:
+        """Return the entries of `tools` that name the user's tools."""
+        return tuple(one for one in self.tools if one != DEMO)
+
+    @property
     def has_own_tools(self) -> bool:
         """Return whether the user named tools; they replace the packaged ones."""
-        return bool(self.tools or self.sources)
+        return bool(self.own_tools or self.sources)
+
+    def uses_demo(self, *, by_rules: bool) -> bool:
+        """Return whether the packaged servers are used.
+
+        Args:
+            by_rules: the offline teacher answers, which knows no other servers.
+        """
+        return DEMO in self.tools or (by_rules and not self.has_own_tools)
+
+    def uses_todo_server(self, *, by_rules: bool) -> bool:
+        """Return whether the packaged to-do server is used: by default as the other packaged servers."""
+        share = self.behaviours.get("confirmation", 0.0)
+        return share > 0 and (self.uses_demo(by_rules=by_rules) or self.behaviours != _default_behaviours())
 
     def weight_of(self, server_id: str) -> float:
         """Return how often tasks are about a server, relative to the others' 1."""

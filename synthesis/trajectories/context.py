@@ -47,10 +47,13 @@ async def open_context(
     """The context of a run's stages.
 
     Args:
-        workdir: MCP servers run in `mcp` below it.
+        workdir: packaged MCP servers run in `mcp` below it, the user's in the current folder.
     """
     teacher, sandbox, seconds = executor.teacher, executor.sandbox, config.mcp_timeout_seconds
-    async with executor, McpConnections(cwd=workdir / "mcp", timeout_seconds=seconds) as connections:
+    async with (
+        executor,
+        McpConnections(cwd=workdir / "mcp", own_cwd=Path.cwd(), timeout_seconds=seconds) as connections,
+    ):
         tools = ToolExecutor(sandbox=sandbox, connections=connections, teacher=teacher, seed=seed)
         yield TrajectoryContext(
             config, teacher, sandbox, seed, executor.embedder, connections=connections, executor=tools

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from synthesis.core.stages import Rejected, rng_for
 from synthesis.pipeline.teacher import TeacherError
 from synthesis.trajectories.behaviours import offered
 from synthesis.trajectories.context import Servers, TrajectoryContext
+from synthesis.trajectories.execution import Session
 from synthesis.trajectories.runs import AgentRun, CallStatus, Ending
 from synthesis.trajectories.users import speak
 
@@ -56,9 +57,25 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
         if not agent.messages[-1].content:
             raise Rejected("empty_answer", f"{task.id}: the last message says nothing")
 
+    try:
+        ended = await _converse(task, agent, session, answer, context)
+    except Rejected as rejection:
+        rejection.record = AgentRun(task, agent.messages, statuses)
+        raise
+    return [AgentRun(task, agent.messages, statuses, ended)]
+
+
+async def _converse(
+    task: Task,
+    agent: _TeacherAgent,
+    session: Session,
+    answer: Callable[[], Awaitable[None]],
+    context: TrajectoryContext,
+) -> Ending | msgspec.UnsetType:
+    """Let the agent answer, and the simulated user speak if the task has one; return how the user ended it."""
     await answer()
     if not task.dialogue or task.dialogue.user_turns == 1:
-        return [AgentRun(task, agent.messages, statuses)]
+        return msgspec.UNSET
     ended = Ending.TURN_LIMIT
     for spoken in range(1, task.dialogue.user_turns + 1):
         said = await speak(task, agent.messages, context)
@@ -72,7 +89,7 @@ async def interact(task: Task, context: TrajectoryContext, servers: Servers) -> 
         if said.finished:
             ended = Ending.USER_CLOSED
             break
-    return [AgentRun(task, agent.messages, statuses, ended)]
+    return ended
 
 
 class _TeacherAgent:

@@ -29,6 +29,7 @@ from synthesis.core.stages import Rejected
 from synthesis.pipeline.context import no_check
 from synthesis.pipeline.languages import NAMES, strays
 from synthesis.trajectories.behaviours import check_behaviour, offered
+from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.context import Servers, TrajectoryContext
 from synthesis.trajectories.runs import AgentRun
 from synthesis.trajectories.teacher_answers import (
@@ -62,40 +63,53 @@ async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> 
             wrong answer.
     """
     config, server, context = context.config, servers[run.task.server_id], context.route(run.task.family)
-    check_coverage(run)
-    scores = await score_axes(run, context, server)
-    reward = fmean(score.score for score in scores.values())
-    if reward < config.reward_threshold:
-        worst = min(scores, key=lambda axis: scores[axis].score)
-        raise Rejected("low_reward", f"{run.task.id}: {reward:.3f}; {worst}: {scores[worst].reason}")
-    if scores["final_answer"].score < config.final_answer_threshold:
-        raise Rejected("low_final_answer", f"{run.task.id}: {scores['final_answer'].reason}")
     executions = [servers[id].execution for id in server.servers]
     emulated: tuple[Role, ...] = ("emulator",) if any(isinstance(x, EmulatedExecution) for x in executions) else ()
     users: tuple[Role, ...] = ("user",) if run.task.dialogue and run.task.dialogue.user_turns > 1 else ()
-    return [
-        Trajectory(
-            id=f"trajectory-{run.task.id}",
-            task_id=run.task.id,
-            server_id=server.id,
-            domain=server.domain,
-            language=run.task.language,
-            tools=offered(run.task, server, spoken(run.messages)),
-            messages=run.messages,
-            injected_failures=sum(bool(call.injected) for call in run.calls),
-            scores=scores,
-            reward=reward,
-            failures=[InjectedFailure(call.call_id, call.injected) for call in run.calls if call.injected],
-            errors=[CallError(call.call_id, call.error) for call in run.calls if call.error],
-            repaired={call.call_id: call.repairs for call in run.calls if call.repairs} or msgspec.UNSET,
-            needs=run.task.tools,
-            dialogue=run.task.dialogue,
-            servers=run.task.servers,
-            provenance=context.provenance(
-                server.license or config.license, run.task.family, ("agent", "author", *emulated, *users, "judge")
-            ),
-        )
-    ]
+    roles: tuple[Role, ...] = ("agent", "author", *emulated, *users, "judge")
+    provenance = context.provenance(server.license or config.license, run.task.family, roles)
+    one = msgspec.structs.replace(unscored(run, server), provenance=provenance)
+    try:
+        check_coverage(run)
+        scores = await score_axes(run, context, server)
+        one = msgspec.structs.replace(one, scores=scores, reward=fmean(score.score for score in scores.values()))
+        check_reward(one, config)
+    except Rejected as rejection:
+        rejection.record = one
+        raise
+    return [one]
+
+
+def unscored(run: AgentRun, server: ToolServer) -> Trajectory:
+    """Return a run as a trajectory without scores."""
+    return Trajectory(
+        id=f"trajectory-{run.task.id}",
+        task_id=run.task.id,
+        server_id=server.id,
+        domain=server.domain,
+        language=run.task.language,
+        tools=offered(run.task, server, spoken(run.messages)),
+        messages=run.messages,
+        injected_failures=sum(bool(call.injected) for call in run.calls),
+        scores={},
+        reward=None,
+        failures=[InjectedFailure(call.call_id, call.injected) for call in run.calls if call.injected],
+        errors=[CallError(call.call_id, call.error) for call in run.calls if call.error],
+        repaired={call.call_id: call.repairs for call in run.calls if call.repairs} or msgspec.UNSET,
+        needs=run.task.tools,
+        dialogue=run.task.dialogue,
+        servers=run.task.servers,
+    )
+
+
+def check_reward(one: Trajectory, config: TrajectoriesConfig) -> None:
+    """Check the scores against the thresholds. Raises `Rejected`: `low_reward`, `low_final_answer`."""
+    scores = one.scores
+    if one.reward is not None and one.reward < config.reward_threshold:
+        worst = min(scores, key=lambda axis: scores[axis].score)
+        raise Rejected("low_reward", f"{one.task_id}: {one.reward:.3f}; {worst}: {scores[worst].reason}")
+    if scores["final_answer"].score < config.final_answer_threshold:
+        raise Rejected("low_final_answer", f"{one.task_id}: {scores['final_answer'].reason}")
 
 
 def check_coverage(run: AgentRun) -> None:

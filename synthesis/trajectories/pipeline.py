@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -20,10 +21,10 @@ import networkx as nx
 import numpy as np
 
 from astra_jax.base.errors import InputError
+from astra_jax.base.progress import log_above_progress
 from synthesis.core.records import Language, Task, ToolChain, ToolServer, Trajectory
 from synthesis.core.stages import Journal, rng_for
 from synthesis.core.stored import Concat, Records
-from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.executors import Executor, check_spoken
 from synthesis.pipeline.languages import PACKAGED_LANGUAGES
 from synthesis.pipeline.pipeline_run import PipelineRun, Summary, digests_of_files
@@ -36,20 +37,22 @@ from synthesis.servers.registry import read_registries
 from synthesis.servers.tool_sources import read_tools
 from synthesis.trajectories import compat, statistics, tool_graph
 from synthesis.trajectories.behaviours import score_any, write_any
-from synthesis.trajectories.config import TrajectoriesConfig
+from synthesis.trajectories.config import DEMO, TrajectoriesConfig
 from synthesis.trajectories.context import TrajectoryContext, open_context
 from synthesis.trajectories.groups import crosses, grouped
 from synthesis.trajectories.interact import interact
 from synthesis.trajectories.judge import judge
 from synthesis.trajectories.personas import PERSONAS, Persona, read_personas
 from synthesis.trajectories.runs import AgentRun
-from synthesis.trajectories.task_sampler import TaskSampler, sample_tasks, wanted_tasks
+from synthesis.trajectories.task_sampler import TaskSampler, sample_tasks, servers_without_tasks, wanted_tasks
 from synthesis.trajectories.tasks import TaskSeed, augment_task, repeated_tasks
 from synthesis.trajectories.todo_fixture import is_todo_server, todo_documents
 from synthesis.trajectories.users import judge_user
 
 _log = logging.getLogger(__name__)
 
+_NAMED = 8
+"""Servers that are named in a line of the sources."""
 _ASKED = ("attempts", "partition", "informative_joins")
 """Settings of every request for a chain or a task."""
 
@@ -136,8 +139,14 @@ class _Run:
         preview: Preview | None,
     ) -> None:
         self.config, self.out_dir, self.seed = config, out_dir, seed
-        self.tools = read_tools(config.tools)
-        named = [one for one in config.tools if one not in self.tools.digests]
+        self.by_rules = executor.by_rules
+        if not (self.by_rules or config.tools or config.sources or config.fact_servers):
+            raise InputError(
+                "tools: none are given for the teacher's model. Give yours, --config.tools='[\"mcp.json\"]', or the "
+                f"packaged servers, --config.tools='[\"{DEMO}\"]'"
+            )
+        self.tools = read_tools(config.own_tools)
+        named = [one for one in config.own_tools if one not in self.tools.digests]
         files = digests_of_files([*named, *([config.personas] if config.personas else [])]) | self.tools.digests
         self.pipeline = PipelineRun(
             executor, context, journal, out_dir, config=config, concurrency=config.concurrency, seed=seed,
@@ -145,6 +154,8 @@ class _Run:
         )  # fmt: skip
         self.personas_digest = files.get(config.personas, "")
         self.servers: dict[str, ToolServer] = {}
+        self.built_in: set[str] = set()
+        """Ids of the packaged servers."""
         self._digests: dict[str, str] = {}
         self.tools_read = 0
         self.tools_changed: Counter[str] = Counter()
@@ -185,9 +196,9 @@ class _Run:
         languages = [language for language, weight in config.languages.items() if weight]
         if any(language not in PACKAGED_LANGUAGES for language in languages) and "en" not in languages:
             languages.append("en")  # see `task_seeds`
-        installed = [] if config.has_own_tools else default_sources(languages)
-        sources = installed if config.sources is None else list(config.sources)
-        sources += self.tools.servers
+        demo = config.uses_demo(by_rules=self.by_rules)
+        packaged = default_sources(languages) if demo and (config.sources is None or DEMO in config.tools) else []
+        sources = [*packaged, *(config.sources or ()), *self.tools.servers]
         if twice := [id for id, number in Counter(one.id for one in sources).items() if number > 1]:
             raise InputError(f"tools: two servers have the id {twice[0]!r}; leave one of them out, or rename it")
         stored = await self.pipeline.stage(
@@ -200,14 +211,8 @@ class _Run:
         examples = {one.reason: f"{one.name}: {one.detail}" for one in left_out}
         if left_out:
             self.pipeline.reject("collect", Counter(one.reason for one in left_out), examples)
-        wanted = config.fact_servers
-        if wanted is None and config.has_own_tools:
-            _log.warning(
-                "left out %d packaged fact servers, since you name tools; --config.fact_servers=[…] adds some of %s",
-                len(fact_server_ids()), ", ".join(fact_server_ids()),
-            )  # fmt: skip
-            wanted = ()
-        facts = fact_documents(languages, only=wanted, emulated=config.emulated_servers)
+        wanted = () if config.fact_servers is None and not demo else config.fact_servers
+        facts = fact_documents(languages, only=wanted, emulated=config.emulated_servers) if wanted != () else []
         registries = read_registries(self.tools.documents, languages=languages)
         if self.tools.documents:
             _log.info("tools: %d of %d documents read", len(registries.documents), registries.read)
@@ -216,7 +221,8 @@ class _Run:
             details.setdefault(record.reason, f"{record.place}: {record.detail}")
         self.pipeline.reject("tools", registries.reasons(), details)
         # What runs comes first: of servers that are there twice, the first is kept.
-        todo_servers = todo_documents(languages) if config.behaviours.get("confirmation") else []
+        todo_servers = todo_documents(languages) if config.uses_todo_server(by_rules=self.by_rules) else []
+        self.built_in = {one.id for one in [*packaged, *facts, *todo_servers]}
         return [*collected, *facts, *registries.documents, *todo_servers]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
@@ -242,15 +248,23 @@ class _Run:
                     examples[one.change] = f"{done.server_id}.{one.name}: {one.detail}"
             self.servers |= {server.id: server for server in done.servers}
         self.pipeline.summary.details["tools_changed"] = examples
-        if not self.servers:
-            raise InputError(
-                f"no tool server is left of {len(documents)}: {dict(reasons)}; lower min_tools or add some"
-            )
+        for id, (reason, detail) in servers_without_tasks(config, self._askable()).items():
+            reasons[reason] += len(self.servers.pop(id).tools)
+            details.setdefault(reason, detail)
         self.pipeline.reject("normalize", reasons, details)
+        if not self._askable():
+            rejected, examples = self.pipeline.summary.rejected, self.pipeline.summary.details
+            why = [
+                f"{count:,} {reason} ({examples[stage][reason]:.200})"
+                for stage in ("collect", "tools", "normalize")
+                for reason, count in rejected.get(stage, {}).items()
+            ]
+            raise InputError(f"no tool server is left of {len(documents):,}: {'; '.join(why) or 'none has tools'}")
+        self.say_sources()
         self.pipeline.note_sources(offer for server in self.servers.values() if (offer := served(server)))
         self.pipeline.licenses |= {server.license or self.config.license for server in self.servers.values()}
         if config.several_servers:
-            alone = [server for server in self.servers.values() if not is_todo_server(server.id)]
+            alone = self._askable()
             groups = grouped(alone, config, self.seed)
             if not groups:
                 raise InputError(
@@ -259,11 +273,28 @@ class _Run:
                 )
             self.servers |= {group.id: group for group in groups}
 
+    def _askable(self) -> list[ToolServer]:
+        """Return the servers without the to-do server, about which only tasks of their own are written."""
+        return [server for server in self.servers.values() if not is_todo_server(server.id)]
+
+    def say_sources(self) -> None:
+        """Print the servers that tasks can be about, before the teacher is asked."""
+        own = [one for one in self.servers.values() if re.sub(r"\.\d+$", "", one.id) not in self.built_in]
+        packaged = [one for one in self.servers.values() if one not in own]
+        for name, servers in (("own servers", own), ("built-in servers", packaged)):
+            tools = [f"{one.id} ({len(one.tools)})" for one in servers[:_NAMED]]
+            more = [f"{len(servers) - _NAMED:,} more"] if len(servers) > _NAMED else []
+            count = f"{len(servers):,} with {sum(len(one.tools) for one in servers):,} tools: "
+            log_above_progress(f"{name}: {count + ', '.join([*tools, *more]) if servers else 'none'}")
+        spoken = {one.language for one in self.servers.values()}
+        lacking = [name for name, weight in self.config.languages.items() if weight and name not in spoken]
+        if silent := [name for name in lacking if name in PACKAGED_LANGUAGES]:
+            log_above_progress(f"languages: no server is documented in {', '.join(silent)}; no task is in it")
+
     async def chains(self) -> list[ToolChain]:
         """Return all chains that can be sampled; none of them is verified."""
         config = self.config
-        # The to-do server gets no chains: tasks about it are written for it alone.
-        servers = [server for server in self.servers.values() if not is_todo_server(server.id)]
+        servers = self._askable()
         asked = [(server, repeat) for server in servers for repeat in range(config.proposals)]
         answered = await self.pipeline.stage(PROPOSE, tool_graph.propose, asked)
         by_server: dict[str, list[list[str]]] = defaultdict(list)
@@ -296,6 +327,9 @@ class _Run:
             return await self.pipeline.stage(VERIFY, check, chains, bound=lambda chain: self.digest(chain.server_id))
 
         sampler = TaskSampler(config, list(self.servers.values()), candidates, self.seed)
+        for name in sorted(sampler.impossible):
+            needs = "the built-in to-do server" if name == "confirmation" else "a second server"
+            log_above_progress(f"behaviours: {name} needs {needs}; ordinary tasks take its share")
         wanted = wanted_tasks(config)
         seeds, chains = await sample_tasks(sampler, wanted, {chain.id: chain for chain in candidates}, verify)
         if len(seeds) < wanted:

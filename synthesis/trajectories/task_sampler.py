@@ -31,6 +31,33 @@ Verify = Callable[[Sequence[ToolChain]], Awaitable[Sequence[ToolChain]]]
 """Return the chains that pass, with their verdicts."""
 
 
+def servers_without_tasks(config: TrajectoriesConfig, servers: Sequence[ToolServer]) -> dict[str, tuple[str, str]]:
+    """Return the servers that no task can be about, as {id: (reason, detail)}; the teacher need not be asked of them.
+
+    The reasons are `other_language` and `share_of_tasks_is_0` (see `mcp_share`).
+    """
+    languages = {name for name, weight in config.languages.items() if weight}
+    spoken = {server.language for server in servers}
+    if any(name not in PACKAGED_LANGUAGES and name not in spoken for name in languages):
+        languages.add("en")  # see `TaskSampler`
+    found: dict[str, tuple[str, str]] = {}
+    wanted = [server for server in servers if server.language in languages]
+    for server in servers:
+        if server.language not in languages:
+            what = f"{server.id} is documented in {server.language}; give {server.language} a weight in languages"
+            found[server.id] = ("other_language", what)
+    share = config.running_share
+    if share not in (0, 1) or config.several_servers:  # a group takes servers of both kinds
+        return found
+    for language in languages:
+        of_language = [server for server in wanted if server.language == language]
+        used = [one for one in of_language if isinstance(one.execution, McpExecution) == bool(share)]
+        for server in of_language if used else ():
+            if server not in used:
+                found[server.id] = ("share_of_tasks_is_0", f"{server.id}: mcp_share is {share:g}")
+    return found
+
+
 class TaskSampler:
     """Sampler of task subjects. The samples of a task depend on the seed and its number only: more tasks change none.
 
@@ -74,6 +101,9 @@ class TaskSampler:
         ]
         if not any(config.languages[name] for name in self._languages):
             raise InputError("no server has a chain that a task could be about; allow more walks, or shorter chains")
+        needs = {"confirmation": bool(self._todo_servers), "irrelevant_tools": self._has_others()}
+        self.impossible = {name for name, has in needs.items() if not has and config.behaviours.get(name)}
+        """Behaviours that no server is there for; their tasks are ordinary ones."""
 
     def candidates(self, index: int) -> Iterator[TaskSeed]:
         """Yield the subject of task `index`, then a replacement each time that the chain of the previous one fails.
@@ -149,8 +179,12 @@ class TaskSampler:
             drawn -= self._config.behaviours.get(behaviour, 0.0)
             if drawn < 0:
                 found: Behaviour = behaviour
-                return found
+                return None if found in self.impossible else found
         return None
+
+    def _has_others(self) -> bool:
+        """Return whether some task can offer the tools of another server."""
+        return any(self._others(one, language) for (language, _), pool in self._pools.items() for one in pool)
 
     def _of_behaviour(self, index: int, behaviour: Behaviour) -> Iterator[TaskSeed]:
         """Yield the subjects of a task that teaches something beside calling tools.

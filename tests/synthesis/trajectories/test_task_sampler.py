@@ -7,9 +7,9 @@ import pytest
 from trajectories_world import context
 
 from astra_jax.base.errors import InputError
-from synthesis.core.records import EmulatedExecution, ToolServer, ToolSpec
+from synthesis.core.records import EmulatedExecution, StdioExecution, ToolServer, ToolSpec
 from synthesis.trajectories.config import TrajectoriesConfig
-from synthesis.trajectories.task_sampler import TaskSampler, sample_tasks, wanted_tasks
+from synthesis.trajectories.task_sampler import TaskSampler, sample_tasks, servers_without_tasks, wanted_tasks
 from synthesis.trajectories.teacher_answers import BackTranslatedChain, BackTranslatedQuery, ChainVote
 from synthesis.trajectories.tool_graph import back_translation, chain_id, chains_of, vote
 
@@ -126,3 +126,31 @@ async def test_parts_of_a_split_server_have_its_weight_and_unknown_names_are_pri
     assert {one.server_id for one in seeds} == {"en0"}
     said = capsys.readouterr().err
     assert "--config.server_weights names enn: no tasks can be about a server of that id; there are en0, en1" in said
+
+
+def running(id, language="en"):
+    return ToolServer(id, "T", "A server.", "d", language, TOOLS, StdioExecution(["server"]))
+
+
+@pytest.mark.parametrize(
+    ("config", "left_out"),
+    [
+        ({}, {}),
+        ({"languages": {"en": 1.0}}, {"zh0": "other_language", "zh1": "other_language", "zh2": "other_language"}),
+        ({"languages": {"zh": 1.0, "de": 0.1}}, {}),  # German users use the English servers
+        ({"mcp_share": 0.0}, {"own": "share_of_tasks_is_0"}),
+        ({"mcp_share": 1.0}, {f"en{n}": "share_of_tasks_is_0" for n in range(3)}),  # no Chinese one runs
+        ({"mcp_share": 1.0, "several_servers": 0.5}, {}),
+    ],
+)
+def test_servers_that_no_task_can_be_about_are_known_before_the_teacher_is_asked(config, left_out):
+    found = servers_without_tasks(TrajectoriesConfig(**config), [*SERVERS, running("own")])
+    assert {id: reason for id, (reason, _) in found.items()} == left_out
+
+
+def test_behaviours_that_no_server_is_there_for_are_ordinary_tasks():
+    config = TrajectoriesConfig(behaviours={"confirmation": 0.5, "irrelevant_tools": 0.4, "done": 0.1})
+    sampler = TaskSampler(config, SERVERS[:1], CHAINS, 0)  # one server, and no to-do server
+    assert sampler.impossible == {"confirmation", "irrelevant_tools"}
+    subjects = [next(sampler.candidates(index), None) for index in range(60)]
+    assert {one.behaviour or "" for one in subjects if one} == {"", "done"} and None not in subjects
