@@ -48,14 +48,15 @@ class Repository(NamedTuple):
 
 
 def model_folder(flag: flags.FlagHolder[str | None]) -> epath.Path:
-    """Return the folder of a flag that may name a model of the Hub, which is downloaded to the Hub's cache.
+    """Return the folder of a flag that may name a model of the Hub, which is downloaded to the Hub's cache. For a run's
+    folder it is its checkpoints.
 
     Raises:
         UsageError: it is neither a folder nor a name.
         HubError: the Hub does not provide it.
     """
     found = _downloaded(flag.value or "", f"--{flag.name}={flag.value or ''}")
-    return cli.folder(flag) if found is None else found
+    return cli.checkpoints_of(cli.folder(flag)) if found is None else found
 
 
 def named_folder(text: str, said: str) -> epath.Path:

@@ -94,7 +94,12 @@ def installed_astra(tmp_path_factory: pytest.TempPathFactory) -> InstalledAstra:
 def _build(shared: Path) -> Path:
     """Build the wheel from a copy of the sources, since setuptools writes beside them; return its path."""
     tree, built = shared / "tree", shared / "wheel"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     if listed.returncode:  # an unpacked source distribution
         files = [str(one.relative_to(ROOT)) for name in _BUILT for one in (ROOT / name).rglob("*") if one.is_file()]
         files += [one.name for one in ROOT.iterdir() if one.is_file()]

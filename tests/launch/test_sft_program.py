@@ -390,6 +390,14 @@ def test_preview_shows_the_mask(forked, tmp_path) -> None:
         ("--tokenizer=/none", "/none has neither tokenizer.json"),
         ("--config.sft.data.seq_len=4096", "data.seq_len"),
         ("--config.sft.learning_rte=1", "the nearest is --config.sft.learning_rate"),
+        *(
+            (
+                f"--held_out={share}",
+                f"--held_out={share} leaves nothing to {what}: write a share above 0% and below 100%",
+            )
+            for share, what in (("0%", "measure on"), ("-5%", "measure on"), ("100%", "train on"), ("150%", "train on"))
+        ),
+        ("--held_out=0.05", "--held_out=0.05: write a share of --data with %, for example --held_out=5%"),
         ("--hosts=2", "--hosts is not enough: give all of --coordinator, --hosts and --host_index"),
     ],
 )
