@@ -101,12 +101,17 @@ def main() -> int:
             datasets = [trained_on(role, one) for role, one in used.items() if one]
             models.write_card(workdir, "SFT", config, datasets, result.summary)
             stats = result.stats
+            evaluated = [row["eval/loss"] for row in result.history if "eval/loss" in row]
+            of_held_out = f", held-out loss {evaluated[-1]:.4f}" if evaluated else ""
             say(
                 f"{workdir / 'checkpoints'}: {result.steps} steps{models.skipped(result.skipped)}, {result.stopped}, "
-                f"loss {result.final_loss:.4f}; "
+                f"loss {result.final_loss:.4f}{of_held_out}; "
                 f"{len(stats.lengths)} examples, {stats.cut} cut, {sum(stats.dropped.values())} dropped; "
                 f"{jax.default_backend()}"
             )
+            if result.stopped == "finished":
+                run = models.WORKDIR.value
+                say(f"next: astra serve --weights={run}, or astra convert --from_orbax={run} --to_hf=MODEL")
         return models.ended(result.stopped)
 
 

@@ -77,7 +77,7 @@ def _held_out_share() -> float | None:
     from pathlib import Path
 
     text = (HELD_OUT.value or "").strip()
-    number = re.fullmatch(r"([-+]?\d*\.?\d+)\s*(%?)", text)
+    number = re.fullmatch(r"([-+]?(?:\d+(?:\.\d*)?|\.\d+))\s*(%?)", text)
     if number is None or (not number[2] and Path(text).exists()):
         return None
     value = float(number[1])

@@ -146,8 +146,11 @@ def suggest(
             return f"write {written}={shown}" if shown else f"write {written}"
         if one in _ANSWERS:
             return _ANSWERS[one]
-    own_settings = {setting.rpartition(".")[2]: f"--config.{setting}" for setting in settings}
-    own_settings |= {setting: f"--config.{setting}" for setting in settings}
+    own_settings: dict[str, str] = {}
+    for setting in settings:
+        parts = setting.split(".")
+        for at in range(len(parts)):
+            own_settings.setdefault(".".join(parts[at:]), f"--config.{setting}")
     own_flags = {flag: f"--{flag}" for flag in flag_names}
     others = {one: found[1] for one in (*FORMER_SETTINGS, *_OURS) if (found := _known(one, settings, flag_names))}
     for vocabulary in (own_flags, own_settings, others) if as_flag else (own_settings, own_flags, others):
