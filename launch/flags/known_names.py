@@ -138,21 +138,32 @@ def suggest(
         as_flag: it was typed as a flag, so that the nearest flag comes before the nearest setting.
     """
     name = typed.replace("-", "_").lower()
+    section, _, _ = name.partition(".")
     last = name.rpartition(".")[2]
+
+    def known(one: str) -> tuple[str, str] | None:
+        """Return our name for a name, and how it is typed; None if there is no such flag or setting."""
+        for ours in (one, f"--{one}", *_OURS.get(one, ()), FORMER_SETTINGS.get(one), f"--{RENAMED.get(one)}"):
+            if ours and (written := _existing(ours, settings, flag_names, section)):
+                return ours, written
+        return None
+
     for one in (name, last):
-        if (found := _known(one, settings, flag_names)) is not None:
+        if (found := known(one)) is not None:
             ours, written = found
             shown = (_EXAMPLES.get(ours) if ours in _OURS.get(one, ()) else None) or value
             return f"write {written}={shown}" if shown else f"write {written}"
         if one in _ANSWERS:
             return _ANSWERS[one]
+        if one in _OURS:
+            return None  # of something that this program does not have
     own_settings: dict[str, str] = {}
     for setting in settings:
         parts = setting.split(".")
         for at in range(len(parts)):
             own_settings.setdefault(".".join(parts[at:]), f"--config.{setting}")
     own_flags = {flag: f"--{flag}" for flag in flag_names}
-    others = {one: found[1] for one in (*FORMER_SETTINGS, *_OURS) if (found := _known(one, settings, flag_names))}
+    others = {one: found[1] for one in (*FORMER_SETTINGS, *_OURS) if (found := known(one))}
     for vocabulary in (own_flags, own_settings, others) if as_flag else (own_settings, own_flags, others):
         for one in (name, last):
             if near := difflib.get_close_matches(one, vocabulary, n=1, cutoff=CLOSE):
@@ -160,20 +171,15 @@ def suggest(
     return None
 
 
-def _known(name: str, settings: Collection[str], flag_names: Collection[str]) -> tuple[str, str] | None:
-    """Return our name for a name, and how it is typed; None if there is no such flag or setting."""
-    for ours in (name, f"--{name}", *_OURS.get(name, ()), FORMER_SETTINGS.get(name), f"--{RENAMED.get(name)}"):
-        if ours and (written := _existing(ours, settings, flag_names)):
-            return ours, written
-    return None
-
-
-def _existing(ours: str, settings: Collection[str], flag_names: Collection[str]) -> str | None:
-    """Return a flag, or the setting with the fewest parts of this name, as it is typed; None if there is none."""
+def _existing(ours: str, settings: Collection[str], flag_names: Collection[str], section: str) -> str | None:
+    """Return a flag, or the setting of this name in the typed section or with the fewest parts, as it is typed; None if
+    there is none."""
     if ours.startswith("--"):
         return ours if ours[2:] in flag_names else None
     having = [one for one in settings if one == ours or one.endswith(f".{ours}")]
-    return f"--config.{min(having, key=lambda one: one.count('.'))}" if having else None
+    if not having:
+        return None
+    return f"--config.{min(having, key=lambda one: (one.partition('.')[0] != section, one.count('.')))}"
 
 
 def preset_meant(name: str, presets: Collection[str]) -> str | None:

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -151,13 +152,10 @@ def test_a_slices_recipe_trains_the_same(installed_astra, trained: Trained, tmp_
     flags = [one for one in arguments if not one.startswith(left_out)]
     assert program == "sft" and len(flags) == len(arguments) - 4
     hosts = (f"--coordinator=localhost:{free_port()}", "--hosts=2")
-    started = [
-        subprocess.Popen(
-            [installed_astra.command, "sft", *flags, *hosts, f"--host_index={index}"],
-            cwd=trained.folder, env=installed_astra.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for index in range(2)
-    ]  # fmt: skip
+    both: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    both |= dict(cwd=trained.folder, env=installed_astra.environment())
+    command = [installed_astra.command, "sft", *flags, *hosts]
+    started = [subprocess.Popen([*command, f"--host_index={index}"], **both) for index in range(2)]
     said = [host.communicate(timeout=1200)[0] for host in started]
     assert [host.returncode for host in started] == [0, 0], said
     assert "--mesh=data=2 is chosen for 2 devices of cpu on 2 hosts" in said[0]
