@@ -116,7 +116,7 @@ _ANSWERS: Mapping[str, str] = {
     )
     for name in names.split()
 }
-"""What to tell about names that nothing here is set by."""
+"""Answers to names of things that no flag or setting here decides."""
 
 _OURS: Mapping[str, tuple[str, ...]] = {
     name: tuple(ours for ours, names in ELSEWHERE.items() if name in names.split())
