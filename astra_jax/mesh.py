@@ -69,7 +69,7 @@ def make_mesh(
             f"mesh {sizes} needs {product} devices, there are {len(devices)}; change the sizes, or set one axis to -1"
         )
     # A TPU slice's torus has other sides than the mesh: an axis may be part of a side.
-    if (slices := _slices(devices)) == 1:
+    if (slices := slice_count(devices)) == 1:
         grid = mesh_utils.create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
     else:
         if sizes["data"] % slices:
@@ -83,7 +83,7 @@ def make_mesh(
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _slices(devices: Sequence[Any]) -> int:
+def slice_count(devices: Sequence[Any]) -> int:
     """Return the number of TPU slices. GPUs number their hosts the same way, but all axes may cross hosts.
 
     Raises:

@@ -19,11 +19,12 @@ from jax.sharding import Mesh
 from astra_jax.attention.splash import good_length
 from astra_jax.base.errors import InputError
 from astra_jax.grpo.config import GRPOConfig
-from astra_jax.mesh import AXES, BATCH, pieces_of
+from astra_jax.mesh import AXES, BATCH, pieces_of, slice_count
 from astra_jax.models.adapters import abstract_trained
 from astra_jax.models.lora import LoRA
 from astra_jax.models.model import Model, parameters
 from astra_jax.models.remat import REMATS
+from astra_jax.planner.hardware import context_size
 from astra_jax.planner.search import least_bytes, unsized
 from astra_jax.rollout.engine.cache_memory import bytes_wanted, memory_of
 from astra_jax.run.chips import GIB
@@ -106,6 +107,89 @@ class DeviceSetup:
     def rows(self) -> int:
         """Number of devices over which rows are spread."""
         return math.prod(self.mesh[axis] for axis in BATCH)
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """All devices that a run can use, on all hosts.
+
+    Attributes:
+        count: number of devices.
+        hosts: number of hosts (processes), each with as many devices.
+        slices: number of TPU slices.
+        memory: bytes of one device.
+        kind: kind of the device, as JAX names it.
+        platform: `cpu`, `gpu` or `tpu`.
+    """
+
+    count: int
+    hosts: int
+    slices: int
+    memory: int
+    kind: str
+    platform: str
+
+    @classmethod
+    def all(cls) -> Accelerators:
+        """Describe JAX's devices, with this host's memory. CPU devices share their host's memory."""
+        devices = jax.devices()
+        first, hosts = devices[0], jax.process_count()
+        shared = len(devices) // hosts if first.platform == "cpu" else 1
+        memory = memory_of(jax.local_devices()[0]) // shared
+        return cls(len(devices), hosts, slice_count(devices), memory, first.device_kind, first.platform)
+
+
+def choose_mesh(
+    model: Model, config: TrainingConfig, devices: Accelerators, *, tokens: int, batch: int | None
+) -> tuple[dict[str, int], str]:
+    """Choose a mesh over all devices. Return its sizes by axis, and the reason.
+
+    Rows are spread over the devices. A row of more than `TOKENS_PER_CHIP` tokens is spread over several (`context`).
+    So are rows of a batch that has fewer rows than devices. Weights are copied to each device (`data`) if a step fits
+    there without recomputation. Otherwise they are spread over the devices (`fsdp`), on GPU hosts with a copy for each
+    host if that fits.
+
+    Args:
+        tokens: tokens of a row.
+        batch: rows of a batch, or of a micro-batch if that is given; None: any number.
+    """
+    chips = devices.count // devices.slices
+    context = context_size(chips, tokens)
+    rows = chips // context
+    if batch is not None:
+        rows = max(n for n in _divisors(rows) if batch % (n * devices.slices) == 0 or n == 1)
+        context = chips // rows
+
+    def sizes(fsdp: int) -> dict[str, int]:
+        wanted = {"data": rows // fsdp * devices.slices, "fsdp": fsdp, "context": context}
+        return {axis: wanted.get(axis, 1) for axis in AXES}
+
+    shared = f"; rows of {tokens:,} tokens are spread over {context} devices" if context > 1 else ""
+    if unsized(model) or rows == 1:
+        return sizes(rows), f"weights, gradients and optimizer state are spread{shared}"
+    weights = parameters(model)
+    trained = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(model, config.lora)))
+    at_once = max(tokens, _TOKENS_AT_ONCE * context)
+
+    def holds(fsdp: int, remat: str) -> float:
+        return least_bytes(model, config, weights, trained, at_once, 1, sizes(fsdp), remat)  # type: ignore[arg-type]
+
+    whole, memory = holds(1, "none"), f"{devices.memory / GIB:.3g} GiB"
+    if whole <= _USED * devices.memory:
+        return sizes(1), f"each device has a copy of the weights: about {whole / GIB:.2g} of its {memory}{shared}"
+    reason = f"a copy of the weights on each device would take about {whole / GIB:.2g} of its {memory}"
+    per_host = rows // devices.hosts
+    if devices.platform == "gpu" and rows % devices.hosts == 0 and 1 < per_host < rows:
+        of_host = holds(per_host, "full")
+        if of_host <= _USED * devices.memory:
+            return sizes(per_host), f"{reason}, a copy on each host {of_host / GIB:.2g}{shared}"
+    width: int = model.d_model  # type: ignore[attr-defined]
+    widest = max(n for n in _divisors(rows) if width % (n * context) == 0 or n == 1)
+    return sizes(widest), f"{reason}, so they are spread{shared}"
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def billions(model: Model) -> float:

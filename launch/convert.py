@@ -87,7 +87,7 @@ def main() -> None:
     if "from_hf" in given:
         _from_hf()
         return
-    source, target = cli.folder(_FROM_ORBAX), cli.local_folder(_TO_HF)
+    source, target = cli.checkpoints_of(cli.folder(_FROM_ORBAX)), cli.local_folder(_TO_HF)
     with locked_target(target):
         _check_empty("to_hf", target)
         base = cli.folder(_BASE) if _BASE.value else None
@@ -123,7 +123,7 @@ def _to_peft() -> None:
     from launch.flags.exports import copy_tokenizer
     from synthesis.core.workdir import locked_target
 
-    source, target = cli.folder(_FROM_ORBAX), cli.local_folder(_TO_PEFT)
+    source, target = cli.checkpoints_of(cli.folder(_FROM_ORBAX)), cli.local_folder(_TO_PEFT)
     model = hf_checkpoint.read_config(source, param_dtype=hf_checkpoint.stored_dtype(source))
     with locked_target(target):
         _check_empty("to_peft", target)

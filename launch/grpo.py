@@ -507,6 +507,7 @@ async def _train(
 
 
 if __name__ == "__main__":
+    flags.set_default(models.CONFIG, "grpo:auto")
     cli.with_cpu_environment("launch.grpo", large=True)
     cli.run(
         main, again="it goes on from its last checkpoint", settings=lambda: models.config("grpo", example="grpo:0.6b")

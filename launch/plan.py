@@ -41,7 +41,7 @@ _MODEL_CLASS = shared.model_class()
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "Slice of chips, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.",
+    "Slice of chips, for example v5p:4x4x4, v6e-16, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.",
     required=True,
 )
 _TOKENS = number_flag("tokens", None, Length, "Longest sequence in tokens; by default as configured.")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import site
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from email import message_from_bytes
 from email.message import Message
@@ -65,88 +62,6 @@ def test_the_wheel_has_all_that_is_run_and_nothing_else(built) -> None:
     assert about["License-Expression"] == "Apache-2.0" and about["Version"] == astra_jax.__version__
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
     assert about.get_payload().startswith("# ASTRA in JAX")
-
-
-SHADOWS = ("configs", "sandbox", "synthesis", "astra_jax")
-"""Folders that a user may have; `python -m launch.NAME` where there is a `launch/` too is of that."""
-
-
-@pytest.fixture(scope="module")
-def environment(built, tmp_path_factory) -> Path:
-    """A virtual environment with the wheel; what it needs it has from the one that runs the tests."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
-    python = str(folder / "bin" / "python")
-    wheel_file = str(next(built.glob("astra_jax-*.whl")))
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        f"--python={python}",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        wheel_file,
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    found = subprocess.run(
-        [python, "-c", "import site; print(site.getsitepackages()[0])"], capture_output=True, text=True
-    )
-    # A path alone: what stands in files of that folder, such as where this checkout is, is not read.
-    (Path(found.stdout.strip()) / "zz_others.pth").write_text(site.getsitepackages()[0] + "\n")
-    return folder
-
-
-def foreign(folder: Path, *names: str) -> Path:
-    """A folder with packages that nobody is to import."""
-    for name in names:
-        (folder / name).mkdir()
-        (folder / name / "__init__.py").write_text(f"raise RuntimeError('{name} is not ours')\n")
-    return folder
-
-
-def ran(environment: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    whole = [str(environment / "bin" / command[0]), *command[1:]]
-    return subprocess.run(whole, cwd=folder, env=kept, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.slow
-def test_astra_runs_its_programs_in_a_folder_with_packages_of_our_names(environment, tmp_path) -> None:
-    folder = foreign(tmp_path, *SHADOWS, "launch")
-    said = ran(environment, folder, "astra", "--help")
-    assert said.returncode == 0 and "\n  quickstart " in said.stdout and "\n  sft " in said.stdout, said.stderr
-    assert ran(environment, folder, "astra", "--version").stdout == f"astra_jax {astra_jax.__version__}\n"
-    preset = ran(environment, folder, "astra", "sft", "--config=sft:14b", "--help_config")
-    assert preset.returncode == 0 and "--config.model.n_layers" in preset.stdout, preset.stderr
-    # It starts itself anew, with the CPU's settings, and gets as far as to the weights.
-    flags = ["--config=sft:0.6b", "--weights=./gone", "--data=./gone", "--workdir=run"]
-    refused = ran(environment, folder, "astra", "sft", *flags)
-    assert refused.returncode == 2 and "no dataset at ./gone" in refused.stderr, refused.stderr
-    wrong = ran(environment, folder, "astra", "stf")
-    assert wrong.returncode == 2 and "did you mean astra sft?" in wrong.stderr
-
-
-@pytest.mark.slow
-def test_a_program_runs_as_a_module_in_such_a_folder(environment, tmp_path) -> None:
-    folder = foreign(tmp_path, *SHADOWS)
-    (folder / "mine.py").write_text("from configs.training import sft_run as made\n")
-    (folder / "own.py").write_text("from mine import made\nCONFIG = made('0.6b', learning_rate=1e-5)\n")
-    for config in ("sft:14b", "own.py"):
-        said = ran(environment, folder, "python", "-m", "launch.sft", f"--config={config}", "--help_config")
-        assert said.returncode == 0 and "--config.model.n_layers" in said.stdout, said.stderr
-
-
-@pytest.mark.slow
-def test_an_installation_is_one_name(environment) -> None:
-    code = (
-        "import astra_jax, configs, site, os; print(astra_jax.__file__); print(*os.listdir(site.getsitepackages()[0]))"
-    )
-    said = ran(environment, environment, "python", "-c", code).stdout.splitlines()
-    assert said[0].endswith("/astra_packages/astra_jax/__init__.py")
-    assert not set(said[1].split()) & {"astra_jax", "configs", "launch", "sandbox", "synthesis"}
 
 
 def test_the_help_of_astra_imports_nothing_heavy() -> None:

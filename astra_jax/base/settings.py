@@ -231,7 +231,7 @@ def _refused(
     text = text if len(text) <= 80 else f"{text[:60]}..."
     near = ""
     if vocabulary is not None and isinstance(value, str):
-        found = difflib.get_close_matches(value, [one for one in vocabulary if isinstance(one, str)], n=1, cutoff=0.0)
+        found = difflib.get_close_matches(value, [one for one in vocabulary if isinstance(one, str)], n=1)
         near = f" (the nearest is {found[0]})" if found else ""
     return SettingError(f"{name} is {text}; use {wording(annotation)}{near}{f': {why}' if why else ''}")
 

@@ -50,10 +50,10 @@ def targeted(model: Model, lora: LoRA) -> dict[str, NamedParam]:
         return every
     for name in lora.targets:
         if name not in every:
-            near = difflib.get_close_matches(name, [*every, ALL], n=1, cutoff=0.0)[0]
+            near = difflib.get_close_matches(name, [*every, ALL], n=1)
             raise InputError(
                 f"lora.targets has {name!r}, and this model no such matrix that could have an adapter; use some of "
-                f"{', '.join(every)}, or {ALL} (the nearest is {near})"
+                f"{', '.join(every)}, or {ALL}{f' (the nearest is {near[0]})' if near else ''}"
             )
     return {name: entry for name, entry in every.items() if name in lora.targets}
 

@@ -39,6 +39,28 @@ class PlanError(UserError):
     """Error: the plan cannot be made. The message says what to change."""
 
 
+_ACCELERATOR_TYPE = re.compile(r"(?:tpu-)?(v4|v5p|v5litepod|v5lite|v5e|v6e)-(\d{1,6})")
+"""Google Cloud's names of slices. SkyPilot writes `tpu-` before them."""
+_TENSOR_CORES = {"v4": 2, "v5p": 2}
+"""TensorCores of a chip, by kind, where the number in an accelerator type counts those; else it counts chips."""
+
+
+def _topology_of(kind: str, number: int, name: str) -> str:
+    """Return `KIND:AxBxC` for an accelerator type. Raises `PlanError`: there is no such slice."""
+    kind = "v5e" if kind.startswith("v5l") else kind
+    cores = _TENSOR_CORES.get(kind, 1)
+    sizes = {math.prod(map(int, shape.split("x"))) * cores: shape for shape in CHIPS[kind].slices}
+    if number not in sizes:
+        counts = "TensorCores, two for each chip" if cores > 1 else "chips"
+        written = "v5litepod" if kind == "v5e" else kind
+        raise PlanError(
+            f"topology {name!r}: there is no such slice. The number counts {counts}; use one of "
+            f"{', '.join(f'{written}-{size}' for size in sizes)}, or write the shape, for example "
+            f"{kind}:{CHIPS[kind].slices[1]}"
+        )
+    return f"{kind}:{sizes[number]}"
+
+
 @dataclass(frozen=True)
 class Slice:
     """Named slice, for example `v5p:2x2x4`; several, for example `4xv6e:4x4`; or GPUs, for example `h200:2x8`.
@@ -54,14 +76,18 @@ class Slice:
 
     @classmethod
     def parse(cls, name: str) -> Slice:
-        """Parse `KIND:AxBxC` or `COUNTxKIND:AxBxC`; for GPUs `KIND:GPUS` or `KIND:HOSTSxGPUS`.
+        """Parse `KIND:AxBxC` or `COUNTxKIND:AxBxC`; for GPUs `KIND:GPUS` or `KIND:HOSTSxGPUS`. An accelerator type of
+        TPUs, such as `v6e-16`, is also read instead of `KIND:AxBxC`.
 
         Raises:
             PlanError: an unknown kind, or no shape; several slices of GPUs.
         """
         several = re.match(r"(\d{1,9})x", name)
         count = int(several.group(1)) if several else 1
-        kind, _, shape = name[several.end() if several else 0 :].partition(":")
+        one = name[several.end() if several else 0 :]
+        if typed := _ACCELERATOR_TYPE.fullmatch(one.lower()):
+            one = _topology_of(typed[1], int(typed[2]), name)
+        kind, _, shape = one.partition(":")
         if kind not in CHIPS:
             raise PlanError(f"topology {name!r}: there is no chip {kind!r}; use one of {', '.join(CHIPS)}")
         parts = shape.split("x")
@@ -109,7 +135,9 @@ class Slice:
         try:
             if gpu is None:
                 # Devices of several slices are other objects, which need a network between them when they compile.
-                slices = {"num_slices": self.count} if self.count > 1 else {}
+                slices: dict[str, Any] = {"num_slices": self.count} if self.count > 1 else {}
+                if self.chip.name == "v4":  # else each of a chip's two cores is a device
+                    slices["chip_config_name"] = "megacore"
                 name = f"{self.chip.name}:{self.shape}"
                 return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **slices).devices)
             hosts, _, each = self.shape.rpartition("x")
@@ -135,13 +163,19 @@ def larger(one: Slice) -> list[Slice]:
     return [Slice(one.chip, shape, one.count) for shape in one.chip.slices]
 
 
+def context_size(chips: int, tokens: int) -> int:
+    """Return the number of chips that share a row: until a chip has at most `TOKENS_PER_CHIP` of it."""
+    context = 1
+    while tokens / context > TOKENS_PER_CHIP and chips % (2 * context) == 0:
+        context *= 2
+    return context
+
+
 def mesh_sizes(slice_: Slice, tokens: int) -> dict[str, int]:
     """Return mesh sizes by axis, for rows of this many tokens.
 
-    Rows are spread over `context` until a chip has at most `TOKENS_PER_CHIP` of one. The rest of a slice is `fsdp`, and
-    slices are `data`.
+    `context` is `context_size`, the rest of a slice is `fsdp`, and slices are `data`.
     """
-    context, chips = 1, slice_.chips // slice_.count
-    while tokens / context > TOKENS_PER_CHIP and chips % (2 * context) == 0:
-        context *= 2
+    chips = slice_.chips // slice_.count
+    context = context_size(chips, tokens)
     return {"data": slice_.count, "fsdp": chips // context, "context": context}

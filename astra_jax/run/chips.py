@@ -86,10 +86,22 @@ _GPU_SLICES = ("1", "2", "4", "8", "2x8", "4x8", "8x8", "16x8", "32x8")
 _INT8 = (("int8", 2.0),)
 _INT8_AND_FP8 = (("int8", 2.0), ("fp8", 2.0))
 # HBM: "available" in the compiler's out-of-memory message. The rest: Google's system architecture pages, with 4 links
-# of 45 GB/s one way (v5e), 6 of 90 (v5p), 4 of 90 (v6e), and between slices 6.4 Tb/s for 256 chips (v5e), 50 Gb/s a
-# chip (v5p), 25.6 Tb/s for 256 (v6e). The clock is the peak over the work of the matrix units in a cycle: 4 of 128 x
-# 128 (v5e), 8 (v5p), 4 of 256 x 256 (v6e).
+# of 45 GB/s one way (v5e), 6 (v4), 6 of 90 (v5p), 4 of 90 (v6e), and between slices 6.4 Tb/s for 256 chips (v5e), 50
+# Gb/s a chip (v5p), 25.6 Tb/s for 256 (v6e); v4's is not published, so v5e's is assumed. The clock is the peak over the
+# work of the matrix units in a cycle: 4 of 128 x 128 (v5e), 8 (v4, v5p), 4 of 256 x 256 (v6e).
 CHIPS = {
+    "v4": Chip(
+        "v4",
+        int(30.75 * GIB),
+        275e12,
+        1228e9,
+        270e9,
+        ("TPU v4",),
+        ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+        3.125e9,
+        clock=1.05e9,
+        compiler_options=_TPU_OPTIONS + _BETWEEN_MATMULS,
+    ),
     "v5e": Chip(
         "v5e",
         int(15.75 * GIB),

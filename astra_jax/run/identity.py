@@ -124,9 +124,14 @@ def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     return "; ".join(shown) + (f"; and {len(names) - 3} more settings" if len(names) > 3 else "")
 
 
+_FLAGS = {"dataset": "--data, or the share of --held_out", "rehearsal": "--rehearsal", "tokenizer": "--tokenizer"}
+"""Flags that decide a part of the identity that is not a setting."""
+
+
 def _flag(name: str) -> str:
-    """Return the flag of a setting in brackets; "" if it is not a loop's setting."""
-    return f" (--config.{name})" if name.startswith(("sft.", "grpo.")) else ""
+    """Return the flags that decide a part of the identity, in brackets; "" if it is not one of a loop."""
+    flag = f"--config.{name}" if name.startswith(("sft.", "grpo.")) else _FLAGS.get(name)
+    return f" ({flag})" if flag else ""
 
 
 def _different(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:

@@ -138,6 +138,33 @@ def sft_settings(
     return dataclasses.replace(config, sft=sft)
 
 
+def sft_row(
+    config: SFTRun, data: Folder, tokenizer: ChatTokenizer, workdir: epath.Path, *, is_open: bool
+) -> tuple[int, int | None]:
+    """Return what the default mesh of SFT follows from: the tokens of a row, and the rows of a batch or micro-batch,
+    None for any number.
+
+    Args:
+        is_open: the configuration is `sft:auto`, so that the data decide what the command line does not give.
+
+    Raises:
+        DatasetError: nothing in the data can be trained on.
+        UsageError: the stored choices cannot be read.
+    """
+    from astra_jax.sft.statistics import kept_statistics
+    from configs.auto import row_length
+
+    sft, batch = config.sft, config.sft.micro_batch_size or config.sft.batch_size
+    if not is_open:
+        return sft.data.seq_len, batch
+    given = _given(config, "sft")
+    before = {one.setting: one.value for one in _stored(workdir)[0]}
+    tokens = sft.data.seq_len
+    if "data.seq_len" not in given:
+        tokens = row_length(kept_statistics(data, tokenizer, sft.data, workdir), config.model.max_positions, 1)
+    return tokens, batch if {"batch_size", "micro_batch_size"} & given else before.get("batch_size")
+
+
 def previewed(config: SFTRun, data: Folder, tokenizer: ChatTokenizer) -> SFTRun:
     """Complete `sft:auto` for the data alone, without devices. Raises `DatasetError`."""
     from astra_jax.sft.data import scan
@@ -269,21 +296,28 @@ def _place(mesh: Mesh | None) -> DeviceSetup:
 def _before(workdir: epath.Path, place: DeviceSetup) -> list[ChosenSetting]:
     """Return the stored choices of the workdir's run, if it has a checkpoint; choices for devices only if those are the
     same."""
+    choices, before = _stored(workdir)
+    same = before == dataclasses.asdict(place)
+    return [one for one in choices if same or one.setting not in _OF_DEVICES]
+
+
+def _stored(workdir: epath.Path) -> tuple[list[ChosenSetting], Any]:
+    """Return the stored choices of the workdir's run, and its devices; nothing before it has a checkpoint. Raises
+    `UsageError`: they cannot be read."""
     from configs.auto import ChosenSetting
 
     file = workdir / FILE
     if not file.exists() or not _has_checkpoint(workdir):
-        return []
+        return [], None
     try:
         found = json.loads(file.read_bytes())
         choices = [ChosenSetting(one["setting"], _immutable(one["value"]), one["reason"]) for one in found["choices"]]
-        same = found["place"] == dataclasses.asdict(place)
+        return choices, found["place"]
     except (ValueError, KeyError, TypeError) as error:
         raise cli.UsageError(
             f"{file} does not have the settings that the run started with ({error}); copy it from a backup, or give "
             "the settings in run.json with --config.NAME=VALUE"
         ) from None
-    return [one for one in choices if same or one.setting not in _OF_DEVICES]
 
 
 def _has_checkpoint(workdir: epath.Path) -> bool:

@@ -6,8 +6,8 @@ is JSON, or a bare string, and is checked against the field's annotation.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import difflib
 import inspect
 import json
 import os
@@ -29,7 +29,7 @@ from astra_jax.base.former_settings import todays_name
 from astra_jax.base.settings import SettingError, declared, wording
 from astra_jax.base.terminal import say
 from astra_jax.cpu.environment import cpu_environment
-from launch.flags import endings, settings_list, shared
+from launch.flags import endings, known_names, settings_list, shared
 
 if TYPE_CHECKING:
     from etils import epath
@@ -109,7 +109,10 @@ def run(
                 stray = stray[1:]
             if stray:
                 takes = "flags only" if argument is None else f"one argument, --{argument.name}, next to its flags"
-                raise UsageError(f"unexpected argument {stray[0]!r}; this program takes {takes} (see --help)")
+                name, equals, value = stray[0].partition("=")
+                found = _suggestion(name, value, settings) if equals else None
+                remedy = found or f"this program takes {takes} (see --help)"
+                raise UsageError(f"unexpected argument {stray[0]!r}; {remedy}")
             if "model_class" in flags.FLAGS and (own := flags.FLAGS.model_class):
                 from astra_jax.models.families import use_class
 
@@ -167,7 +170,10 @@ def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]
         except flags.UnrecognizedFlagError as error:
             if (today := shared.todays_flag(error.flagname)) is not None:
                 raise UsageError(f"--{error.flagname}: this flag is called --{today} now; see --help") from None
-            raise UsageError(_in_our_words(error)) from None
+            flags.FLAGS.mark_as_parsed()  # absl stops before; `settings` reads --config
+            found = _suggestion(error.flagname, str(error.flagvalue).partition("=")[2], settings)
+            listed = f"--help lists the flags{' and settings' * (settings is not None)}"
+            raise UsageError(f"--{error.flagname} is not a flag of this program; {found or listed}") from None
         except flags.Error as error:
             # A flag that is missing does not matter to who asks for the settings; one that is wrong does.
             if not (flags.FLAGS.is_parsed() and settings is not None and flags.FLAGS[_HELP_CONFIG].value):
@@ -181,6 +187,22 @@ def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]
         sys.exit(_helped(kept, settings) if ended.code == _ABSL_HELPED else ended.code)
     except Exception as error:
         sys.exit(endings.code(error))
+
+
+def _suggestion(name: str, value: str, settings: Callable[[], Any] | None) -> str | None:
+    """Return what to type for a name that is not a flag; None if nothing is close. The flags are parsed."""
+    names: list[str] = []
+    if settings is not None:
+        with contextlib.suppress(Exception):  # --config is wrong too, which the next start reports
+            names = list(setting_names(settings()))
+    return known_names.suggest(name, value, names, _own_flags())
+
+
+def _own_flags() -> set[str]:
+    """Return the names of the program's flags, without absl's."""
+    return {
+        flag.name for module, own in flags.FLAGS.flags_by_module_dict().items() if "absl" not in module for flag in own
+    }
 
 
 def _helped(argv: Sequence[str], settings: Callable[[], Any] | None) -> int:
@@ -284,6 +306,12 @@ def folder(flag: flags.FlagHolder[str | None], *, written: bool = False, s3: boo
     return found
 
 
+def checkpoints_of(folder: epath.Path) -> epath.Path:
+    """Return the checkpoints of a training run's folder; of any other folder itself."""
+    inner = folder / "checkpoints"
+    return inner if (inner / "config.json").exists() and not (folder / "config.json").exists() else folder
+
+
 def local_folder(flag: flags.FlagHolder[str | None]) -> Path:
     """Return the absolute path of a flag's folder.
 
@@ -345,11 +373,9 @@ def _config_of_file(name: str, presets: Mapping[str, Any], kinds: Mapping[str, t
             raise UsageError(f"--config={name}: presets have names now; use --config={renamed}")
         of_kind = [one for one in own if one.partition(":")[0] in kinds]
         of_kind += [one for one in presets if isinstance(presets[one](), wanted)]
-        near = difflib.get_close_matches(name, of_kind, n=1, cutoff=0.0)[0]
-        raise UsageError(
-            f"--config={name} is neither a preset nor a file; the nearest preset is {near}. There are "
-            f"{', '.join(of_kind)}"
-        )
+        near = known_names.preset_meant(name, of_kind)
+        nearest = f"the nearest preset is {near}. There" if near else "there"
+        raise UsageError(f"--config={name} is neither a preset nor a file; {nearest} are {', '.join(of_kind)}")
     try:
         defined = runpy.run_path(str(file))
     except Exception as error:  # whatever a file of one's own raises, such as for a setting of an earlier version
@@ -414,8 +440,9 @@ def _put_whole(wanted: _Tree, config: Any, whole: str, name: str, text: str) -> 
             every = list(setting_names(config))
             if (today := todays_name(name)) in every:
                 raise UsageError(f"{_PREFIX}{name}: this setting is called {_PREFIX}{today} now")
-            near = difflib.get_close_matches(name, every, n=1, cutoff=0.0) or every[:1]
-            raise UsageError(f"{_PREFIX}{name}: there is no such setting; the nearest is {_PREFIX}{near[0]}")
+            found = known_names.suggest(name, text, every, _own_flags(), as_flag=False)
+            listed = f"--{_HELP_CONFIG} lists the settings"
+            raise UsageError(f"{_PREFIX}{name}: there is no such setting; {found or listed}")
         holder, at = at, getattr(at, part)
     for part in outer:
         branch = wanted.setdefault(part, {})
@@ -460,17 +487,22 @@ def _convert(text: str, annotation: Any, name: str, allowed: str) -> Any:
 
     from astra_jax.base.typed import convert_to
 
+    readings: list[Any] = [_plain(text), text]
+    if not text.startswith("["):  # a list needs no quotes: wandb,trackio is ["wandb", "trackio"]
+        items = [one.strip() for one in text.split(",") if one.strip()]
+        readings += [[*map(_plain, items)], items] if items else []
+    for reading in readings:
+        with contextlib.suppress(msgspec.ValidationError):
+            return convert_to(reading, annotation)
+    raise UsageError(f"{_PREFIX}{name}={shown(text)} is not allowed; use {allowed}")
+
+
+def _plain(text: str) -> Any:
+    """Return the value of JSON, or of Python's True, False and None; else the text itself."""
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):  # no JSON, or of thousands of digits or brackets
-        value = {"True": True, "False": False, "None": None}.get(text, text)
-    try:
-        return convert_to(value, annotation)
-    except msgspec.ValidationError:
-        try:
-            return convert_to(text, annotation)
-        except msgspec.ValidationError:
-            raise UsageError(f"{_PREFIX}{name}={shown(text)} is not allowed; use {allowed}") from None
+        return {"True": True, "False": False, "None": None}.get(text, text)
 
 
 def shown(text: str) -> str:

@@ -48,14 +48,15 @@ class Repository(NamedTuple):
 
 
 def model_folder(flag: flags.FlagHolder[str | None]) -> epath.Path:
-    """Return the folder of a flag that may name a model of the Hub, which is downloaded to the Hub's cache.
+    """Return the folder of a flag that may name a model of the Hub, which is downloaded to the Hub's cache. For a run's
+    folder it is its checkpoints.
 
     Raises:
         UsageError: it is neither a folder nor a name.
         HubError: the Hub does not provide it.
     """
     found = _downloaded(flag.value or "", f"--{flag.name}={flag.value or ''}")
-    return _model_of(cli.folder(flag)) if found is None else found
+    return cli.checkpoints_of(cli.folder(flag)) if found is None else found
 
 
 def named_folder(text: str, said: str) -> epath.Path:
@@ -70,14 +71,7 @@ def named_folder(text: str, said: str) -> epath.Path:
     """
     from astra_jax.base.files import location
 
-    return _downloaded(text, said) or _model_of(location(text))
-
-
-def _model_of(folder: epath.Path) -> epath.Path:
-    """Return the checkpoints of a run's folder; any other folder as it is."""
-    checkpoints = folder / "checkpoints"
-    is_run = not (folder / "config.json").exists() and (checkpoints / "config.json").exists()
-    return checkpoints if is_run else folder
+    return _downloaded(text, said) or cli.checkpoints_of(location(text))
 
 
 def _downloaded(text: str, said: str) -> epath.Path | None:

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("dp", "replica", "ddp"), "data"),
+    **dict.fromkeys(("zero", "shard", "sharding", "dp_shard"), "fsdp"),
+    **dict.fromkeys(("ep", "experts"), "expert"),
+    **dict.fromkeys(("cp", "sp", "seq", "sequence", "ulysses"), "context"),
+    **dict.fromkeys(("tp", "mp", "model"), "tensor"),
+}
+"""Names of axes in other trainers → ours."""
+
+
 def axis_sizes(flag: flags.FlagHolder[Any], axes: Sequence[str]) -> dict[str, int]:
     """Return sizes by axis; {} without the flag.
 
@@ -27,10 +37,9 @@ def axis_sizes(flag: flags.FlagHolder[Any], axes: Sequence[str]) -> dict[str, in
     for item in flag.value or []:
         axis, _, text = item.partition("=")
         if axis not in axes:
-            near = difflib.get_close_matches(axis, axes, n=1, cutoff=0.0)
-            raise cli.UsageError(
-                f"--{flag.name}={item}: write AXIS=SIZE; the axes are {', '.join(axes)} (the nearest is {near[0]})"
-            )
+            near = [_ELSEWHERE[axis]] if axis in _ELSEWHERE else difflib.get_close_matches(axis, axes, n=1)
+            nearest = f" (the nearest is {near[0]})" if near else ""
+            raise cli.UsageError(f"--{flag.name}={item}: write AXIS=SIZE; the axes are {', '.join(axes)}{nearest}")
         if axis in sizes:
             raise cli.UsageError(f"--{flag.name}={item}: {axis} is named twice; give it one size")
         size = int(text) if text.removeprefix("-").isdecimal() and len(text) < 10 else 0

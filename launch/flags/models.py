@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,7 +40,6 @@ CONFIG = flags.DEFINE_string(
     None,
     "Preset, or a file that defines CONFIG; for example sft:14b. sft:auto and grpo:auto take the model from --weights, "
     "and choose settings for your data and devices.",
-    required=True,
 )
 WORKDIR = shared.workdir("created if it does not exist. Or gs://BUCKET/FOLDER.")
 _WEIGHTS = shared.weights()
@@ -61,7 +60,10 @@ _HOOKS = flags.DEFINE_list(
 PROFILE = flags.DEFINE_string(
     "profile_steps", None, "Profile the steps FIRST:LAST; the trace is written to WORKDIR/profile."
 )
-_MESH = shared.mesh("With several TPU slices, data must be a multiple of their number. By default one device.")
+_MESH = shared.mesh(
+    "With several TPU slices, data must be a multiple of their number. By default SFT uses all devices, and prints the "
+    "chosen sizes; GRPO uses one."
+)
 _MULTIHOST = flags.DEFINE_bool(
     "multihost", False, "Train on several hosts that find each other, as on TPU slices and clusters."
 )
@@ -92,7 +94,7 @@ def hosts() -> Iterator[None]:
     Checks belong inside, so that the other hosts notice a failure. A single host starts no device here.
 
     Raises:
-        UsageError: some of the flags are missing, or there are several hosts without a mesh.
+        UsageError: some of the flags are missing.
         RendezvousError: some hosts did not connect.
         BackendError: JAX cannot start its backend, on several hosts.
     """
@@ -132,8 +134,6 @@ def hosts() -> Iterator[None]:
         )
     with HostWatch(_DEADLINE.value, _STEP_DEADLINE.value):
         start_backend()
-        if jax.process_count() > 1 and not _MESH.value:
-            raise cli.UsageError("training on several hosts needs a --mesh over all their devices")
         yield
 
 
@@ -214,8 +214,46 @@ def load_tokenizer() -> ChatTokenizer:
 
 
 def mesh() -> Mesh | None:
-    """Return the mesh of --mesh; None is one device. Raises as `meshes.made`."""
-    return meshes.made(_MESH)
+    """Return the mesh of --mesh; None is one device.
+
+    Raises:
+        UsageError: there are several hosts and no --mesh; and as `meshes.made`.
+    """
+    import jax
+
+    if (found := meshes.made(_MESH)) is None and jax.process_count() > 1:
+        raise cli.UsageError("training on several hosts needs a --mesh over all their devices")
+    return found
+
+
+def mesh_or_default(model: Model, config: TrainingConfig, row: Callable[[], tuple[int, int | None]]) -> Mesh | None:
+    """Return the mesh of --mesh, or one over all devices of all hosts, and print its sizes; None is one device.
+
+    Args:
+        row: returns the tokens of a row, and the rows of a batch or None for any number.
+
+    Raises:
+        UsageError, BackendError, InputError: as `meshes.made`.
+    """
+    from astra_jax.mesh import make_mesh
+    from astra_jax.run.hosts import broadcast_from_host0, is_first
+    from configs.auto import Accelerators, choose_mesh
+
+    if (found := meshes.made(_MESH)) is not None:
+        return found
+    devices = Accelerators.all()
+    if devices.count == 1:
+        say(f"device: one {devices.kind} ({devices.platform})")
+        return None
+    # The first host's memory, so that all hosts make the same choice.
+    devices = dataclasses.replace(devices, memory=int(broadcast_from_host0(str(devices.memory).encode())))
+    tokens, batch = row()
+    sizes, reason = choose_mesh(model, config, devices, tokens=tokens, batch=batch)
+    if is_first():
+        shown = ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+        hosts = f" on {devices.hosts} hosts" * (devices.hosts > 1)
+        say(f"--mesh={shown} is chosen for {devices.count} devices of {devices.kind}{hosts}: {reason}")
+    return make_mesh(*sizes.values())
 
 
 def profiled_steps() -> tuple[int, int] | None:

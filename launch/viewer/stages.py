@@ -10,19 +10,8 @@ TRAJECTORIES = (
     *("duplicates", "score", "interact", "user", "judge"),
 )
 ENVIRONMENTS = (
-    *(
-        "collect",
-        "registries",
-        "tools",
-        "normalize",
-        "documents",
-        "decompose",
-        "distinct",
-        "validate",
-        "quality",
-        "augment",
-    ),
-    *("implement", "merge", "worlds", "distract", "verify"),
+    *("collect", "registries", "tools", "normalize", "documents", "decompose", "distinct", "validate", "quality"),
+    *("augment", "implement", "merge", "worlds", "distract", "verify"),
 )
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ import msgspec
 from astra_jax.base.errors import InputError
 from synthesis.astra_format.records import SUFFIXES, Defect, each_row
 from synthesis.astra_format.sft import BEYOND_REPAIR, KEPT_AS_IT_IS, MENDED, import_record
-from synthesis.core.datasets import CARD_FILE, write_dataset
+from synthesis.core.datasets import write_once
 from synthesis.core.records import SCHEMA_VERSION, Trajectory
 from synthesis.core.stages import Rejected
 
@@ -67,25 +65,9 @@ def kept_dataset(
     named = [[next(one for one in SUFFIXES[::-1] if file.name.endswith(one)), digest]
              for file, digest in zip(files, digests, strict=True)]  # fmt: skip
     key = hashlib.sha256(json.dumps([settings, named]).encode()).hexdigest()[:32]
-    kept = cache / key
-    if (kept / CARD_FILE).exists():
-        return kept
-    aside = cache / f".{key}.{uuid.uuid4().hex}"
     card: dict[str, Any] = {"source": source or ", ".join(file.name for file in files), "files_sha256": digests}
-    rows = _rows(files, card, accept=accept, skip_bad=skip_bad)
-    try:
-        write_dataset(aside, Trajectory, rows, card=card)  # which takes the card when all rows were read
-        if not card["rows"] - sum(card["skipped"].values()):
-            raise InputError(f"{card['source']}: none of {card['rows']} rows can be trained on: {card['examples']}")
-        try:
-            aside.rename(kept)
-        except OSError:
-            if not (kept / CARD_FILE).exists():  # else another process was first, with the same
-                raise
-    finally:
-        for left in (aside, aside.with_name(f".{aside.name}.partial")):
-            shutil.rmtree(left, ignore_errors=True)
-    return kept
+    # `_rows` completes the card while it is read.
+    return write_once(cache / key, Trajectory, _rows(files, card, accept=accept, skip_bad=skip_bad), card=card)
 
 
 def _rows(
@@ -119,6 +101,8 @@ def _rows(
                 name = f"{stem}-{row:06d}"
                 found = msgspec.structs.replace(found, id=name, task_id=name)
             yield found
+    if not card["rows"] - sum(skipped.values()):
+        raise InputError(f"{card['source']}: none of {card['rows']} rows can be trained on: {examples}")
 
 
 def _check(found: Trajectory, defects: Sequence[Defect], accept: Collection[str]) -> None:

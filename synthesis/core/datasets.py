@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,32 @@ def write_dataset(
     shutil.rmtree(path, ignore_errors=True)
     partial.rename(path)
     return digest.hexdigest()
+
+
+def write_once(
+    path: Path, kind: type[msgspec.Struct], records: Iterable[msgspec.Struct], *, card: Mapping[str, Any]
+) -> Path:
+    """Write a dataset unless `path` has one, and return `path`.
+
+    It is written beside `path` and renamed. So it is always whole, even if several processes write the same one.
+
+    Raises:
+        DatasetError, OSError: as `write_dataset`.
+    """
+    if (path / CARD_FILE).exists():
+        return path
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        write_dataset(aside, kind, records, card=card)
+        try:
+            aside.rename(path)
+        except OSError:
+            if not (path / CARD_FILE).exists():  # else another process was first, with the same
+                raise
+    finally:
+        for left in (aside, aside.with_name(f".{aside.name}.partial")):
+            shutil.rmtree(left, ignore_errors=True)
+    return path
 
 
 def card_text(kind: type[msgspec.Struct], count: int, digest: str, card: Mapping[str, Any]) -> str:

@@ -142,6 +142,41 @@ def test_the_command_line_goes_first() -> None:
     assert config.micro_batch_size == 3 and config.batch_size % 3 == 0
 
 
+HOST = auto.Accelerators(8, 1, 1, int(75.7 * 2**30), "NVIDIA H100 80GB HBM3", "gpu")
+CLUSTER = dataclasses.replace(HOST, count=32, hosts=4)
+SLICE = auto.Accelerators(16, 4, 1, int(31.25 * 2**30), "TPU v6 lite", "tpu")
+
+
+@pytest.mark.parametrize(
+    ("size", "devices", "tokens", "batch", "mesh", "why"),
+    [
+        ("0.6b", HOST, 2_048, None, {"data": 8}, "each device has a copy of the weights: about 3"),
+        ("4b", HOST, 2_048, None, {"fsdp": 8}, "so they are spread$"),
+        ("4b", HOST, 20_480, 32, {"fsdp": 2, "context": 4}, "rows of 20,480 tokens are spread over 4 devices"),
+        ("4b", HOST, 2_048, 2, {"fsdp": 2, "context": 4}, "rows of 2,048 tokens are spread over 4"),
+        ("8b", CLUSTER, 2_048, None, {"data": 4, "fsdp": 8}, "a copy on each host"),
+        ("32b", CLUSTER, 2_048, None, {"fsdp": 32}, "so they are spread$"),
+        ("4b", SLICE, 4_096, 32, {"fsdp": 16}, "so they are spread$"),
+        ("4b", dataclasses.replace(SLICE, count=32, hosts=8, slices=2), 4_096, None, {"data": 2, "fsdp": 16}, "spread"),
+        ("0.6b", dataclasses.replace(HOST, count=6), 512, None, {"data": 6}, "copy"),
+        ("32b", dataclasses.replace(HOST, count=1), 512, None, {}, "spread"),
+    ],
+)  # fmt: skip
+def test_the_default_mesh_follows_from_devices_and_model(
+    size: str, devices: auto.Accelerators, tokens: int, batch: int | None, mesh: dict[str, int], why: str
+) -> None:
+    config = auto.provisional_sft(MODELS[size])
+    found, reason = auto.choose_mesh(MODELS[size], config, devices, tokens=tokens, batch=batch)
+    assert {axis: number for axis, number in found.items() if number > 1} == mesh
+    assert list(found) == list(AXES) and re.search(why, reason), reason
+
+
+def test_adapters_of_a_large_model_need_no_spreading() -> None:
+    config = dataclasses.replace(auto.provisional_sft(MODELS["8b"]), lora=LoRA(rank=16))
+    model = dataclasses.replace(MODELS["8b"], param_dtype="bfloat16")
+    assert auto.choose_mesh(model, config, HOST, tokens=2_048, batch=None)[0]["data"] == 8
+
+
 def test_a_mesh_gets_a_row_for_each_device() -> None:
     config, _ = chosen([3_000] * 900, fsdp=16)
     assert config.batch_size == config.micro_batch_size == 16

@@ -114,7 +114,8 @@ def test_an_engine_that_holds_no_whole_episode_is_refused_before_hours_of_traini
     ("name", "text", "message"),
     [
         ("grpo.learnig_rate", "1", r"the nearest is --config.grpo.learning_rate"),
-        ("updates", "1", r"there is no such setting; the nearest is --config\."),
+        ("updates", "1", r"there is no such setting; write --config\.\w+\.steps=1$"),
+        ("grpo.colour", "1", r"--config.grpo.colour: there is no such setting; --help_config lists the settings$"),
         ("grpo.steps.more", "1", "there is no such setting"),
         ("grpo.groups_per_batch", "8", "this setting is called --config.grpo.batch_size now"),
         ("dialogue.data.rows", "8", "this setting is called --config.dialogue.batch_size now"),
@@ -167,7 +168,13 @@ def test_a_configuration_is_a_preset_or_a_file_of_ones_own(tmp_path) -> None:
     ("name", "message"),
     [
         ("sft:41b", "--config=sft:41b is neither a preset nor a file; the nearest preset is sft:4b"),
-        ("nowhere/own.py", "--config=nowhere/own.py is neither a preset nor a file"),
+        *(
+            (f"sft:{name}", "; the nearest preset is sft:4b. There are sft:auto, ")
+            for name in ("qwen3-4b", "Qwen3-4B", "Qwen/Qwen3-4B", "qwen3_4b")
+        ),
+        ("grpo:Llama-3.1-8B-Instruct", "; the nearest preset is grpo:llama3.1-8b. There"),
+        ("sft:mistral-7b", "--config=sft:mistral-7b is neither a preset nor a file; there are sft:auto, "),
+        ("nowhere/own.py", "--config=nowhere/own.py is neither a preset nor a file; there are sft:auto, "),
         ("configs/sft_qwen3_14b.py", "use --config=sft:14b$"),
         ("/elsewhere/configs/grpo_qwen3_1p7b.py", "use --config=grpo:1.7b$"),
         ("configs/grpo_qwen3_30b_a3b.py", "use --config=grpo:30b-a3b$"),
@@ -271,7 +278,10 @@ def test_an_unknown_flag_is_refused_with_the_nearest(program: str) -> None:
 
 def test_errors_of_use_are_one_line(tmp_path) -> None:
     for arguments, message in [
-        (["--config.grpo.updtes=3"], "error: --config.grpo.updtes: there is no such setting; the nearest is"),
+        (
+            ["--config.grpo.updtes=3"],
+            "error: --config.grpo.updtes: there is no such setting; the nearest is --config.grpo.steps",
+        ),
         (["stray"], "error: unexpected argument 'stray'"),
     ]:
         assert message in ended("launch.quickstart", f"--workdir={tmp_path}", *arguments).line

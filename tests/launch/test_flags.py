@@ -204,7 +204,7 @@ def test_sizes_of_axes_that_make_no_mesh_are_refused(items: list[str], message: 
             ["launch.trajectories", "--workdir=W", "--config.oversample_ratio=-1"],
             "TrajectoriesConfig.oversample_ratio is -1.0;",
         ),
-        (["launch.grpo"], "--config and --workdir and --weights and --environments are missing; see --help"),
+        (["launch.grpo"], "--workdir and --weights and --environments are missing; see --help"),
         (["benchmarks.plans", "--only=nan", "stray"], "unexpected argument 'stray'"),
     ],
 )

@@ -54,6 +54,7 @@ STARTED_BY = {
     "launch.sandbox_server": ("sandbox/test_sandbox_service.py",),
     "launch.serve": ("astra_jax/serving/test_serving_program.py",),
     "launch.sft": (
+        "jobs/test_job_sft.py",
         "launch/test_auto.py",
         "launch/test_sft_program.py",
         "launch/test_own_data.py",

@@ -156,7 +156,7 @@ def test_what_runs_for_long_may_end_as_often_as_it_likes_and_what_does_not_is_gi
 def sky_run(path: Path, folder: Path) -> Dry:
     (task,) = documents(path)
     nodes = {"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0"}
-    keys = dict.fromkeys(task["secrets"], "k")
+    keys = dict.fromkeys(task.get("secrets", ()), "k")
     # The image's folder is this checkout.
     return dry_run("cd() { :; }\n" + task["run"], folder, **nodes, **task["envs"], **keys)
 
@@ -168,16 +168,28 @@ def dry(tmp_path_factory) -> dict[str, Dry]:
     def at(name: str) -> Path:
         return tmp_path_factory.mktemp(name)
 
+    sft = {"PROGRAM": "sft"}
     slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_ID": "7"}
     found = {
         "one_host": dry_run(RECIPES / "one_host" / "run.sh", at("one"), str(at("one"))),
-        "slurm": dry_run(RECIPES / "slurm" / "grpo.sbatch", at("slurm"), FOLDER=str(at("run")), **slurm),
+        "slurm": dry_run(RECIPES / "slurm" / "train.sbatch", at("slurm"), FOLDER=str(at("run")), **slurm),
+        "slurm sft": dry_run(
+            *(RECIPES / "slurm" / "train.sbatch", at("slurm")),
+            FOLDER=str(at("run")),
+            SLURM_JOB_NUM_NODES="3",
+            **sft,
+            **slurm,
+        ),
         "queued_resources": dry_run(RECIPES / "tpu" / "queued_resources.sh", at("queued"), "train", SLICES="2"),
         "queued_resources up": dry_run(RECIPES / "tpu" / "queued_resources.sh", at("queued"), "up"),
         "queued_resources down": dry_run(RECIPES / "tpu" / "queued_resources.sh", at("queued"), "down"),
+        "queued_resources sft": dry_run(RECIPES / "tpu" / "queued_resources.sh", at("queued"), "train", **sft),
+        "queued_resources sft up": dry_run(RECIPES / "tpu" / "queued_resources.sh", at("queued"), "up", **sft),
         "xpk": dry_run(RECIPES / "tpu" / "xpk.sh", at("xpk")),
+        "xpk sft": dry_run(RECIPES / "tpu" / "xpk.sh", at("xpk"), **sft),
     }
-    found |= {path.stem: sky_run(path, at(path.stem)) for path in SKY if path.stem != "servers"}
+    names = {path: "skypilot sft" if path.stem == "sft" else path.stem for path in SKY if path.stem != "servers"}
+    found |= {name: sky_run(path, at(path.stem)) for path, name in names.items()}
     return found
 
 
@@ -217,6 +229,39 @@ def test_every_flag_of_ours_is_there_and_every_job_starts(dry) -> None:
             parts = {"--rollout_url", "--rollout_key_file", "--rollout_sync_key_file", "--publish_dir", "--workdir"}
             assert parts <= given.keys() and given.keys() & {"--sandbox_url", "--sandbox_tier"}, name
     assert trained == {*(name for name in dry if " " not in name), "kubernetes tpu", "kubernetes gpu"}
+
+
+def test_sft_trains_on_all_machines_and_needs_no_servers(dry) -> None:
+    jobs = {name: one for name, one in dry.items() if name.endswith(" sft")}
+    assert jobs.keys() == {"slurm sft", "queued_resources sft", "xpk sft", "skypilot sft"}
+    for name, one in jobs.items():
+        ((program, arguments),) = one.ours()
+        given = as_flags(arguments)
+        assert program == "sft" and given["--config"] == "sft:auto" and given["--held_out"] == "5%", name
+        assert given["--data"].endswith("/train.jsonl") and "--multihost" in given and "--mesh" not in given, name
+    srun = next(call for call in jobs["slurm sft"].calls if call[0] == "srun")
+    assert "--nodelist=n1,n2,n3" in srun
+    (created,) = dry["queued_resources sft up"].flags_of("gcloud")
+    assert created["--node-id"] == "sft" and created["--accelerator-type"] == "v6e-16"
+
+
+def test_sft_on_kubernetes_is_the_trainer_alone() -> None:
+    overlay = RECIPES / "kubernetes" / "sft-tpu"
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    ended = subprocess.run(["kubectl", "kustomize", str(overlay)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    found = {one["kind"]: one for one in yaml.safe_load_all(ended.stdout)}
+    assert not {"Service", "StatefulSet"} & found.keys()
+    (container,) = [one for one, _ in containers(found["JobSet"])]
+    settings = found["ConfigMap"]["data"]
+    words = [re.sub(r"\$\((\w+)\)", lambda one: settings[one[1]], word) for word in container["command"]]
+    given = as_flags(words)
+    assert words[:4] == ["launch/recipes/until_done.sh", "python", "-m", "launch.sft"]
+    assert {name[2:] for name in given} <= flags_of("sft")
+    assert given["--held_out"] == "5%" and given["--workdir"] == "gs://YOUR-BUCKET/sft/run"
+    assert {one["valueFrom"]["configMapKeyRef"]["key"] for one in container["env"]} <= settings.keys()
+    assert found["JobSet"]["metadata"]["name"] == "sft" and container["image"].endswith("/trainer:tpu")
 
 
 def test_the_local_world_is_the_quickstarts() -> None:
@@ -313,7 +358,7 @@ def test_slurm_queues_again_what_gets_on(tmp_path, code: int, steps: list[int], 
     slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_ID": "7", "FOLDER": str(folder)}
     for step in steps:
         (folder / "run" / "checkpoints" / "params" / str(step)).mkdir(parents=True, exist_ok=True)
-        script = RECIPES / "slurm" / "grpo.sbatch"
+        script = RECIPES / "slurm" / "train.sbatch"
         # The nodes without servers, which are tried above.
         one = dry_run(script, tmp_path / "dry", code=code, TRAINER_NODES="3", **slurm)
     assert one.code == ends

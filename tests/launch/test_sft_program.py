@@ -361,6 +361,17 @@ def test_a_run_in_a_bucket_that_is_killed_goes_on_and_is_the_same_run(
     assert "--weights=gs://bucket/run/checkpoints --workdir=NEW" in line
 
 
+def test_a_file_of_conversations_in_a_bucket_is_read_and_split(bucket, forked, tmp_path) -> None:
+    rows = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Lima"}] for n in range(8)]
+    bucket.put("chats.jsonl", "".join(json.dumps({"messages": row}) + "\n" for row in rows).encode())
+    flags = {"--preview=1", "--held_out=25%"}
+    place = bucket.environment | {"XDG_CACHE_HOME": str(tmp_path)}
+    out = forked(tmp_path / "run", *flags, "--data=gs://bucket/chats.jsonl", **place).out
+    assert "--held_out=25%: of 8 conversations 6 are trained on and 2 are held out" in out
+    line = forked(tmp_path / "run", *flags, "--data=gs://bucket/none.jsonl", **place).line
+    assert line == "error: --data=gs://bucket/none.jsonl: there is no such file"
+
+
 def final_state(workdir: Path) -> list[np.ndarray]:
     """Weights and optimizer of the last step."""
     names: dict[str, Any] = {}
@@ -390,6 +401,14 @@ def test_preview_shows_the_mask(forked, tmp_path) -> None:
         ("--tokenizer=/none", "/none has neither tokenizer.json"),
         ("--config.sft.data.seq_len=4096", "data.seq_len"),
         ("--config.sft.learning_rte=1", "the nearest is --config.sft.learning_rate"),
+        *(
+            (
+                f"--held_out={share}",
+                f"--held_out={share} leaves nothing to {what}: write a share above 0% and below 100%",
+            )
+            for share, what in (("0%", "measure on"), ("-5%", "measure on"), ("100%", "train on"), ("150%", "train on"))
+        ),
+        ("--held_out=0.05", "--held_out=0.05: write a share of --data with %, for example --held_out=5%"),
         ("--hosts=2", "--hosts is not enough: give all of --coordinator, --hosts and --host_index"),
     ],
 )

@@ -49,7 +49,7 @@ elif folder:
     print(f"{{folder}}: 3 files; vllm serve {{folder}} --load-format=dummy --max-model-len=4096 and what else")
 elif name == "vllm" or "launch.sandbox_server" in args:
     time.sleep(60)
-elif "launch.grpo" in args:
+elif "launch.grpo" in args or "launch.sft" in args:
     sys.exit(int(os.environ["CODE"]))
 elif name == "scontrol" and args[0] == "show":
     print("n1\\nn2\\nn3")

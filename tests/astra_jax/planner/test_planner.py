@@ -261,6 +261,18 @@ def test_a_mesh_is_chosen_by_the_length_of_rows() -> None:
     assert mesh_sizes(Slice.parse("v6e:8x8"), 20_480) == {"data": 1, "fsdp": 16, "context": 4}
 
 
+ACCELERATOR_TYPES = [
+    ("v4-8", "v4:2x2x1", 4),
+    ("v4-32", "v4:2x2x4", 16),
+    ("v5p-8", "v5p:2x2x1", 4),
+    ("tpu-v5p-16", "v5p:2x2x2", 8),
+    ("v5litepod-16", "v5e:4x4", 16),
+    ("v6e-16", "v6e:4x4", 16),
+    ("2xv6e-256", "2xv6e:16x16", 512),
+]
+"""Google Cloud's name, ours, and the number of chips."""
+
+
 def test_slices_are_checked() -> None:
     assert Slice.parse("v5p:2x2x4").chips == 16
     with pytest.raises(PlanError, match="there is no chip 'v9'; use one of v5e, v5p, v6e"):
@@ -273,6 +285,12 @@ def test_slices_are_checked() -> None:
     assert gpus.chips == 16 and gpus.hosts == 2 and Slice.parse("h200:8").hosts == Slice.parse("v6e:4x4").hosts == 1
     with pytest.raises(PlanError, match="'1x2x8' is not a shape; write for example h200:2"):
         Slice.parse("h200:1x2x8")
+    for typed, name, chips in ACCELERATOR_TYPES:
+        assert (Slice.parse(typed).name, Slice.parse(typed).chips) == (name, chips)
+    with pytest.raises(PlanError, match="'v5p-6': there is no such slice. The number counts TensorCores, two for each"):
+        Slice.parse("v5p-6")
+    with pytest.raises(PlanError, match="'v6e-3': .* counts chips; use one of v6e-4, v6e-8, .* for example v6e:2x4"):
+        Slice.parse("v6e-3")
     for name, chip in CHIPS.items():
         sizes = [Slice(chip, shape).chips for shape in chip.slices]
         assert sizes == sorted(set(sizes)) and chip.name == name
