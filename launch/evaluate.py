@@ -1,14 +1,14 @@
-"""Evaluate a model behind any OpenAI-compatible endpoint on the paper's benchmarks, scored by their own harnesses.
+"""Evaluate a model behind an OpenAI-compatible endpoint on the paper's benchmarks.
 
     python -m launch.evaluate --workdir=DIR --model_url=http://HOST:8000/v1 --suites=bfcl_v3_mt
     python -m launch.evaluate --workdir=DIR --model_url=... --suites=own:my_module:my_environments --reward=score
     python -m launch.evaluate --workdir=DIR --model_url=... --suites=tau2,aime --sources=tau2=FOLDER,aime=FOLDER \\
         --user_url=https://.../v1 --user_model=NAME --user_key_file=FILE --judge_url=...
 
-Each suite runs at a pinned version in its own Python environment, which is created when it is first needed. Suites that
-no package registry has are named with --sources; without it the program prints how to get them (docs/evaluation.md).
-Prints the table, and writes DIR/results (a record for each item), table.md, table.json and table.html. `launch.compare`
-compares several runs.
+Each suite runs at a pinned version with its own harness, in its own Python environment, which is created when it is
+first needed. Suites that no package registry has are named with --sources; without it the program prints how to get
+them (docs/evaluation.md). Prints the table, and writes DIR/results (a record for each item), table.md, table.json and
+table.html. `launch.compare` compares several runs.
 
 Run the same command again after an interruption, or after a failure of the infrastructure: finished items are not run
 again.
@@ -35,9 +35,6 @@ if TYPE_CHECKING:  # --help does not wait for them
     from astra_jax.evaluation.run import RunConfig
     from astra_jax.evaluation.suite import ModelEndpoint, Role, Suite
     from launch.flags.environments import GivenEnvironments
-
-flags.adopt_module_key_flags(sandboxes)
-flags.adopt_module_key_flags(environments)
 
 _WORKDIR = shared.workdir()
 _ENDPOINT = flags.DEFINE_string(

@@ -1,5 +1,4 @@
-"""Show a dataset on a local page: trajectories, results of an evaluation, batches of GRPO, or environments with their
-tools.
+"""Show a dataset on a local page: trajectories, environments, results or GRPO batches.
 
     python -m launch.inspect DIR
     python -m launch.inspect WORKDIR/results
@@ -25,9 +24,6 @@ from launch.flags import cli, sandboxes, services, shared
 
 if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.lists import Pages
-
-flags.adopt_module_key_flags(sandboxes)
-flags.adopt_module_key_flags(services)
 
 _DATA = flags.DEFINE_string(
     "data",

@@ -1,4 +1,4 @@
-"""Show a run live: curves, episodes, samples, servers, stages, and what it waits for, read from its workdir.
+"""Show a run live: curves, episodes, samples, servers, and what it waits for.
 
     python -m launch.watch WORKDIR                 a page on this machine that updates itself
     python -m launch.watch WORKDIR --terminal      the same in this terminal, for instance over SSH
@@ -24,8 +24,6 @@ from launch.flags.numbers import number_flag
 
 if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.watched import Watcher
-
-flags.adopt_module_key_flags(services)
 
 _WORKDIR = shared.workdir("on this machine's disk or in a bucket.", required=False)
 _PORT = shared.port(8810)

@@ -451,7 +451,7 @@ def test_of_which_memory_there_is_too_little(said: str, wanted: float, why: str)
             "--mesh=width=2: write AXIS=SIZE; the axes are data, fsdp, expert, context, tensor",
         ),
         (["--config=sft:14b", "--topology=tpu:8"], "there is no chip 'tpu'"),
-        ([], "--config is missing"),
+        ([], "--config is missing; see --help"),
     ],
 )
 def test_bad_flags_end_in_one_line(plan, flags: list[str], message: str) -> None:
