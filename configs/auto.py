@@ -154,19 +154,19 @@ def choose_adapters(
     if unsized(model):
         return config, []
     usual = config.data.seq_len if not chosen.is_open("data.seq_len") else min(UNKNOWN, model.max_positions)
-    limit, there = _USED * place.memory, f"the {place.memory / GIB:.3g} GiB of a {place.kind}"
+    there = f"the {place.memory / GIB:.3g} GiB of a {place.kind}"
 
     def needed() -> float:
         own = model if chosen.config.lora.rank is None else dataclasses.replace(model, param_dtype=model.dtype)  # type: ignore[type-var]
         trained = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(own, chosen.config.lora)))
         return least_bytes(own, chosen.config, parameters(own), trained, tokens or usual, 1, place.mesh, "full")  # type: ignore[arg-type]
 
-    if config.lora.rank is None and chosen.is_open("lora.rank") and (size := needed()) > limit:
-        reason = f"adapters, because all weights need {size / GIB:.2g} GiB or more of {there}"
+    if config.lora.rank is None and chosen.is_open("lora.rank") and (size := needed()) > place.memory:
+        reason = f"adapters, because training all weights needs {size / GIB:.3g} GiB or more, above {there}"
         chosen.put("lora.rank", _RANK, f"{reason}; --config.sft.lora.rank=None trains all")
     dense = chosen.config.lora.rank is not None and not getattr(model, "n_experts", 0)
-    if dense and chosen.is_open("lora.weight_quantization") and (size := needed()) > limit:
-        reason = f"in 16 bits the weights need {size / GIB:.2g} GiB or more of {there}"
+    if dense and chosen.is_open("lora.weight_quantization") and (size := needed()) > _USED * place.memory:
+        reason = f"with weights in 16 bits a step needs {size / GIB:.3g} GiB or more of {there}"
         chosen.put("lora.weight_quantization", "int8", reason)
     return chosen.config, chosen.choices
 

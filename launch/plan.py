@@ -1,19 +1,21 @@
 """Predict whether a job fits on accelerators, how long it takes and what it costs.
 
-    python -m launch.plan --config=sft:14b --topology=v5p:2x2x2 --tokens=74752
-    python -m launch.plan --config=grpo:14b --topology=v6e:4x4 --mesh=fsdp=8,context=2 --price_per_chip_hour=2.7
-    python -m launch.plan --config=grpo:32b --topology=v6e:16x16 --tokens=74752 --search --json
-    python -m launch.plan --config=sft:14b --topology=2xv5p:2x2x2 --mesh=data=2,fsdp=8
-    python -m launch.plan --config=sft:8b --topology=h200:8 --tokens=32768
-    python -m launch.plan --config=sft:auto --weights=DIR --topology=v6e:2x2 --tokens=4096
+    astra plan --config=sft:14b --topology=v5p:2x2x2 --tokens=74752
+    astra plan --config=grpo:14b --topology=v6e:4x4 --mesh=fsdp=8,context=2 --price_per_chip_hour=2.7
+    astra plan --config=grpo:32b --topology=v6e:16x16 --tokens=74752 --search --json
+    astra plan --config=sft:14b --topology=2xv5p:2x2x2 --mesh=data=2,fsdp=8
+    astra plan --config=sft:8b --topology=h200:8 --tokens=32768
+    astra plan --config=sft:auto --weights=Qwen/Qwen3-8B --topology=4090 --tokens=4096
 
-Takes the same --config, --config.NAME=VALUE and --mesh as launch.sft and launch.grpo, and refuses what they would
-refuse. Prints the bytes of each chip against its memory, the flops of a token, the bytes sent over each mesh axis, the
-time of a step with its parts, and the flags of such a run. --search tries meshes, micro-batches, remat and row lengths.
-It prints the fastest that fits, and the smallest slice on which one fits.
+Compiles the job's real training step, which needs none of the chips. Takes the same --config, --config.NAME=VALUE and
+--mesh as `astra sft` and `astra grpo`, and refuses a run that they would refuse. Prints the bytes of each chip against
+its memory, the flops of a token, the bytes sent over each mesh axis, and the time of a step with its parts. With
+--steps it prints hours, with --price_per_chip_hour dollars; for GRPO both include rollouts on the same chips. The last
+line is the whole command that trains what was planned; replace the name of the data. --search tries meshes,
+micro-batches, remat and row lengths. It prints the fastest that fits, and the smallest slice on which one fits.
 
-Needs no TPU or GPU, only their compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin (pip
-install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version).
+Needs only the compilers: for TPUs libtpu (pip install '.[tpu]'), for GPUs JAX's CUDA plugin (pip install --no-deps
+jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION, in JAX's own version).
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _MODEL_CLASS = shared.model_class()
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "Slice of chips, for example v5p:4x4x4, 2xv6e:4x4 for two of them, h200:8 or h100:2x8.",
+    "Chips, for example v5p:4x4x4, 2xv6e:4x4 for two slices, 4090 for one GPU, h200:8 or h100:2x8.",
     required=True,
 )
 _TOKENS = number_flag("tokens", None, Length, "Longest sequence in tokens; by default as configured.")

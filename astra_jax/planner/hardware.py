@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import math
 import os
 import re
@@ -61,7 +60,7 @@ class Slice:
         count = int(several.group(1)) if several else 1
         kind, _, shape = name[several.end() if several else 0 :].lower().partition(":")
         if kind not in CHIPS:
-            close = difflib.get_close_matches(kind, CHIPS, n=2)
+            close = [one for one in CHIPS if kind and (one in kind or one.startswith(kind))]
             near = f" (did you mean {' or '.join(close)}?)" if close else ""
             raise PlanError(f"topology {name!r}: there is no chip {kind!r}{near}; use one of {', '.join(CHIPS)}")
         if not shape and CHIPS[kind].description is not None:

@@ -417,7 +417,7 @@ def _run_lines(plan: Plan) -> Iterator[str]:
         )
     if plan.hours is not None:
         what = "updates and rollouts in turns" if plan.rollout_seconds else "updates"
-        cost = "" if plan.dollars is None else f", {plan.dollars:,.0f} dollars"
+        cost = "" if plan.dollars is None else f", {plan.dollars:,.{0 if plan.dollars >= 100 else 2}f} dollars"
         yield f"  {plan.steps} steps: {plan.hours:.3g} hours of {what}{cost}"
 
 

@@ -20,7 +20,7 @@ from astra_jax.planner.jobs import for_tokens, job_on, longest
 from launch.flags.cli import UsageError, load_config, overridden
 
 ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"python -m launch\.(sft|grpo|plan) (.*)")
+COMMAND = re.compile(r"(?:python -m launch\.|\bastra )(sft|grpo|plan) (.*)")
 
 
 def commands() -> list[tuple[str, str, str]]:

@@ -54,7 +54,7 @@ def described() -> Iterator[tuple[str, str]]:
     """(file, command) of what programs print of themselves with `--help`."""
     for file in astra_packages.programs().values():
         about = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-        for line in re.findall(r"^    (python -m (?:.*\\\n)*.*)", about, re.M):
+        for line in re.findall(r"^    ((?:python -m|astra) (?:.*\\\n)*.*)", about, re.M):
             command = re.sub(r"\\\n\s*", "", line)
             yield file.relative_to(ROOT).as_posix(), re.sub(r"\s+#.*|\s{2,}.*", "", command)
 
