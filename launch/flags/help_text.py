@@ -37,7 +37,7 @@ _SECTIONS = (
 )
 """(heading, pattern of names) of flags that most commands do not need."""
 _OURS = ("launch", "benchmarks", "docs")
-"""Packages whose flags are listed; absl names the module of the running program by `sys.argv[0]`."""
+"""Packages whose flags are listed; absl knows the running program by its file."""
 _WIDTH = 100
 
 
@@ -54,7 +54,7 @@ def sections() -> Iterator[tuple[str, list[flags.Flag]]]:
     by_name = {
         flag.name: flag
         for module, defined in flags.FLAGS.flags_by_module_dict().items()
-        if module == sys.argv[0] or module.partition(".")[0] in _OURS
+        if module.endswith(".py") or module.partition(".")[0] in _OURS
         for flag in defined
     }
     section_of = {

@@ -39,7 +39,7 @@ def write_inputs(folder: Path) -> None:
     """Write the config.json of an 8B model, a small model of the same family with random weights, and conversations."""
     import numpy as np
     from safetensors.numpy import save_file
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     (folder / "qwen3-8b").mkdir()
     (folder / "qwen3-8b" / "config.json").write_text(json.dumps(QWEN3_8B))
@@ -50,8 +50,6 @@ def write_inputs(folder: Path) -> None:
     words = {token: index for index, token in enumerate([*alphabet, *special])}
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    from tokenizers import decoders
-
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(model / "tokenizer.json"))
@@ -106,8 +104,13 @@ def test_adapters_are_trained_on_one_24_gb_gpu_as_planned(installed_astra, tmp_p
         assert memory == "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95" and plan["command"] in planned.output
     else:
         assert planned.code == 2 and "pip install --no-deps jax-cuda13-plugin==" in planned.output, planned.output
-        command = ["astra", "sft", "--config=sft:auto", "--weights=qwen3-8b", "--data=train.jsonl", "--workdir=runs/sft"]
-        command += ["--config.sft.micro_batch_size=1", "--config.sft.batch_size=8", "--config.sft.data.seq_len=4096"]
+        command = ["astra", "sft", "--config=sft:auto", "--weights=qwen3-8b", "--data=train.jsonl"]
+        command += [
+            "--workdir=runs/sft",
+            "--config.sft.micro_batch_size=1",
+            "--config.sft.batch_size=8",
+            "--config.sft.data.seq_len=4096",
+        ]
         command += settings
     assert command[:2] == ["astra", "sft"] and set(settings) <= set(command)
 
