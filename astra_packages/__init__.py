@@ -21,6 +21,14 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 ROOT = _HERE if (_HERE / "launch").is_dir() else _HERE.parent
 
+GROUPS = {
+    "make data": ("trajectories", "environments", "difficulty", "rehearse", "astra_sft", "astra_rl"),
+    "train": ("sft", "grpo", "plan"),
+    "serve and evaluate": ("serve", "evaluate", "compare"),
+    "tools": ("quickstart", "watch", "inspect", "convert", "push", "sandbox_server"),
+}
+"""Programs by purpose, in the order of `astra --help`; programs that are missing here are listed as tools."""
+
 
 def programs() -> dict[str, Path]:
     """The programs by name, and the file of each."""
@@ -52,13 +60,16 @@ def main() -> None:
 
 def _help() -> str:
     lines = [
-        "astra NAME [--FLAG=VALUE …], the same as python -m launch.NAME; astra NAME --help says more.",
-        "",
+        "astra NAME [--FLAG=VALUE …]; astra NAME --help lists the flags. Try all of it with",
+        "astra quickstart --workdir=runs/quick",
     ]
     every = programs()
     width = max(map(len, every))
-    for name, file in every.items():
-        about = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-        first = " ".join(about.partition("\n\n")[0].split())
-        lines.append(f"  {name:<{width}}  {first}")
+    grouped = {name for names in GROUPS.values() for name in names}
+    for title, names in GROUPS.items():
+        others = [name for name in every if name not in grouped] if title == "tools" else []
+        lines += ["", f"{title}:"]
+        for name in [*names, *others]:
+            about = ast.get_docstring(ast.parse(every[name].read_text(encoding="utf-8"))) or ""
+            lines.append(f"  {name:<{width}}  {about.partition(chr(10))[0]}")
     return "\n".join(lines)

@@ -24,7 +24,6 @@ from launch.flags import cli
 from launch.flags.numbers import number_flag
 
 if TYPE_CHECKING:  # --help does not wait for it
-    from astra_jax.models.decoder import Decoder
     from astra_jax.run.chips import Chip
 
 PAGE = rows.ROOT / "docs" / "cost.md"
@@ -36,13 +35,6 @@ PRICED = "2026-11-25"
 PRICES = {"v5p": 4.2, "v6e": 2.7, "h100": 3.0, "h200": 4.0}
 """Dollars a chip and hour, on demand: Google's list in the United States, and for GPUs the middle of what specialised
 clouds asked in 2026."""
-MEMORY_SHARE = 0.9
-"""Share of a server's memory for weights and cache; vLLM's default."""
-SERVERS = (1, 2, 4, 8)
-"""Chips of a rollout server that are tried; the cheapest is taken."""
-MOST_SEQUENCES = 256
-"""Maximum sequences that a server decodes at the same time; vLLM's default."""
-
 _Share = Annotated[float, Bound(above=0, most=1)]
 _PRICES = flags.DEFINE_list("prices", [], "KIND=DOLLARS a chip and hour, in place of the page's.")
 _CONVERSATION = number_flag("conversation_tokens", 6_000, Count, "Of an SFT conversation, in the mean.")
@@ -156,6 +148,7 @@ def decode_share() -> float:
 
 def work_of(size: str, kind: str, assumed: Assumed) -> Work:
     """The run's chip-hours."""
+    from astra_jax.planner.rollouts import SERVERS, cache_bytes, server_of
     from astra_jax.run.chips import CHIPS
     from configs.training import MODELS
 
@@ -169,47 +162,18 @@ def work_of(size: str, kind: str, assumed: Assumed) -> Work:
     sft = chip_hours(CONVERSATIONS * EPOCHS * assumed.conversation, attended(assumed.conversation, chip), mfu)
     update = chip_hours(assumed.episodes * assumed.episode, attended(assumed.episode, chip), update_mfu)
 
-    servers = [_server(model, chip, chips, mfu, assumed) for chips in SERVERS]
-    seconds, server, sequences, bound = min(one for one in servers if one is not None)  # chip-seconds a token
+    context = assumed.prompt + (assumed.sampled + assumed.tools) / 2
+    servers = [server_of(model, chip, chips, mfu, context, share=decode_share()) for chips in SERVERS]
+    server = min((one for one in servers if one is not None), key=lambda one: (one.chip_seconds, one.chips))
+    cached, weights = server.sequences * cache_bytes(model) * context, 2.0 * sum(model.matmul_parameters())
+    bound = "memory: the cache" if cached > weights else "memory: the weights"
+    bound = "arithmetic" if server.compute > server.memory else bound
     drawn = assumed.episodes / assumed.valid_share
     # A group's prompt is read once, tool outputs for each episode; forward alone.
     read = drawn * (assumed.prompt / assumed.group_size + assumed.tools)
-    rollout = drawn * assumed.sampled * seconds / 3600 + chip_hours(read, assumed.episode, mfu) / 3
+    rollout = drawn * assumed.sampled * server.chip_seconds / 3600 + chip_hours(read, assumed.episode, mfu) / 3
     trained = (mfu, source, update_mfu, update_source, sft, update)
-    return Work(kind, *trained, rollout, server, sequences, bound, planned_slice(size, kind))
-
-
-def _server(model: Decoder, chip: Chip, chips: int, mfu: float, assumed: Assumed) -> tuple[float, int, int, str] | None:
-    """(chip-seconds a token, chips, sequences at once, what a token waits for) of a server over so many chips,
-    tensor-parallel; None where the weights leave no room for one episode."""
-    weights = 2.0 * sum(model.matmul_parameters())
-    context = assumed.prompt + (assumed.sampled + assumed.tools) / 2
-    cache = cache_bytes(model) * context
-    room = chips * chip.hbm_bytes * MEMORY_SHARE - weights
-    if (sequences := min(MOST_SEQUENCES, int(room / cache))) < 1:
-        return None
-    memory, compute = decode_seconds(model, chip, chips, mfu, sequences, sequences * context)
-    bound = "memory: the cache" if sequences * cache > weights else "memory: the weights"
-    seconds = max(memory, compute) * chips / sequences
-    return seconds, chips, sequences, "arithmetic" if compute > memory else bound
-
-
-def decode_seconds(
-    model: Decoder, chip: Chip, chips: int, mfu: float, sequences: int, cached: float
-) -> tuple[float, float]:
-    """Return the seconds of a decoding step, which samples a token of each sequence: (for memory, for arithmetic).
-
-    Args:
-        cached: tokens read from all caches.
-    """
-    weights = 2.0 * sum(model.matmul_parameters())
-    memory = (weights + cached * cache_bytes(model)) / (chips * chip.hbm_bandwidth * decode_share())
-    return memory, sequences * weights / (chips * chip.flops * mfu)  # 2 flops a parameter of 2 bytes
-
-
-def cache_bytes(model: Decoder) -> float:
-    """Return the bytes of a token in the cache, in bfloat16."""
-    return 2.0 * 2 * model.n_layers * model.n_kv_heads * model.head_dim
+    return Work(kind, *trained, rollout, server.chips, server.sequences, bound, planned_slice(size, kind))
 
 
 def planned_slice(size: str, kind: str) -> tuple[str, int]:
@@ -309,6 +273,8 @@ proportion, since fewer of them fit into a server's cache:
 
 def page(assumed: Assumed, price: dict[str, float]) -> str:
     """The page."""
+    from astra_jax.planner.rollouts import MOST_SEQUENCES, SERVERS
+
     every = {size: {kind: work_of(size, kind, assumed) for kind in KINDS} for size in SIZES}
     told = ", ".join(f"{kind} {price[kind]:.2f}" for kind in KINDS)
     parts = [

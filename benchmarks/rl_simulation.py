@@ -86,25 +86,26 @@ def episode(
 
 
 def server_speed(mfu: float) -> ServerSpeed:
-    """Return the speed of the flags' servers, by the arithmetic of `benchmarks.cost`."""
+    """Return the speed of the flags' servers, by the planner's arithmetic."""
+    from astra_jax.planner import rollouts
     from astra_jax.run.chips import CHIPS
     from benchmarks.simulated_fleet import ServerSpeed
     from configs.training import MODELS
 
     model, chip, chips = MODELS[_SIZE.value].in_training_precision(), CHIPS[_CHIP.value], _SERVER_CHIPS.value
     weights = 2.0 * sum(model.matmul_parameters())
-    cache = cost.cache_bytes(model)
-    room = chips * chip.hbm_bytes * cost.MEMORY_SHARE - weights
+    cache = rollouts.cache_bytes(model)
+    room = chips * chip.hbm_bytes * rollouts.MEMORY_SHARE - weights
     if room < cache * MOST_TURN:
         raise cli.UsageError(f"--server_chips={chips}: {_SIZE.value} and one long episode do not fit on so many")
-    decode = functools.partial(cost.decode_seconds, model, chip, chips, mfu)
+    decode = functools.partial(rollouts.decode_seconds, model, chip, chips, mfu, share=cost.decode_share())
     fixed, one = decode(1, 0.0)
     each = decode(1, 1.0)[0] - fixed
     return ServerSpeed(
         token_seconds=lambda sequences, cached: max(fixed + each * cached, one * sequences),
         prefill_seconds=weights / (chips * chip.flops * mfu),
         cache_tokens=int(room / cache),
-        requests=cost.MOST_SEQUENCES,
+        requests=rollouts.MOST_SEQUENCES,
         read_seconds=weights / 1e9 / _READ.value,
         load_seconds=weights / 1e9 / _LOAD.value,
     )

@@ -58,6 +58,8 @@ _FULL_RATES = ((0.2, 1e-4), (0.45, 5e-5), (6.0, 1e-5), (20.0, 5e-6), (math.inf, 
 """(upper bound in billions of parameters, SFT's peak rate with all weights trained): the paper's for 14B and 32B."""
 _LORA_RATES = ((20.0, 2e-4), (math.inf, 1e-4))
 """Same table for adapters: QLoRA's (arXiv 2305.14314, table 9), which has 2e-4 up to 13B and 1e-4 from 33B on."""
+_RANK = 16
+"""Rank of adapters that are chosen for lack of memory; 8 to 64 are usual."""
 _GRPO_RATES = {"full": 2e-6, "lora": 2e-5}
 """Learning rates of GRPO: the paper's, and ten times that for adapters."""
 
@@ -220,6 +222,37 @@ def sft_rate(model: Model, lora: LoRA) -> float:
 def provisional_sft(model: Model) -> SFTConfig:
     """Return settings that leave every choice open: rows as long as the model accepts, one per step."""
     return SFTConfig(data=DataConfig(seq_len=model.max_positions), batch_size=1)
+
+
+def choose_adapters(
+    config: SFTConfig, model: Model, place: DeviceSetup, given: Collection[str], *, tokens: int | None = None
+) -> tuple[SFTConfig, list[ChosenSetting]]:
+    """Choose adapters in place of all weights, and 8 bits for the weights under them, as far as memory needs it.
+
+    Args:
+        config: `provisional_sft` with the settings of the command line.
+        given: names of the settings that the command line gives.
+        tokens: tokens of a row; None: the command line's, or `UNKNOWN`.
+    """
+    chosen = _Chosen(config, given)
+    if unsized(model):
+        return config, []
+    usual = config.data.seq_len if not chosen.is_open("data.seq_len") else min(UNKNOWN, model.max_positions)
+    there = f"the {place.memory / GIB:.3g} GiB of a {place.kind}"
+
+    def needed() -> float:
+        own = model if chosen.config.lora.rank is None else dataclasses.replace(model, param_dtype=model.dtype)  # type: ignore[type-var]
+        trained = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(own, chosen.config.lora)))
+        return least_bytes(own, chosen.config, parameters(own), trained, tokens or usual, 1, place.mesh, "full")  # type: ignore[arg-type]
+
+    if config.lora.rank is None and chosen.is_open("lora.rank") and (size := needed()) > place.memory:
+        reason = f"adapters, because training all weights needs {size / GIB:.3g} GiB or more, above {there}"
+        chosen.put("lora.rank", _RANK, f"{reason}; --config.sft.lora.rank=None trains all")
+    dense = chosen.config.lora.rank is not None and not getattr(model, "n_experts", 0)
+    if dense and chosen.is_open("lora.weight_quantization") and (size := needed()) > _USED * place.memory:
+        reason = f"with weights in 16 bits a step needs {size / GIB:.3g} GiB or more of {there}"
+        chosen.put("lora.weight_quantization", "int8", reason)
+    return chosen.config, chosen.choices
 
 
 def choose_for_data(

@@ -6,7 +6,7 @@ For another run write a file that defines `CONFIG`, an `SFTRun` or a `GRPORun`: 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from astra_jax.base.settings import Settings
@@ -114,3 +114,19 @@ AUTO: Mapping[str, Callable[[Model], SFTRun | GRPORun]] = {
 """Settings for any model, by the name for `--config`. Programs complete them (`configs.auto`) when the data and the
 devices are known.
 """
+
+
+def unstretched(name: str, model: Model) -> Model:
+    """Return the model of a preset with its makers' context, in place of the preset's own YaRN for long episodes.
+
+    Args:
+        name: value of --config.
+        model: the preset's, perhaps with other settings; unchanged if its context differs from the preset's.
+    """
+    released = MODELS.get(name.partition(":")[2])
+    if name not in PRESETS or released is None or not isinstance(model, Decoder):
+        return model
+    preset = PRESETS[name]().model
+    if not isinstance(preset, Decoder) or (model.yarn, model.max_positions) != (preset.yarn, preset.max_positions):
+        return model
+    return replace(model, yarn=released.yarn, max_positions=released.max_positions)

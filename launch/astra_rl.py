@@ -1,4 +1,4 @@
-"""Convert environments from and to the format that ASTRA released (ASTRA-RL): four columns, without reference calls.
+"""Convert environments from and to the format that ASTRA released (ASTRA-RL).
 
     python -m launch.astra_rl --from=FILE --to=DIR         # .jsonl, .jsonl.gz, .json or .parquet to a dataset
     python -m launch.astra_rl --from=DIR --to=FILE.jsonl   # a dataset to .jsonl or .parquet

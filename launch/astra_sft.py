@@ -1,4 +1,4 @@
-"""Convert trajectories from and to the format that ASTRA released (ASTRA-SFT), and to formats of other trainers.
+"""Convert trajectories from and to the format that ASTRA released (ASTRA-SFT), and for other trainers.
 
     python -m launch.astra_sft --from=FILE --to=DIR                 # .jsonl, .jsonl.gz, .json or .parquet to a dataset
     python -m launch.astra_sft --from=DIR --to=FILE.jsonl               # the released columns, .jsonl or .parquet

@@ -1,4 +1,4 @@
-"""Compare stages of training: results of each benchmark before and after SFT and RL, paired by item.
+"""Compare benchmark results of several runs, paired by item, such as before and after training.
 
     python -m launch.compare --run=base=DIR --run=sft=DIR --run=rl=DIR --page=compare.html
 

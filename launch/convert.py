@@ -1,4 +1,4 @@
-"""Convert checkpoints between Hugging Face's safetensors and Orbax, which training reads and writes; read GGUF files.
+"""Convert checkpoints between Hugging Face, Orbax (which training writes), peft and GGUF.
 
     python -m launch.convert --from_hf=DIR --to_orbax=DIR [--param_dtype=float32]
     python -m launch.convert --from_orbax=DIR --to_hf=DIR [--step=N]

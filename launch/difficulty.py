@@ -1,4 +1,4 @@
-"""Measure how often a policy solves each environment, to filter and order the environments of GRPO.
+"""Measure how often a policy solves each environment, to filter and order them for GRPO.
 
     python -m launch.difficulty --environments=runs/env/train --to=runs/env/rated --weights=Qwen/Qwen3-0.6B
     python -m launch.grpo --environments=runs/env/rated '--config.grpo.solve_rates=[0.1,0.9]' ...
@@ -29,11 +29,7 @@ from launch.flags.numbers import number_flag
 if TYPE_CHECKING:
     from astra_jax.evaluation.episodes import EvalConfig
 
-flags.adopt_module_key_flags(policies)
 policies.require_weights()
-flags.adopt_module_key_flags(targets)
-flags.adopt_module_key_flags(sandboxes)
-flags.adopt_module_key_flags(environments)
 
 _ENVIRONMENTS = shared.environments()
 _NAME = flags.DEFINE_string("policy_name", None, "Name of the policy in records; by default folder@step of --weights.")

@@ -31,10 +31,6 @@ if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.pipeline.executors import Executor
     from synthesis.pipeline.preview import Preview
 
-flags.adopt_module_key_flags(executors)
-flags.adopt_module_key_flags(metrics)
-flags.adopt_module_key_flags(previews)
-
 _WORKDIR = shared.workdir("created if it does not exist. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
 _CONFIG = flags.DEFINE_string("config", None, "Preset, or a file that defines CONFIG; for example environments:paper.")
 _SEED = shared.seed()

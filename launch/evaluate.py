@@ -28,7 +28,7 @@ from absl import flags
 
 from astra_jax.base.settings import Count, Length, Seconds, Slots, Temperature
 from astra_jax.base.terminal import say
-from launch.flags import checkpoint_server, cli, engines, environments, policies, sandboxes, shared
+from launch.flags import checkpoint_server, cli, environments, policies, sandboxes, shared
 from launch.flags.numbers import number_flag
 
 if TYPE_CHECKING:  # --help does not wait for them
@@ -37,11 +37,6 @@ if TYPE_CHECKING:  # --help does not wait for them
     from astra_jax.evaluation.run import RunConfig
     from astra_jax.evaluation.suite import ModelEndpoint, Role, Suite
     from launch.flags.environments import GivenEnvironments
-
-flags.adopt_module_key_flags(sandboxes)
-flags.adopt_module_key_flags(environments)
-flags.adopt_module_key_flags(policies)
-flags.adopt_module_key_flags(engines)
 
 _WORKDIR = shared.workdir()
 _ENDPOINT = flags.DEFINE_string(

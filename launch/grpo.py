@@ -63,12 +63,6 @@ if TYPE_CHECKING:
     from sandbox import Sandbox
     from synthesis.core.environment import AnyEnvironment
 
-flags.adopt_module_key_flags(models)
-flags.adopt_module_key_flags(metrics)
-flags.adopt_module_key_flags(sandboxes)
-flags.adopt_module_key_flags(environments)
-flags.adopt_module_key_flags(vllm_servers)
-
 _ENVIRONMENTS = shared.environments(required=False)
 _REPLAY = flags.DEFINE_string(
     "replay",

@@ -28,9 +28,6 @@ from launch.flags import cli, sandboxes, services, shared
 if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.lists import Pages
 
-flags.adopt_module_key_flags(sandboxes)
-flags.adopt_module_key_flags(services)
-
 _DATA = flags.DEFINE_string(
     "data",
     None,

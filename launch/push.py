@@ -1,4 +1,4 @@
-"""Upload a model to the Hugging Face Hub: a run's checkpoints, as a Hugging Face folder, or such a folder unchanged.
+"""Upload a model to the Hugging Face Hub: a run's checkpoints, or a Hugging Face folder.
 
     python -m launch.push --weights=WORKDIR/checkpoints --repository=ORG/NAME [--step=N] [--public]
 

@@ -1,4 +1,4 @@
-"""Sample conversations from a model itself, as a dataset that SFT mixes in to keep the model's general chat ability.
+"""Sample conversations from a model itself, which SFT mixes in to keep general chat ability.
 
     python -m launch.rehearse --weights=FOLDER --to=DATASET
     python -m launch.sft --weights=FOLDER --data=DATASET --rehearsal=DATASET --workdir=DIR ...
@@ -13,16 +13,12 @@ sampled again.
 
 from __future__ import annotations
 
-from absl import flags
-
 from astra_jax.base.settings import Count, Length, Slots
 from astra_jax.base.terminal import say
 from launch.flags import cli, policies, shared, targets
 from launch.flags.numbers import number_flag
 
-flags.adopt_module_key_flags(policies)
 policies.require_weights()
-flags.adopt_module_key_flags(targets)
 
 _CONVERSATIONS = number_flag(
     "conversations", 1_000, Count, "Number of conversations to sample; unusable ones are excluded, with the reason."

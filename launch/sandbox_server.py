@@ -9,14 +9,10 @@ more calls and running calls finish; the exit code is 0, or 3 if some were cut o
 
 from __future__ import annotations
 
-from absl import flags
-
 from astra_jax.base.settings import Slots
 from astra_jax.base.terminal import say
 from launch.flags import cli, services, shared
 from launch.flags.numbers import number_flag
-
-flags.adopt_module_key_flags(services)
 
 _PORT = shared.port(8700)
 _TIER = shared.sandbox_tier()

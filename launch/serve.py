@@ -28,10 +28,7 @@ if TYPE_CHECKING:  # --help does not wait for them
     from astra_jax.rollout.engine.engine import Engine
     from astra_jax.serving.service import OpenAIService
 
-flags.adopt_module_key_flags(policies)
-flags.adopt_module_key_flags(engines)
 policies.require_weights()
-flags.adopt_module_key_flags(services)
 
 _NAME = flags.DEFINE_string(
     "served_model_name", None, "Name of the model for clients; by default the name of its folder."

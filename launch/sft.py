@@ -37,10 +37,6 @@ from astra_jax.base.terminal import say
 from launch.flags import auto, cli, data, metrics, models
 from launch.flags.numbers import number_flag
 
-flags.adopt_module_key_flags(models)
-flags.adopt_module_key_flags(metrics)
-flags.adopt_module_key_flags(data)
-
 _PREVIEW = number_flag(
     "preview", None, Count, "Show this many records, and stop; with trained tokens in color and the table of the run."
 )
@@ -80,6 +76,7 @@ def main() -> int:
         mesh = models.mesh_or_default(config.model, config.sft, row)
         if models.is_auto():
             config = auto.sft_settings(config, dataset, rehearsal, tokenizer, workdir, mesh)
+            config = dataclasses.replace(config, sft=models.with_added_tokens(config.sft, tokenizer))
         compilation_cache.keep_programs(workdir / compilation_cache.FOLDER)
         start = partial(models.load, config.sft, config.model, mesh)
         if is_first():

@@ -1,4 +1,4 @@
-"""Generate trajectories for SFT: tool documents become graphs, chains, tasks, and scored agent runs.
+"""Generate trajectories for SFT: tool documents become tasks and scored agent runs.
 
     python -m launch.trajectories --workdir=DIR --config.trajectories=3000
     python -m launch.trajectories --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
@@ -30,10 +30,6 @@ if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.pipeline.executors import Executor
     from synthesis.pipeline.preview import Preview
     from synthesis.trajectories.config import TrajectoriesConfig
-
-flags.adopt_module_key_flags(executors)
-flags.adopt_module_key_flags(metrics)
-flags.adopt_module_key_flags(previews)
 
 _WORKDIR = shared.workdir("created if it does not exist. Or gs://BUCKET/FOLDER, or s3://BUCKET/FOLDER.")
 _CONFIG = flags.DEFINE_string("config", None, "Preset, or a file that defines CONFIG; for example trajectories:paper.")

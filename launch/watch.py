@@ -27,8 +27,6 @@ from launch.flags.numbers import number_flag
 if TYPE_CHECKING:  # --help does not wait for it
     from launch.viewer.watched import Watcher
 
-flags.adopt_module_key_flags(services)
-
 _WORKDIR = shared.workdir("on this machine's disk or in a bucket.", required=False)
 _BESIDE = flags.DEFINE_string("beside", None, "Workdir of a second run, whose curves the page plots dashed.")
 _PORT = shared.port(8810)

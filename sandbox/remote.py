@@ -135,8 +135,8 @@ class RemotePool:
             tier, layers = str(health["tier"]), dict(health["layers"])
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SandboxUnreachable(
-                f"no sandbox service answers at {self.url} ({type(error).__name__}: {error}); start one with python -m "
-                "launch.sandbox_server"
+                f"no sandbox service answers at {self.url} ({type(error).__name__}: {error}); start one with "
+                "astra sandbox_server"
             ) from None
         require_tier(tier, *self._policy, {"there": f"its layers are {layers}"})
         self.tier, self.layers = tier, layers

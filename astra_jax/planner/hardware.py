@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from astra_jax.base.errors import UserError
 from astra_jax.run.chips import CHIPS, Chip
 
-_HOPPER = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  shared_memory_per_block_optin: 232448 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 l2_cache_size: 52428800
-  clock_rate_ghz: 1.98 registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  cuda_compute_capability { major: 9 minor: 0 } %s
-}
+_TARGET = """
+gpu_device_info { %s }
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 patch: 0 }
 device_description_str: "%s"
@@ -76,20 +73,24 @@ class Slice:
 
     @classmethod
     def parse(cls, name: str) -> Slice:
-        """Parse `KIND:AxBxC` or `COUNTxKIND:AxBxC`; for GPUs `KIND:GPUS` or `KIND:HOSTSxGPUS`. An accelerator type of
-        TPUs, such as `v6e-16`, is also read instead of `KIND:AxBxC`.
+        """Parse `KIND:AxBxC` or `COUNTxKIND:AxBxC`; for GPUs `KIND`, `KIND:GPUS` or `KIND:HOSTSxGPUS`. An accelerator
+        type of TPUs, such as `v6e-16`, is also read instead of `KIND:AxBxC`.
 
         Raises:
-            PlanError: an unknown kind, or no shape; several slices of GPUs.
+            PlanError: an unknown kind, or no shape; several slices of GPUs; hosts without a known network.
         """
         several = re.match(r"(\d{1,9})x", name)
         count = int(several.group(1)) if several else 1
-        one = name[several.end() if several else 0 :]
-        if typed := _ACCELERATOR_TYPE.fullmatch(one.lower()):
+        one = name[several.end() if several else 0 :].lower()
+        if typed := _ACCELERATOR_TYPE.fullmatch(one):
             one = _topology_of(typed[1], int(typed[2]), name)
         kind, _, shape = one.partition(":")
         if kind not in CHIPS:
-            raise PlanError(f"topology {name!r}: there is no chip {kind!r}; use one of {', '.join(CHIPS)}")
+            close = [one for one in CHIPS if kind and (one in kind or one.startswith(kind))]
+            near = f" (did you mean {' or '.join(close)}?)" if close else ""
+            raise PlanError(f"topology {name!r}: there is no chip {kind!r}{near}; use one of {', '.join(CHIPS)}")
+        if not shape and CHIPS[kind].description is not None:
+            shape = "1"
         parts = shape.split("x")
         known = len(parts) <= (3 if CHIPS[kind].description is None else 2)
         if not known or not all(part.isdecimal() and int(part) > 0 for part in parts):
@@ -99,6 +100,11 @@ class Slice:
             raise PlanError(
                 f"topology {name!r}: write for example 2xv5p:2x2x2 for two slices of TPUs, v5p:2x2x2 for one, and "
                 "h200:2x8 for two hosts of GPUs"
+            )
+        if len(parts) == 2 and CHIPS[kind].description is not None and CHIPS[kind].network_bandwidth is None:
+            raise PlanError(
+                f"topology {name!r}: hosts of {kind} have no network of a known speed; plan one host, for example "
+                f"{kind}:{parts[1]}"
             )
         if count * math.prod(map(int, parts)) > _MOST_CHIPS:
             raise PlanError(f"topology {name!r}: there are no slices of more than {_MOST_CHIPS:,} chips; write fewer")
@@ -133,22 +139,8 @@ class Slice:
 
         gpu = self.chip.description
         try:
-            if gpu is None:
-                # Devices of several slices are other objects, which need a network between them when they compile.
-                slices: dict[str, Any] = {"num_slices": self.count} if self.count > 1 else {}
-                if self.chip.name == "v4":  # else each of a chip's two cores is a device
-                    slices["chip_config_name"] = "megacore"
-                name = f"{self.chip.name}:{self.shape}"
-                return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **slices).devices)
-            hosts, _, each = self.shape.rpartition("x")
-            return list(
-                topologies.get_topology_desc(
-                    platform="cuda",
-                    topology_name="",
-                    topology=f"{hosts or 1}x1x{each}",
-                    target_config=_HOPPER % (gpu, f"NVIDIA {self.chip.name.upper()}"),
-                ).devices
-            )
+            with _silent_stderr():
+                return self._described_devices(topologies)
         except (RuntimeError, NotImplementedError, ValueError) as error:
             first = str(error).splitlines()[0]
             install = "libtpu with pip install '.[tpu]'" if gpu is None else f"JAX's CUDA compiler with {INSTALL_GPU}"
@@ -156,6 +148,39 @@ class Slice:
                 f"topology {self.name!r}: {first}; install {install}, or use another shape, for example "
                 f"{', '.join(self.chip.slices)}"
             ) from None
+
+    def _described_devices(self, topologies: Any) -> list[Any]:
+        gpu = self.chip.description
+        if gpu is None:
+            # Devices of several slices are other objects, which need a network between them when they compile.
+            slices: dict[str, Any] = {"num_slices": self.count} if self.count > 1 else {}
+            if self.chip.name == "v4":  # else each of a chip's two cores is a device
+                slices["chip_config_name"] = "megacore"
+            name = f"{self.chip.name}:{self.shape}"
+            return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **slices).devices)
+        hosts, _, each = self.shape.rpartition("x")
+        return list(
+            topologies.get_topology_desc(
+                platform="cuda",
+                topology_name="",
+                topology=f"{hosts or 1}x1x{each}",
+                target_config=_TARGET % (gpu, self.chip.kinds[0]),
+            ).devices
+        )
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Discard what native code writes to stderr: libtpu warns about the absent TPU host before it reads log levels."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def larger(one: Slice) -> list[Slice]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from astra_jax.planner.jobs import (
     saved_flops_per_token,
 )
 from astra_jax.planner.network import Hosts, Torus
+from astra_jax.planner.rollouts import rollout_seconds
 from astra_jax.planner.schedule import schedule_of
 from astra_jax.run.chips import GIB
 from astra_jax.run.matmuls import check_matmul
@@ -70,7 +71,10 @@ class Plan:
         uncounted: names of parts that the time leaves out: unknown kernels, loops of unknown length.
         compile_seconds: duration of compiling here.
         steps: steps of the run; None if they depend on its data.
-        hours, dollars: duration of the run's steps, and the chips' price for it; without rollouts and evaluation.
+        rollout_seconds: duration of a step's rollouts on the same chips (`rollouts.rollout_seconds`); 0 for SFT, and
+            None if the model has no room to sample.
+        hours, dollars: duration of the run's steps with their rollouts, in turns, and the chips' price for it; without
+            evaluation.
         flags: flags of the training program for this plan.
     """
 
@@ -103,6 +107,7 @@ class Plan:
     uncounted: tuple[str, ...]
     compile_seconds: float
     steps: int | None
+    rollout_seconds: float | None
     hours: float | None
     dollars: float | None
     flags: tuple[str, ...]
@@ -180,7 +185,11 @@ def _plan(
     bound = max(seconds, key=lambda name: seconds[name])
     step_seconds = sum(seconds.values()) if expected else seconds[bound]
     speed = job.rows * job.row_tokens / step_seconds / slice_.chips
-    hours = None if steps is None else steps * step_seconds / 3600
+    mfu = useful * speed / chip.flops
+    sampling: float | None = 0.0
+    if isinstance(job.config, GRPOConfig):
+        sampling = rollout_seconds(model, job.config, chip, slice_.chips, mfu)
+    hours = None if steps is None else steps * (step_seconds + (sampling or 0.0)) / 3600
     priced = hours is not None and price_per_chip_hour is not None
     peak = worst.peak + worst.resident
     refusal = "; ".join(f"{one.name} {one.refusal}" for one in compiled if one.refusal)
@@ -214,10 +223,11 @@ def _plan(
         bound=bound,
         step_seconds=step_seconds,
         tokens_per_second_per_chip=speed,
-        mfu=useful * speed / chip.flops,
+        mfu=mfu,
         uncounted=tuple(sorted(uncounted)),
         compile_seconds=sum(one.seconds for one in compiled),
         steps=steps,
+        rollout_seconds=sampling,
         hours=hours,
         dollars=hours * price_per_chip_hour * slice_.chips if priced and hours and price_per_chip_hour else None,
         flags=flags,
@@ -275,6 +285,8 @@ def flags_of(job: Job, mesh: Mapping[str, int], model: Model, config: SFTConfig 
     ):
         if (own := getattr(job.config, name)) != usual:
             settings[name] = own
+    if job.config.batch_size != config.batch_size:
+        settings["batch_size"] = job.config.batch_size
     if isinstance(job.config, SFTConfig):
         settings["data.seq_len"] = job.row_tokens
     elif isinstance(config, GRPOConfig):
@@ -297,7 +309,7 @@ def flags_of(job: Job, mesh: Mapping[str, int], model: Model, config: SFTConfig 
 
 
 def _differing(model: Model, given: Model) -> dict[str, object]:
-    """Return the model's settings that differ from the given model's: the stretching of its context."""
+    """Return the model's settings that differ from the given model's: context length and YaRN."""
     settings: dict[str, object] = {}
     for field in dataclasses.fields(model):
         if (own := getattr(model, field.name)) != getattr(given, field.name):
@@ -350,8 +362,12 @@ def _efficiency(slice_: Slice) -> float:
     return 1.0 if slice_.chip.clock else GPU_EFFICIENCY
 
 
-def describe(plan: Plan) -> str:
-    """Describe a plan as lines of text."""
+def describe(plan: Plan, command: Sequence[str] = ()) -> str:
+    """Describe a plan as lines of text.
+
+    Args:
+        command: command that trains what is planned; by default the plan's flags alone.
+    """
 
     def gib(size: float) -> str:
         return f"{size / GIB:.2f} GiB"
@@ -383,8 +399,35 @@ def describe(plan: Plan) -> str:
         lines.append(f"  {step}, bound by {plan.bound} ({times}): at most {speed}")
     if plan.uncounted:
         lines.append(f"  not counted: {', '.join(plan.uncounted)}")
-    if plan.hours is not None:
-        cost = "" if plan.dollars is None else f", {plan.dollars:,.0f} dollars"
-        lines.append(f"  {plan.steps} steps: {plan.hours:.3g} hours of updates{cost}")
-    lines.append(f"  {' '.join(plan.flags)}")
+    lines += _run_lines(plan)
+    if not plan.fits:
+        lines.append(_advice(plan))
+    lines.append(f"  {' '.join(command or plan.flags)}")
     return "\n".join(lines)
+
+
+def _run_lines(plan: Plan) -> Iterator[str]:
+    """Yield lines about rollouts, hours and cost."""
+    if plan.rollout_seconds is None:
+        yield f"  rollouts: the model has no room to sample on {plan.topology}; use servers on larger chips"
+    elif plan.rollout_seconds:
+        yield (
+            f"  rollouts about {plan.rollout_seconds:.3g} s a step on the same chips, if every episode has "
+            f"{plan.tokens:,} tokens and every group is valid"
+        )
+    if plan.hours is not None:
+        what = "updates and rollouts in turns" if plan.rollout_seconds else "updates"
+        cost = "" if plan.dollars is None else f", {plan.dollars:,.{0 if plan.dollars >= 100 else 2}f} dollars"
+        yield f"  {plan.steps} steps: {plan.hours:.3g} hours of {what}{cost}"
+
+
+def _advice(plan: Plan) -> str:
+    """Return a line that says how a plan that does not fit may fit."""
+    given = " ".join(plan.flags)
+    ways = [
+        ("remat=full", "", f"--config.{plan.job}.remat=full"),
+        ("lora.rank=", "", f"--config.{plan.job}.lora.rank=16"),
+        ("lora.weight_quantization=", "lora.rank=", f"--config.{plan.job}.lora.weight_quantization=int8"),
+    ]
+    flags = [flag for mark, needs, flag in ways if mark not in given and needs in given]
+    return f"  to make it fit: {''.join(f'{flag}, ' for flag in flags)}smaller --tokens, or a larger --topology"

@@ -119,6 +119,7 @@ def search(
     tokens: int | None = None,
     compiles: int = 8,
     on_plan: Callable[[Plan], None] = lambda plan: None,
+    given: tuple[Sized, SFTConfig | GRPOConfig] | None = None,
     **options: Any,
 ) -> SearchResult:
     """Find the fastest way on a slice, and the smallest slice of its kind, not larger, that fits the job.
@@ -127,6 +128,7 @@ def search(
         tokens: the longest sequence; None: rows as configured.
         compiles: most candidates to compile for the slice, and as many for smaller ones.
         on_plan: receives each plan as it is made.
+        given: see `make_plan`.
         options: options of `make_plan`.
 
     Raises:
@@ -135,7 +137,7 @@ def search(
     tried: list[Plan] = []
 
     def plan_of(one: Way, where: Slice) -> Plan:
-        made = make_plan(one.model, one.config, where, mesh=one.mesh, given=(model, config), **options)
+        made = make_plan(one.model, one.config, where, mesh=one.mesh, given=given or (model, config), **options)
         tried.append(made)
         on_plan(made)
         return made

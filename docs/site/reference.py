@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ SETTINGS = {
 """The programs with settings, and whose values of theirs are shown."""
 _OF_MODELS = "model."
 """Prefixes of settings in which presets differ by the sizes of their models only."""
-_FLAG = re.compile(r"^  (--\S+): (.*)$")
-_SECTION = re.compile(r"^(\S+):$")
+_FLAG = re.compile(r"^  (--\S+(?: \(required\))?): (.*)$")
+_SECTION = re.compile(r"^((?:\w+ )*\w+):$")
 _NOT_API = re.compile(r"/(?:workers|plugin|offline|cpu)/|__(?:init|main)__\.py$")
 """Modules without a page: programs of other Python environments, internal rules, and files without content of their
 own."""
@@ -60,51 +59,37 @@ def _write_programs(folder: Path) -> None:
     (folder / "index.md").write_text("\n".join(listed) + "\n", encoding="utf-8")
 
 
-_FORKS = """
-import astra_jax.sft.train, astra_jax.grpo.train, synthesis.environments.pipeline, synthesis.trajectories.pipeline
-import os, runpy, sys
-for name in sys.argv[1:]:
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), 1)
-        sys.argv = [f"launch.{name}", "--help"]
-        runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
-    if os.waitpid(child, 0)[1]:
-        sys.exit(f"launch.{name} --help fails")
-"""
-"""Program that prints the `--help` of several programs. Its forks share the imports, which take most of the time."""
-
-
 def _helps(names: Sequence[str]) -> list[str]:
     """Return the `--help` text of each program."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "ASTRA_CPU": "set"}
-        subprocess.run([sys.executable, "-c", _FORKS, *names], cwd=folder, env=environment, check=True)
-        return [(Path(folder) / name).read_text(encoding="utf-8") for name in names]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    commands = ([sys.executable, "-P", "-m", f"launch.{name}", "--help"] for name in names)
+    return [
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        for command in commands
+    ]
 
 
 def program_page(name: str, told: str) -> str:
-    """Return a page of a program's `--help`: the text unchanged, its flags as a list."""
-    about, _, rest = told.partition("\nflags:\n")
+    """Return a page of a program's `--help`: the text unchanged, its flags as lists."""
+    about, _, _ = re.split(r"^((?:most used )?flags:)$", told, maxsplit=1, flags=re.M)
     settings = f"\nIts settings: [{name}](../settings/{name}.md).\n" if name in SETTINGS else ""
-    flags = [f"- `{flag}`: {plain(meaning)}" for flag, meaning in flags_of(rest)]
-    return f"# astra {name}\n\n{about.strip()}\n{settings}\n## Flags\n\n" + "\n".join(flags) + "\n"
+    return f"# astra {name}\n\n{about.strip()}\n{settings}\n" + "\n".join(_flag_lists(told[len(about) :])) + "\n"
 
 
-def flags_of(told: str) -> Iterator[tuple[str, str]]:
-    """Yield (flag, text) of the flags in a `--help` text, by name, without flags of libraries."""
-    found: dict[str, str] = {}
-    name, kept = "", True
-    for line in told.splitlines():
-        if section := _SECTION.match(line):
-            kept, name = "launch" in re.split(r"[./]", section[1]), ""
-        elif flag := _FLAG.match(line):
-            name = flag[1]
-            if kept:
-                found[name] = flag[2]
-        elif name in found and line.startswith("    "):
-            found[name] += f" {line.strip()}"
-    yield from sorted(found.items(), key=lambda one: one[0].replace("[no]", ""))
+def _flag_lists(told: str) -> Iterator[str]:
+    """Yield the lines of Markdown for the sections of flags in a `--help` text."""
+    entry: list[str] = []
+    for line in [*told.splitlines(), "end:"]:
+        section, flag = _SECTION.match(line), _FLAG.match(line)
+        if entry and (section or flag):
+            yield f"- `{entry[0]}`: {plain(' '.join(entry[1:]))}"
+            entry = []
+        if section and section[1] != "end":
+            yield f"\n## {section[1].capitalize()}\n"
+        elif flag:
+            entry = [flag[1], flag[2]]
+        elif entry and line.strip():
+            entry.append(line.strip())
 
 
 def plain(text: str) -> str:

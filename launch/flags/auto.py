@@ -90,11 +90,15 @@ def provisional(config: Any) -> Any:
             of_loop = dataclasses.replace(getattr(config, loop), batch_size=size)
             config = dataclasses.replace(config, **{loop: of_loop})
     config = cli.overridden(config)
+    return _with_frozen_precision(config)
+
+
+def _with_frozen_precision(config: Any) -> Any:
+    """Return a configuration whose weights under adapters are in the model's dtype, which they never leave."""
     loop = getattr(config, "sft", None) or config.grpo
-    if loop.lora.rank is not None and "model.param_dtype" not in given:
-        # Weights under adapters stay as they are, so that bfloat16 loses nothing of them.
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, param_dtype=config.model.dtype))
-    return config
+    if loop.lora.rank is None or "model.param_dtype" in cli.given_settings(config):
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, param_dtype=config.model.dtype))
 
 
 def sft_settings(
@@ -128,7 +132,10 @@ def sft_settings(
     sft, choices = _again(config.sft, before, given)
     if not choices:
         rehearsed = None if rehearsal is None else count_rehearsal
-        sft, choices = auto.choose_for_data(sft, config.model, count, given, rehearsed=rehearsed, mesh=place.mesh)
+        sft, choices = auto.choose_adapters(sft, config.model, place, given)
+        sft, more = auto.choose_for_data(sft, config.model, count, given, rehearsed=rehearsed, mesh=place.mesh)
+        choices = [*choices, *more]
+    config = _with_frozen_precision(dataclasses.replace(config, sft=sft))
     if not {*_OF_DEVICES} & {one.setting for one in choices}:
         sft, more = auto.choose_for_devices(
             sft, config.model, place, given, tokens=sft.data.seq_len, rows=sft.batch_size
@@ -197,7 +204,10 @@ def planned(config: Any, slice_: Slice, mesh: dict[str, int] | None, tokens: int
     given = _given(config, loop)
     settings: Any = getattr(config, loop)
     if loop == "sft":
+        settings, adapters = auto.choose_adapters(settings, config.model, place, given, tokens=tokens)
+        config = _with_frozen_precision(dataclasses.replace(config, sft=settings))
         settings, choices = auto.choose_without_data(settings, config.model, given, mesh=sizes, tokens=tokens)
+        choices = [*adapters, *choices]
         row, batch = settings.data.seq_len, settings.batch_size
     else:
         settings, choices = auto.choose_for_episodes(

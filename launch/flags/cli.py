@@ -15,7 +15,7 @@ import re
 import runpy
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -29,7 +29,7 @@ from astra_jax.base.former_settings import todays_name
 from astra_jax.base.settings import SettingError, declared, wording
 from astra_jax.base.terminal import say
 from astra_jax.cpu.environment import cpu_environment
-from launch.flags import endings, known_names, settings_list, shared
+from launch.flags import endings, help_text, known_names, settings_list, shared
 
 if TYPE_CHECKING:
     from etils import epath
@@ -41,10 +41,9 @@ Config = TypeVar("Config")
 
 _PREFIX = "--config."
 _HELP_CONFIG = "help_config"
-_HELPS = ("--help", "-help", "--helpfull", "-helpfull")
-"""Options after which the settings are listed too. --helpshort lists only the flags."""
+_HELPS = ("--help", "-help", "-h", "--helpshort", "-helpshort")
 _ABSL_HELPED = 1
-"""Exit code of absl after it has printed a requested help text."""
+"""Exit code of absl after it has printed a requested help text, such as for --helpfull."""
 _MISSING = re.compile(r"flag --(\S+)=None: Flag --\1 must have a value other than None\.")
 _OLD_PRESET = re.compile(r"(sft|grpo)_qwen3_(\w+)\.py")
 """File name of a preset in versions up to 0.1."""
@@ -163,6 +162,10 @@ def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]
     """Return the arguments that are not flags. Exit for a request for help, and for a wrong command line."""
     kept = _without_overrides(argv)
     try:
+        if any(one in _HELPS for one in kept[1:]):
+            say(help_text.help_text())
+            sys.stdout.flush()
+            sys.exit(0)
         if _overrides and settings is None:
             raise UsageError(f"{_PREFIX}{_overrides[0][0]}: this program has no such settings (see --help)")
         try:
@@ -184,7 +187,7 @@ def _parse(argv: Sequence[str], settings: Callable[[], Any] | None) -> list[str]
             sys.exit(0)
         return rest
     except SystemExit as ended:
-        sys.exit(_helped(kept, settings) if ended.code == _ABSL_HELPED else ended.code)
+        sys.exit(0 if ended.code == _ABSL_HELPED else ended.code)
     except Exception as error:
         sys.exit(endings.code(error))
 
@@ -203,19 +206,6 @@ def _own_flags() -> set[str]:
     return {
         flag.name for module, own in flags.FLAGS.flags_by_module_dict().items() if "absl" not in module for flag in own
     }
-
-
-def _helped(argv: Sequence[str], settings: Callable[[], Any] | None) -> int:
-    """Print the settings after the flags, which absl has printed for --help. Return the exit code."""
-    try:
-        if settings is not None and any(one in _HELPS for one in argv):
-            flags.FLAGS.mark_as_parsed()  # absl has ended before
-            say(f"\nsettings, each with its default, allowed values and meaning ({_PREFIX}NAME=VALUE):\n")
-            say(settings_list.listing(overridden(settings()), _PREFIX))
-        sys.stdout.flush()
-    except Exception as error:
-        return endings.code(error)
-    return 0
 
 
 def _in_our_words(error: flags.Error) -> str:
@@ -239,6 +229,16 @@ def _without_overrides(argv: Sequence[str]) -> list[str]:
         name, equals, value = argument[len(_PREFIX) :].partition("=")
         _overrides.append((name, value if equals else next(arguments, "")))
     return kept
+
+
+def given_overrides(config: Any, *, but: Collection[str] = ()) -> list[str]:
+    """Return the command line's `--config.NAME=VALUE` arguments, with whole names.
+
+    Args:
+        but: names to leave out.
+    """
+    given = [(whole, value) for name, value in _overrides for whole in _whole_names(config, name)]
+    return [f"{_PREFIX}{name}={value}" for name, value in given if name not in but]
 
 
 def refuse_unused(given: Iterable[flags.FlagHolder[Any]], why: str) -> None:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:  # --help does not wait for it
     from synthesis.pipeline.executors import Executor
     from synthesis.pipeline.ray_cluster import RayCluster
 
-flags.adopt_module_key_flags(sandboxes)
-flags.adopt_module_key_flags(teachers)
-
 _EXECUTOR = flags.DEFINE_enum(
     "executor",
     "local",
@@ -37,7 +34,6 @@ ADDRESS = flags.DEFINE_string(
 _WORKERS = number_flag(
     "ray_workers", None, Count, "Maximum CPUs that --executor=ray uses; by default all of the cluster."
 )
-
 
 REPLACE = flags.DEFINE_bool(
     "replace", False, "Replace the datasets of a finished workdir if the seed, a setting or the teacher differs."

@@ -29,8 +29,6 @@ if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.pipeline.preview import Affordable, Expected
     from synthesis.pipeline.teacher import Mode, OpenAITeacher, Teacher
 
-flags.adopt_module_key_flags(roles)
-
 _OWN = flags.DEFINE_string(
     "teacher", None, "A teacher of your own, my_module:MyTeacher, in place of an endpoint; docs/extending.md."
 )

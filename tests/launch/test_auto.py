@@ -22,6 +22,7 @@ from tpu_world import needs_libtpu
 
 from astra_jax.mesh import AXES
 from astra_jax.models.lora import LoRA
+from astra_jax.run.chips import CHIPS
 from astra_jax.sft.data import DataStats
 from configs import auto
 from configs.training import MODELS, PRESETS
@@ -197,6 +198,33 @@ def test_less_memory_computes_more_again_and_fewer_rows() -> None:
     assert found[0] == (4, "none") and found[-1] == (1, "full")
     remats = ["none", "dots", "heads", "attention", "full"]
     assert [remats.index(remat) for _, remat in found] == sorted(remats.index(remat) for _, remat in found)
+
+
+@pytest.mark.parametrize(
+    ("size", "chip", "given", "chosen"),
+    [
+        ("0.6b", "4090", {}, (None, "none")),
+        ("4b", "h100", {}, (None, "none")),
+        ("8b", "h100", {}, (16, "none")),
+        ("4b", "4090", {}, (16, "none")),
+        ("8b", "4090", {}, (16, "int8")),
+        ("8b", "4090", {"lora.rank": 64}, (64, "int8")),
+        ("8b", "4090", {"lora.rank": None}, (None, "none")),
+        ("8b", "4090", {"lora.rank": 8, "lora.weight_quantization": "none"}, (8, "none")),
+        ("30b-a3b", "4090", {}, (16, "none")),
+    ],
+)
+def test_adapters_and_8_bits_are_chosen_as_far_as_memory_needs_them(
+    size: str, chip: str, given: dict[str, Any], chosen: tuple[int | None, str]
+) -> None:
+    place = dataclasses.replace(PLACE, memory=CHIPS[chip].hbm_bytes, kind=chip, platform="gpu")
+    model = MODELS[size].in_training_precision()
+    config = auto.replaced(auto.provisional_sft(model), given)
+    found, choices = auto.choose_adapters(config, model, place, given.keys())
+    assert (found.lora.rank, found.lora.weight_quantization) == chosen
+    assert all("GiB" in one.reason for one in choices)
+    if found.lora.rank == 16:
+        assert "--config.sft.lora.rank=None trains all" in choices[0].reason
 
 
 def test_rates_are_the_papers_and_those_of_adapters_are_larger() -> None:

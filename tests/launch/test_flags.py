@@ -251,9 +251,8 @@ def test_what_nothing_would_read_is_refused(tmp_path: Path, arguments: list[str]
     assert not (tmp_path / "w").exists()
 
 
-@pytest.mark.parametrize("asked", ["--help_config", "--help"])
-def test_settings_are_listed_without_what_a_run_needs(asked: str) -> None:
-    result = ended("launch.environments", asked, "--config.count=7")
+def test_settings_are_listed_without_what_a_run_needs() -> None:
+    result = ended("launch.environments", "--help_config", "--config.count=7")
     assert result.code == 0 and result.errors == ""
     assert (
         "--config.count=7\n    [a whole number from 0 to 2,147,483,647]\n"

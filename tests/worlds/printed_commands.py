@@ -25,7 +25,8 @@ import astra_packages
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 OURS = re.compile(
-    r"(?:python -m (?P<module>(?:launch|benchmarks|docs)\.\w+)|(?:^|[;&|] )astra (?P<name>[a-z_]+) )(?P<rest>.*)"
+    r"(?:python -m (?P<module>(?:launch|benchmarks|docs)\.\w+)"
+    r"|(?:^|[;&|] |\b[A-Z_]+=\S* )astra (?P<name>[a-z_]+) )(?P<rest>.*)"
 )
 _BLOCK = re.compile(r"^ *```bash\n(.*?)^ *```$", re.M | re.S)
 _INDENTED = re.compile(r"^    (?:python3?|astra|bash) .*(?:\n        .*)*", re.M)

@@ -36,7 +36,7 @@ def _main() -> None:
                     return [ended.code, out.getvalue(), err.getvalue()]
             return [None, out.getvalue(), err.getvalue()]
 
-        seen["help"], seen["version"], seen["unknown"] = once("--helpshort"), once("--version"), once("--nonsens=1")
+        seen["help"], seen["version"], seen["unknown"] = once("--help"), once("--version"), once("--nonsens=1")
         seen["stray"] = once("--config.no_such_setting=1") if "settings" not in options else None
         numeric = [name for name in flags.FLAGS if isinstance(flags.FLAGS[name].parser, NumberParser)]
         seen["unbounded"] = sorted(

@@ -30,8 +30,10 @@ from astra_jax.planner.hardware import CHIPS, INSTALL_GPU, PlanError, Slice, mes
 from astra_jax.planner.jobs import executed_flops_per_token, for_tokens, job_on, least_traffic, longest
 from astra_jax.planner.plan import flags_of, row_length
 from astra_jax.planner.programs import refused
+from astra_jax.planner.rollouts import rollout_seconds
+from astra_jax.run.chips import chip_of
 from configs.training import MODELS as ALL_MODELS
-from configs.training import PRESETS
+from configs.training import PRESETS, unstretched
 from launch.flags.cli import load_config, overridden
 
 needs_cuda_compiler = pytest.mark.skipif(
@@ -197,6 +199,7 @@ def test_what_is_read_and_written_goes_by_the_types_that_it_is_kept_in() -> None
         ("sft:14b", "h200:4", 16_384, {"row_buckets": "[16384]", "batch_size": "16"}),  # none of them is shorter
         ("sft:qwen2.5-0.5b", "v5e:2x2", 120_000, {"lora.rank": "16", "lora.alpha": "8", "lora.targets": '["q_proj"]'}),
         ("grpo:14b", "v6e:4x4", 32_768, {}),
+        ("grpo:14b", "v6e:4x4", 12_288, {"batch_size": "16"}),
         ("grpo:14b", "v6e:4x4", 120_000, {"optimizer_state_dtype": "bfloat16"}),
         ("grpo:smollm2-135m", "h200:2x8", 4_096, {}),
     ],
@@ -212,8 +215,10 @@ def test_the_flags_of_a_plan_make_the_run_that_was_planned(
     mesh = AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
     model, config = run.model, given
     if tokens is not None:
-        model, config = for_tokens(model, config, tokens, row_length(config, tokens, mesh.shape["context"]))
+        length = row_length(config, tokens, mesh.shape["context"])
+        model, config = for_tokens(unstretched(name, model), config, tokens, length)
     job = job_on(model, config, mesh, blocks=BLOCK)
+    assert job.model.stretch == (1 if (tokens or longest(given)) <= MODELS["14b"].max_positions else job.model.stretch)
 
     flags = shlex.split(" ".join(flags_of(job, mesh.shape, run.model, given)))
     overrides = [flag.removeprefix("--config.").partition("=") for flag in flags if not flag.startswith("--mesh=")]
@@ -294,6 +299,52 @@ def test_slices_are_checked() -> None:
     for name, chip in CHIPS.items():
         sizes = [Slice(chip, shape).chips for shape in chip.slices]
         assert sizes == sorted(set(sizes)) and chip.name == name
+    assert Slice.parse("4090").chips == Slice.parse("H100:1").chips == 1
+    with pytest.raises(PlanError, match="hosts of 4090 have no network of a known speed; plan one host.*4090:4"):
+        Slice.parse("4090:2x4")
+    with pytest.raises(PlanError, match=r"no chip 'a100' \(did you mean a100-40gb or a100-80gb\?\)"):
+        Slice.parse("a100:8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "chip"),
+    [
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 5090", "5090"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40", None),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A10", None),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA B200", "b200"),
+        ("TPU v5 lite", "v5e"),
+        ("TPU v5p", "v5p"),
+        ("cpu", None),
+    ],
+)
+def test_a_device_is_recognised_by_its_whole_name(kind: str, chip: str | None) -> None:
+    found = chip_of(kind)
+    assert (found and found.name) == chip
+
+
+def test_rollouts_take_at_least_the_reading_of_weights_and_cache() -> None:
+    """By hand: one server of one chip, whose memory holds all sequences."""
+    model, chip = MODELS["0.6b"].in_training_precision(), CHIPS["h100"]
+    run = load_config("grpo:0.6b").grpo
+    episode = dataclasses.replace(run.episode, max_prompt_tokens=1_000, max_response_tokens=2_000)
+    config = dataclasses.replace(run, batch_size=4, group_size=8, episode=episode)
+    cached = 2 * 2 * 28 * 8 * 128 * 32 * (1_000 + 2_000 / 2)
+    a_token = (2 * sum(model.matmul_parameters()) + cached) / (chip.hbm_bandwidth * 0.48)
+    prompts = 4 * 1_000 * model.flops_per_token(1_000)[0] / 3 / (chip.flops * 0.5)
+    assert rollout_seconds(model, config, chip, 1, 0.5) == pytest.approx(2_000 * a_token + prompts)
+    eight = rollout_seconds(model, config, chip, 8, 0.5)
+    assert eight is not None and eight < 2_000 * a_token
+    large = ALL_MODELS["32b"].in_training_precision()
+    assert rollout_seconds(large, config, CHIPS["4090"], 1, 0.5) is None
 
 
 def test_every_size_has_both_presets_but_where_episodes_have_no_room() -> None:
@@ -366,6 +417,9 @@ def test_the_command_compiles_the_real_step(planned) -> None:
     assert ended.code == 0, ended.errors
     found = json.loads(ended.out.splitlines()[-1])
     assert found["fits"] and found["chips"] == 4 and found["hbm_bytes_per_chip"] == CHIPS["v5e"].hbm_bytes
+    assert ended.errors == "", "libtpu's warnings are hidden"
+    assert found["command"].startswith("astra sft --config=sft:qwen2.5-0.5b --weights=weights --data=train.jsonl ")
+    assert found["command"].count("--config.sft.remat=") == 1 and "--config.model.n_layers=2" in found["command"]
     model = dataclasses.replace(ALL_MODELS["qwen2.5-0.5b"], **SMALL)
     assert (model.head_dim, model.attention_bias) == (64, True)
     assert found["flops_per_token"] == model.flops_per_token(512)[0]
@@ -469,7 +523,7 @@ def test_of_which_memory_there_is_too_little(said: str, wanted: float, why: str)
             "--mesh=width=2: write AXIS=SIZE; the axes are data, fsdp, expert, context, tensor",
         ),
         (["--config=sft:14b", "--topology=tpu:8"], "there is no chip 'tpu'"),
-        ([], "--config is missing"),
+        ([], "--config is missing; see --help"),
     ],
 )
 def test_bad_flags_end_in_one_line(plan, flags: list[str], message: str) -> None:
