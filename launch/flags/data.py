@@ -31,8 +31,6 @@ _SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Skip rows of files that cannot
 _ACCEPT = flags.DEFINE_list(
     "accept", [], "Accept rows of files with these defects, separated by commas; docs/sft.md lists them."
 )
-FOLDER = "data"
-"""Folder in the user's cache."""
 
 
 def dataset(flag: flags.FlagHolder[str | None]) -> Folder | None:
@@ -75,7 +73,7 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
 
     from astra_jax.base.errors import InputError
     from astra_jax.base.files import user_cache
-    from synthesis.astra_format.conversations import kept_dataset
+    from synthesis.astra_format.conversations import CACHE_FOLDER, kept_dataset
     from synthesis.astra_format.records import SUFFIXES
     from synthesis.core.datasets import read_card
 
@@ -84,7 +82,7 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     if not _is_read(text):
         return text
     files = hub.dataset_files(text, said, SUFFIXES) if text.startswith(hub.PREFIX) else [Path(text)]
-    cache = user_cache(FOLDER)
+    cache = user_cache(CACHE_FOLDER)
     try:
         found = kept_dataset(files, cache, accept=_ACCEPT.value, skip_bad=_SKIP_BAD.value, source=text)
     except InputError as error:
