@@ -23,8 +23,9 @@ RULES: Final = (
     "talk_of_simulation", "wrong_language", "foreign_words",
 )  # fmt: skip
 _FAILED_TEXT: Final = re.compile(
-    r"\s*(?:[\w.]*(?:error|exception|fault)\b|traceback|fail(?:ed|ure)\b|timed? ?-?out|request timed|tool .{0,60}failed"
-    r"|(?:http )?[45]\d\d\b|too many requests|rate limit|service unavailable|错误|失败|超时|请求(?:失败|超时)|出错)",
+    r"\s{0,80}(?:[\w.]{0,80}(?:error|exception|fault)\b|traceback|fail(?:ed|ure)\b|timed? ?-?out|request timed"
+    r"|tool .{0,60}failed|(?:http )?[45]\d\d\b|too many requests|rate limit|service unavailable"
+    r"|错误|失败|超时|请求(?:失败|超时)|出错)",
     re.IGNORECASE,
 )
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from synthesis.core.normal_text import normalized
+
 _NUMBER: Final = re.compile(r"\d+(?:[.,'’ \u00a0\u202f]\d{3})+(?:[.,]\d+)?(?!\d)|\d+(?:[.,]\d+)?")
 _WORD: Final = re.compile(r"[^\W_\u2e80-\u9fff]+(?:['’][^\W_\u2e80-\u9fff]+)*|[\u2e80-\u9fff]+")
 _LABEL: Final = re.compile(
@@ -80,7 +82,7 @@ _CHANGES_BY_ITSELF: Final = re.compile(
 
 def normal(text: str) -> str:
     """Return a text without case, accents, typographic variants and repeated white space."""
-    folded = unicodedata.normalize("NFKD", text.casefold())
+    folded = normalized("NFKD", text.casefold())
     plain = "".join(one for one in folded if not unicodedata.combining(one))
     return " ".join(plain.replace("’", "'").replace("–", "-").replace("−", "-").split())
 
@@ -105,7 +107,7 @@ def number_readings(token: str) -> set[float]:
 
 def numbers(text: str) -> Iterator[tuple[str, set[float]]]:
     """Yield each number of a text as it is written, and its readings."""
-    for match in _NUMBER.finditer(unicodedata.normalize("NFKC", text)):
+    for match in _NUMBER.finditer(normalized("NFKC", text)):
         yield match[0], number_readings(match[0])
 
 
