@@ -3,11 +3,13 @@ seconds.
 
     python -m benchmarks.async_rollouts --workdir=DIR --seeds=0,1,2 --save
 
-For each seed the quickstart is run as far as SFT. From its weights each arm trains for the same time by the clock, from
-when the server has the first weights, and its last weights are evaluated on the held-out environments, by the embedded
-engine and with quick tools. In the arms rollouts are 0 (strictly online), 1, 2 and 4 steps ahead, and a sync falls
-into running requests. Further arms drain the server first: new requests wait until all others have ended. All else is
-the product, with the quickstart's own settings.
+For each seed the quickstart is run as far as SFT. From its weights each arm trains for the same wall-clock time, which
+starts when the server has the first weights. The last weights are evaluated on the held-out environments, by the
+embedded engine and with quick tools.
+
+In the arms rollouts are 0 (strictly online), 1, 2 and 4 steps ahead, and a sync falls into running requests. Further
+arms drain the server first: new requests wait until all others have ended. All else is the product, with the
+quickstart's own settings.
 
 Writes a row for each arm and seed: updates, waiting time of the trainer, tokens' ages, F1 and answers before and after.
 Finished work is not repeated.
@@ -208,8 +210,8 @@ def means(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Return means of an arm's metrics. The first update is left out, since its pipeline is empty.
 
     Returns:
-        `updates`; `updates_an_hour`; mean seconds of a step, and of the parts that its trainer waits for; `mean_age`,
-        the age in updates of the weights of trained groups; `valid_share` of groups.
+        `updates`; `updates_an_hour`; mean seconds of a step, and of the parts that its trainer waits for. `mean_age` is
+        the age in updates of the weights of trained groups, `valid_share` that of groups.
     """
     history = [row for row in history if "seconds/step" in row]  # the last one may be of no update: of the end
     steady = history[1:] or history

@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 WIDE = 3
 """Panels beside each other."""
 WIDTH, HEIGHT = 280, 180
-"""Of a panel, pixels."""
+"""Size of a panel, in pixels."""
 
 
 def newest(found: Sequence[Row]) -> list[Row]:

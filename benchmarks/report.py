@@ -1,8 +1,8 @@
 """Generate the tables and figures of docs/performance.md, docs/comparison.md and README from the committed rows.
 
 Each comparison is shown by its newest row: the number, the baseline, the goal, the processor, the date and the commit.
-A newest row that is worse than the previous one of the same case and hardware, by more than the spread of both, is
-named, and the program exits with 1. It does so too when a measurement fails, after the others.
+The program names each newest row that is worse than the previous one of its case and hardware by more than the spread
+of both. It then exits with 1, and so it does when a measurement fails, after the others.
 
 python -m benchmarks.report                          # from the existing rows
 python -m benchmarks.report --measure --workdir=DIR  # measures here first: three hours on two idle cores

@@ -41,7 +41,7 @@ SERVERS, BATCH, GROUP, UPDATES, SIMULATED = 2, 6, 2, 20, 400
 LENGTHS = (40, 80)
 """Lengths of a turn, in tokens."""
 GOES_ON, MOST_CALLS = 0.6, 3
-"""Of the turns before an episode's last possible one, the share that calls a tool."""
+"""Share of turns that call a tool, of the turns before an episode's last possible one."""
 EPISODE = EpisodeConfig(max_turns=4, max_prompt_tokens=700, max_response_tokens=700, distractors_per_band=1)
 
 

@@ -1,11 +1,12 @@
-"""A GRPO run in simulated time: the trainer's own classes fill batches and place requests, what takes time is a figure.
+"""A GRPO run in simulated time: the trainer's own classes fill batches and place requests, and durations are modelled.
 
-What decides is the product's: `GroupScheduler`, `GroupBuffer` and the `Router` of rollout servers. They run on an event
-loop whose clock jumps to whatever is next (`in_simulated_time`).
-What takes time is modelled: a server draws for all its sequences at once, a token of each in the time that reading its
-weights and their caches takes; prompts that are not cached are read before, while nothing is drawn; a sync pauses
-drawing, and has the caches of what is under way computed anew; tools wait for a sandbox; an update, and publishing its
-weights, take what is said.
+`GroupScheduler`, `GroupBuffer` and the `Router` of rollout servers are the product's. They run on an event loop whose
+clock jumps to the next event (`in_simulated_time`). The model of durations:
+
+- A server decodes all its sequences at once: a token of each in the time of reading its weights and their caches.
+- It reads prompts that are not cached first, and decodes nothing meanwhile.
+- A sync pauses decoding. The caches of running requests are computed from scratch.
+- Tools wait for a sandbox. An update, and publishing its weights, take the given time.
 """
 
 from __future__ import annotations

@@ -131,12 +131,12 @@ async def _measure() -> str:
             others = [one for one in found if not isinstance(one, ToolEnvironment)]
             rates = [as_rate(one, of_one, name) for one, of_one in zip(others, measured, strict=True)]
             write_dataset(target, SolveRate, rates, card={"source": given.name, **about})
-    masked = f" ({masked_because(measured)})" if figures["voided_episodes"] else ""
+    masked = f" ({masked_because(measured)})" if figures["masked_episodes"] else ""
     return (
         f"{target}: {len(found)} environments, mean solve rate {figures['mean']:.3f} of {name}; "
         f"{figures['never_solved']} never solved, {figures['always_solved']} always, "
-        f"{figures['voided']} without a scored episode; "
-        f"{figures['voided_episodes']} episodes masked{masked}"
+        f"{figures['unscored']} without a scored episode; "
+        f"{figures['masked_episodes']} episodes masked{masked}"
     )
 
 

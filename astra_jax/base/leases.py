@@ -90,7 +90,7 @@ class _Lease:
         self._renewed = -math.inf
         self._took_over = False
         self._writing = threading.Lock()
-        """Renewals come from the thread that keeps it, and from whoever is about to write."""
+        """Renewals come from the thread that keeps it, and from each writer before it writes."""
 
     def take(self) -> None:
         """Make the object, or take it over from who renews it no longer."""

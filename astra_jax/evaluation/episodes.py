@@ -70,7 +70,7 @@ class EvalResult:
         full_reward_accuracy: share of those whose final answer is correct; None if there are none.
         irrelevant_share: share of calls to tools that the question does not need.
         by_structure: F1 by question structure.
-        voided: number of episodes that infrastructure ended; they are in no mean.
+        masked_episodes: number of episodes that infrastructure ended; they are in no mean.
     """
 
     f1: float
@@ -82,7 +82,7 @@ class EvalResult:
     full_reward: float
     full_reward_accuracy: float | None
     episodes: int
-    voided: int
+    masked_episodes: int
     mean_calls: float
     mean_turns: float
     irrelevant_share: float
@@ -227,18 +227,18 @@ def summarise_by_kind(
         episodes: all episodes of `config`, by the environment's id and the episode's number.
 
     Returns:
-        `reward`; `solved`, the share of scored episodes that are solved (`is_solved`); and for several episodes per
-        environment `pass_at_K`, the share of fully scored environments with a solved episode. The same as `KIND/reward`
-        and so on. The other statistics of `episode_stats`, in total. `masked_episodes`, which are in no mean, and
-        `unscored_episodes`, those of them that a reward could not judge.
+        `reward`, and `solved`, the share of scored episodes that are solved (`is_solved`). With several episodes per
+        environment also `pass_at_K`, the share of fully scored environments with a solved episode. The same as
+        `KIND/reward` and so on. The other statistics of `episode_stats`, in total. `masked_episodes`, which are in no
+        mean, and `unscored_episodes`, the masked ones that a reward could not judge.
     """
     count = config.episodes_per_environment
     by_id = {one.id: [episodes[one.id, number] for number in range(count)] for one in environments}
     every = [episode for of_one in by_id.values() for episode in of_one]
 
     def shares(ids: Sequence[str]) -> dict[str, float]:
-        scored = [one for id in ids for one in by_id[id] if not one.voided]
-        whole = [by_id[id] for id in ids if not any(one.voided for one in by_id[id])]
+        scored = [one for id in ids for one in by_id[id] if not one.is_masked]
+        whole = [by_id[id] for id in ids if not any(one.is_masked for one in by_id[id])]
         found: dict[str, float] = {}
         if scored:
             found["reward"] = sum(one.reward for one in scored) / len(scored)
@@ -253,7 +253,7 @@ def summarise_by_kind(
         kinds[kind].append(one.id)
     by_kind = {f"{kind}/{name}": value for kind, ids in sorted(kinds.items()) for name, value in shares(ids).items()}
     masked = {
-        "masked_episodes": float(sum(one.voided for one in every)),
+        "masked_episodes": float(sum(one.is_masked for one in every)),
         "unscored_episodes": float(sum(bool(one.unscored) for one in every)),
     }
     return {**episode_stats(every), **shares(list(by_id)), **masked, **by_kind}
@@ -269,7 +269,7 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
     needed = {environment.id: {tool.spec.name for tool in environment.tools} for environment in environments}
     scored = [(environment_id, e, e.score) for environment_id, e in episodes if e.score is not None]
     if not scored:
-        raise InputError(f"the infrastructure voided all {len(episodes)} episodes; check the sandbox's self-test")
+        raise InputError(f"the infrastructure failed in all {len(episodes)} episodes; check the sandbox's self-test")
     f1 = [s.f1 for _, _, s in scored]
     answered = [float(answers_rightly(episode, by_id[id])) for id, episode, _ in scored]
     of_full = [right for right, value in zip(answered, f1, strict=True) if value >= _FULL]
@@ -288,7 +288,7 @@ def summarise(environments: Sequence[ToolEnvironment], episodes: Sequence[tuple[
         full_reward=len(of_full) / len(scored),
         full_reward_accuracy=float(np.mean(of_full)) if of_full else None,
         episodes=len(scored),
-        voided=len(episodes) - len(scored),
+        masked_episodes=len(episodes) - len(scored),
         mean_calls=float(np.mean([s.calls for _, _, s in scored])),
         mean_turns=float(np.mean([e.turns for _, e, _ in scored])),
         irrelevant_share=float(np.mean(irrelevant)) if irrelevant else 0.0,

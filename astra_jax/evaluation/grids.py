@@ -18,7 +18,7 @@ _ENOUGH_TRIALS = 4
 _MODELS, _STAGES = ("Table 1", "Table 3"), ("Table 2", "Table 3")
 """Sources of published rows: one run is compared with models, several with the paper's stages."""
 _MAX_CHARACTERS = 300
-"""Of a problem in the list of failures."""
+"""Most characters of a problem in the list of failures."""
 
 Runs = Mapping[str, SuiteTable]
 """A suite's scores by the name of the run."""
@@ -51,7 +51,7 @@ class EvaluationReport:
 
     Attributes:
         warnings: watched falls, and runs that left items out.
-        models: the model of each run, and those that its suites asked.
+        models: the model of each run, and the models that its suites asked.
         differences: of the runs besides the model.
     """
 

@@ -183,7 +183,7 @@ class Checkout:
             The folder, absolute.
 
         Raises:
-            EvaluationError: no folder is named, or it has other files.
+            EvaluationError: the folder is not named, or it has other files.
         """
         remedy = (
             f"get it with: git clone {self.repository} DIR && git -C DIR checkout {self.commit}; and name it with "

@@ -30,17 +30,19 @@ _DIGITS = 5
 """Digits of a solve rate. The reward's epsilon makes a perfect episode up to 5e-7 less than 1; rounded, it is 1."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Measured(msgspec.Struct, frozen=True, rename={"masked_episodes": "voided"}):
     """Rewards of the episodes of one environment.
 
     Attributes:
         rewards: reward of each scored episode, 0 to 1.
-        voided: number of masked episodes, in which infrastructure or a reward failed.
+        masked_episodes: number of episodes in which infrastructure or a reward failed.
         reasons: their reasons, with counts.
+
+    Journals of earlier versions have `voided`, and so do today's.
     """
 
     rewards: list[float]
-    voided: int
+    masked_episodes: int
     reasons: dict[str, int] = {}
 
     @property
@@ -107,7 +109,7 @@ async def measure(
     def on_episode(environment: AnyEnvironment, number: int, episode: Episode) -> None:
         rewards = under_way.setdefault(environment.id, {})
         rewards[number] = None if episode.score is None else min(1.0, episode.reward)
-        if episode.voided:
+        if episode.is_masked:
             reasons[environment.id][episode.unscored or INFRASTRUCTURE] += 1
         if len(rewards) < config.episodes_per_environment:
             return
@@ -131,7 +133,7 @@ async def measure(
     )
     measured = [found[environment.id] for environment in environments]
     if not any(one.rewards for one in measured):
-        episodes = sum(one.voided for one in measured)
+        episodes = sum(one.masked_episodes for one in measured)
         raise InputError(f"no episode has a reward, all {episodes} are masked: {masked_because(measured)}")
     return measured
 
@@ -149,7 +151,7 @@ def as_rate(environment: Environment, measured: Measured, policy: str) -> SolveR
 
 
 def rated(environments: Sequence[AnyEnvironment], folder: Folder) -> list[AnyEnvironment]:
-    """Return environments with their solve rates. Those that were not measured, or not scored, have none.
+    """Return environments with their solve rates. Environments that were not measured, or not scored, have none.
 
     Args:
         folder: a dataset of `SolveRate`.
@@ -196,8 +198,8 @@ def statistics(measured: Sequence[Measured]) -> Mapping[str, Any]:
 
     Returns:
         `mean` over environments; `histogram`, the counts in [0, 0.1), [0.1, 0.2) ... [0.9, 1]; `never_solved` and
-        `always_solved`, the counts with rate 0 and 1; `voided`, the count without a rate; `voided_episodes`, the masked
-        episodes of all environments.
+        `always_solved`, the counts with rate 0 and 1; `unscored`, the count without a rate; `masked_episodes`, the
+        masked episodes of all environments.
     """
     rates = [one.solve_rate for one in measured if one.solve_rate is not None]
     tenth = 10 ** (_DIGITS - 1)
@@ -207,6 +209,6 @@ def statistics(measured: Sequence[Measured]) -> Mapping[str, Any]:
         "histogram": [tenths[i] for i in range(10)],
         "never_solved": rates.count(0.0),
         "always_solved": rates.count(1.0),
-        "voided": len(measured) - len(rates),
-        "voided_episodes": sum(one.voided for one in measured),
+        "unscored": len(measured) - len(rates),
+        "masked_episodes": sum(one.masked_episodes for one in measured),
     }

@@ -147,7 +147,7 @@ class GroupSampler:
         except StaleEpisode:
             self.cancelled += self.group_size
             raise StaleGroup(self.group_size, progress.tokens) from None
-        scored = [episode for episode in episodes if not episode.voided]
+        scored = [episode for episode in episodes if not episode.is_masked]
         masked = [episode.masked for episode in episodes if episode.masked is not None]
         oldest = version if progress.oldest is None else progress.oldest
         group = Group(index=index, environment_id=environment.id, update=oldest, episodes=scored, masked=masked)
@@ -177,7 +177,7 @@ class GroupSampler:
             on_turn=check_age,
         )
         progress.finish(number, finished)
-        if not finished.voided and self._journal is not None:
+        if not finished.is_masked and self._journal is not None:
             await self._journal.keep_episode(index, number, finished)
         return finished
 
@@ -201,7 +201,7 @@ class GroupProgress:
     def finish(self, number: int, episode: Episode) -> None:
         """Replace an episode's tokens by those of the finished one; a masked one counts none."""
         self._episodes.pop(number, None)
-        if not episode.voided:
+        if not episode.is_masked:
             self.add(number, [v for v, mask in zip(episode.versions, episode.loss_mask, strict=True) if mask])
 
     @property

@@ -131,7 +131,9 @@ class HeldOutEvaluation:
             "held_out": self._identity,
             "settings": {mode: asdict(config) for mode, config in self._modes.items()},
             "metrics": metrics,
-            "masked": dict(Counter(_reason(one) for mode in episodes.values() for one in mode.values() if one.voided)),
+            "masked": dict(
+                Counter(_reason(one) for mode in episodes.values() for one in mode.values() if one.is_masked)
+            ),
             "environments": [
                 {"id": one.id, "kind": kind_of(one)}
                 | {
@@ -165,7 +167,7 @@ class HeldOutEvaluation:
 
         async def keep(environment: AnyEnvironment, number: int, episode: Episode) -> None:
             done[environment.id, number] = episode
-            if not episode.voided:  # masked ones are repeated after a restart
+            if not episode.is_masked:  # masked ones are repeated after a restart
                 await journal.keep_episode(places[environment.id], first + number, episode)
 
         def finished(environment: AnyEnvironment, number: int) -> Episode | None:
@@ -211,7 +213,7 @@ def _reason(episode: Episode) -> str:
 
 
 def _reward(episode: Episode) -> float | None:
-    return None if episode.voided else episode.reward
+    return None if episode.is_masked else episode.reward
 
 
 def summary_line(report: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:

@@ -19,8 +19,8 @@ from astra_jax.rollout.records import Group, PackedGroup, pack_group, unpack_gro
 from astra_jax.rollout.sessions import MASK_REASONS, Masked
 
 
-class FillCounts(msgspec.Struct):
-    """Counts of sampled groups and episodes since `GroupBuffer.begin`; `voided` counts groups with fewer than two
+class FillCounts(msgspec.Struct, rename={"unscored": "voided"}):  # as in checkpoints of earlier versions
+    """Counts of sampled groups and episodes since `GroupBuffer.begin`; `unscored` counts groups with fewer than two
     scored episodes.
 
     Attributes:
@@ -37,7 +37,7 @@ class FillCounts(msgspec.Struct):
 
     sampled: int = 0
     valid: int = 0
-    voided: int = 0
+    unscored: int = 0
     wasted_episodes: int = 0
     sampled_episodes: int = 0
     expired: int = 0
@@ -84,7 +84,7 @@ class FillCounts(msgspec.Struct):
             "groups_sampled": self.sampled,
             "groups_equal": self.equal,
             "groups_below_min_std": self.within_delta,
-            "groups_unscored": self.voided,
+            "groups_unscored": self.unscored,
             "groups_expired": self.expired,
             "groups_cancelled": self.cancelled,
             "valid_share": self.valid_share,
@@ -163,8 +163,8 @@ class GroupBuffer:
                 f"{counts.within_delta} with a reward deviation up to min_reward_std (largest {deviation}, "
                 f"min_reward_std {self.min_reward_std:g})"
             )
-        if counts.voided:
-            parts.append(f"{counts.voided} with fewer than two scored episodes")
+        if counts.unscored:
+            parts.append(f"{counts.unscored} with fewer than two scored episodes")
         if counts.expired:
             parts.append(f"{counts.expired} valid ones too old")
         if counts.cancelled:
@@ -189,7 +189,7 @@ class GroupBuffer:
         else:
             self.counts.wasted_episodes += len(group.episodes)
             if len(group.episodes) < 2:
-                self.counts.voided += 1
+                self.counts.unscored += 1
             elif deviation > 0:
                 self.counts.within_delta += 1
                 self.counts.largest_deviation = max(self.counts.largest_deviation, deviation)

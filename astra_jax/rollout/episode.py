@@ -83,7 +83,7 @@ class Episode(msgspec.Struct, frozen=True):
         logprobs: the sampler's, 0.0 where the mask is 0.
         versions: of the weights that sampled each token, 0 where the mask is 0; same length as `token_ids`.
         calls: in the order in which they were made.
-        score: None exactly if `finish` is `voided`: the infrastructure or a reward failed, so there is no valid result.
+        score: None exactly if `finish` is `masked`: the infrastructure or a reward failed, so there is no valid result.
         messages: for people and rewards; never used to make tokens.
         masked: the reason for a missing score; else None.
     """
@@ -102,7 +102,7 @@ class Episode(msgspec.Struct, frozen=True):
     masked: Masked | None = None
 
     @property
-    def voided(self) -> bool:
+    def is_masked(self) -> bool:
         return self.score is None
 
     @property
@@ -123,7 +123,7 @@ class Episode(msgspec.Struct, frozen=True):
             ValueError: the episode has no score.
         """
         if self.score is None:
-            raise ValueError(f"a voided episode (environment {self.environment_id}) has no reward; leave it out")
+            raise ValueError(f"a masked episode (environment {self.environment_id}) has no reward; leave it out")
         return self.score.value
 
 
@@ -265,7 +265,7 @@ async def run_episode(
         agent.record(results)
         return outputs_of(results)
 
-    finish: Finish = "voided"
+    finish: Finish = "masked"
     reward, failed = None, None
     try:
         try:
@@ -276,7 +276,7 @@ async def run_episode(
             logging.warning("an episode of %s is masked: %s", task.environment.id, error)
         finally:
             policy.release(session)
-        if finish != "voided":
+        if finish != "masked":
             reward = await env_session.score(agent.messages, tools.calls, finish, rewards_of(config.reward))
     except Unscorable as error:
         failed = Masked("reward_failed", str(error))
@@ -294,7 +294,7 @@ async def run_episode(
         calls=tools.calls,
         score=reward,
         turns=agent.turns,
-        finish="voided" if reward is None else finish,
+        finish="masked" if reward is None else finish,
         messages=agent.messages,
         masked=None if reward is not None else failed or env_session.failure,
     )

@@ -127,7 +127,10 @@ def unpack_episode(packed: PackedEpisode) -> Episode:
         "logprobs": logprobs.tolist(),
         "versions": np.where(sampled, versions, 0).tolist(),
     }
-    return convert_to(json.loads(packed.text) | values, Episode)
+    rest = json.loads(packed.text)
+    if rest["finish"] == "voided":  # so earlier versions call it
+        rest["finish"] = "masked"
+    return convert_to(rest | values, Episode)
 
 
 def pack_group(group: Group, pieces: Mapping[int, str] | None = None) -> PackedGroup:

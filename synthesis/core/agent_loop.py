@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from synthesis.core.chat_format import Call
 
-Finish = Literal["answered", "turn_limit", "token_limit", "voided"]
+Finish = Literal["answered", "turn_limit", "token_limit", "masked"]
 """Why a loop ended: the model made no call; it made its last turn; it had no tokens left; infrastructure failed.
 
 A new reason also needs a name in `servers/verifiers_tasks.py` and a metric in `episode_stats`."""
@@ -49,7 +49,7 @@ async def run_agent(agent: Agent, execute: Execute, *, max_turns: int) -> Finish
             return "answered"
         outputs = await execute(turn, calls)
         if outputs is None:
-            return "voided"
+            return "masked"
         if turn + 1 < max_turns and not await agent.observe(outputs):
             return "token_limit"
     return "turn_limit"

@@ -157,8 +157,7 @@ def chain_plan(path: Path, keep: Keep, rng: random.Random) -> Plan:
 
 
 class Keep:
-    """A filter of entities and structures: all of them, those that are not held out for evaluation, or informative
-    joins."""
+    """A filter of entities and structures: all of them, all but the held-out ones, or informative joins."""
 
     def __init__(self, partition: Partition | None, informative: bool = False) -> None:
         self._partition, self._informative = partition, informative

@@ -25,7 +25,7 @@ def clause_words_in(sentence: str, words: Sequence[str], languages: Collection[L
 
     Args:
         words: words of the sentence. Empty in scripts without spaces, in which the sentence is searched.
-        languages: one language, and those that cannot be distinguished from it in a short text.
+        languages: one language, and all languages that cannot be distinguished from it in a short text.
     """
     whole, endings = _clause_words(frozenset(languages))
     if not words:

@@ -306,7 +306,7 @@ def _small(words: Sequence[str]) -> list[str]:
 
 @cache
 def _like(language: Language) -> frozenset[Language]:
-    """Return a language and those that cannot be distinguished from it in a short text."""
+    """Return a language and all languages that cannot be distinguished from it in a short text."""
     return frozenset({language}).union(*(group for group in _ALIKE if language in group))
 
 

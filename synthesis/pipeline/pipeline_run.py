@@ -101,8 +101,8 @@ class PipelineRun(Generic[C]):
         """See that a dataset which is finished is not replaced by another: call this before anything is written.
 
         Args:
-            name: of the run's last dataset: where it is there, the run is finished.
-            replace: whoever runs it wants to have it replaced.
+            name: of the run's last dataset. If it exists, the run is finished.
+            replace: the user asks to replace it.
             read: returns the settings of a card under their names of today.
 
         Raises:

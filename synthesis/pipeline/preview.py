@@ -94,7 +94,7 @@ class Preview:
         self.most = most
         self.stages: dict[str, StageSeen] = {}
         self.source_notes: list[str] = []
-        """What is said of its sources, a line each."""
+        """Description of its sources, one line each."""
         self.ended = ""
         """Why the preview ended early; "": it did not."""
 

@@ -145,7 +145,7 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 def read_answer(text: str, answer: type[T]) -> tuple[T, str]:
     """Return the answer in a model's text, and its JSON.
 
-    Reasoning before the answer is ignored. Of several JSON objects the one that fits the type is the answer. JSON is
+    Reasoning before the answer is ignored. Of several JSON objects the answer is the first that fits the type. JSON is
     repaired as in `loose_json`, and values as in `_fitted`. A type checks what a schema cannot express, for example
     that a text is JSON itself, in `check`, which raises `ValueError`.
 

@@ -207,7 +207,7 @@ class OpenAITeacher:
     Args:
         recording: stores answers (see `mode`) and, in any mode, costs.
         prompts: prompts of requests; None: the package's.
-        mode: `off` sends every request. `record` sends those that are not recorded yet, and records them; a request
+        mode: `off` sends every request. `record` sends requests that are not recorded yet, and records them; a request
             without a valid answer is sent again. `replay` sends nothing, and raises `NotRecorded` for an answer that is
             not recorded.
 

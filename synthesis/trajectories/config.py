@@ -35,7 +35,7 @@ class TrajectoriesConfig(Settings):
     Attributes:
         trajectories: number of trajectories to store. Extra ones are cut. There are fewer if filters reject more than
             `oversample_ratio` allows for.
-        oversample_ratio: share of additional tasks, to make up for those that the filters reject. Raise it if a run
+        oversample_ratio: share of additional tasks, to make up for tasks that the filters reject. Raise it if a run
             stores too few.
         languages: weights by ISO 639-1 code. The default is the paper's share (71.2 % English). Languages other than
             `en` and `zh` need a teacher behind an endpoint. A language without servers documented in it has tasks about

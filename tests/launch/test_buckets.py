@@ -203,7 +203,7 @@ def test_metrics_are_there_when_they_were_flushed(bucket) -> None:
 def test_a_batch_under_way_is_kept(bucket, monkeypatch) -> None:
     """An object for each write, of all that was finished since the one before."""
     monkeypatch.setattr(journal, "_BUCKET_SECONDS", 0.01)
-    episode = Episode("e", [5, 6], 1, [0, 1], [0.0, -0.25], [0, 3], [], None, 1, "voided", [])
+    episode = Episode("e", [5, 6], 1, [0, 1], [0.0, -0.25], [0, 3], [], None, 1, "masked", [])
     journals = journal.Journals("gs://bucket/rollouts", "run", "identity")
 
     async def kept(*numbers: int) -> list[bool]:

@@ -100,7 +100,7 @@ def test_a_dataset_is_the_same_but_for_its_solve_rates(world, measured) -> None:
     rates = card["solve_rates"]
     assert (rates["policy"], rates["episodes"], rates["temperature"], rates["mean"]) == ("hf", 2, 1.0, 0.0)
     assert rates["histogram"] == [COUNT, *[0] * 9] and rates["environments"] == source["digest"] != card["digest"]
-    assert (rates["never_solved"], rates["always_solved"], rates["voided"]) == (COUNT, 0, 0)
+    assert (rates["never_solved"], rates["always_solved"], rates["unscored"]) == (COUNT, 0, 0)
     assert rates["settings"]["episode"]["max_response_tokens"] == 40, "what the model's context leaves"
 
 

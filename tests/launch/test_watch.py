@@ -37,7 +37,7 @@ from synthesis.core.workdir import locked
 
 async def batch(workdir):
     journal = Journals(workdir / FOLDER, "r", "i").open(3, "w")
-    episode = Episode("e", [1, 2], 1, [0, 1], [0.0, -0.25], [0, 2], [], None, 1, "voided", [])
+    episode = Episode("e", [1, 2], 1, [0, 1], [0.0, -0.25], [0, 2], [], None, 1, "masked", [])
     for number in range(2):
         await journal.keep_episode(8, number, episode)
 

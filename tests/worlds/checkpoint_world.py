@@ -38,7 +38,7 @@ def in_its_own_process(file: Path) -> str:
     seconds later, the process that went on.
     """
     ends = "import os, sys, pytest; status = pytest.main(sys.argv[1:]); sys.stdout.flush(); os._exit(status)"
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {"COLUMNS": "250"}
     command = [sys.executable, "-c", ends, "-q", "-n0", "-p", "no:cacheprovider", str(file)]
     ended = subprocess.run(command, cwd=ROOT, env=ours, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout[-5000:]

@@ -66,7 +66,7 @@ class _Case:
 
     @property
     def allowed(self) -> list[str]:
-        """Return the names of APIs that it lists, and those that its milestones use without listing (two Chinese
+        """Return the names of APIs that it lists, and the names that its milestones use without listing (two Chinese
         items)."""
         used = {stone.strip("[ ").partition("(")[0] for path in self.paths for stone in path}
         return sorted({function["name"] for function in self.item["function"]} | used)

@@ -257,7 +257,7 @@ class _Run:
 
 
 def _by_turn(called: Sequence[bool], able: Sequence[bool]) -> dict[str, float]:
-    """Return two shares of turns: of those that can be fulfilled, with a call; of the others, without a call."""
+    """Return two shares of turns: of turns that can be fulfilled, with a call; of the others, without a call."""
     pairs = list(zip(called, able, strict=True))
     right = {
         "called_when_able": [did for did, can in pairs if can],

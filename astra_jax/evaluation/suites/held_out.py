@@ -73,10 +73,10 @@ class _Suite(ABC):
             return outputs_of(await episode.execute(turn, calls))
 
         try:
-            finish = await run_agent(agent, execute, max_turns=config.max_turns) if await session.open() else "voided"
+            finish = await run_agent(agent, execute, max_turns=config.max_turns) if await session.open() else "masked"
             messages = _messages(task, agent)
             reward = None
-            if finish != "voided":
+            if finish != "masked":
                 reward = await session.score(messages, episode.calls, finish, rewards_of(self._reward))
         except Unscorable as error:
             raise Transient(f"environment {item.id}: {error}") from None

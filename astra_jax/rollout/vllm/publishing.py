@@ -95,8 +95,7 @@ class Publisher:
         """Wait until the published version is complete. Raises `PublishError` if it could not be written."""
         with self._writing():
             self._manager.wait_until_finished()
-        if self._failed:
-            self._failed = False
+        if self._failed:  # also of an earlier version, whose remaining writes may take longer on a busy machine
             self._clear_begun()
 
     def close(self) -> None:
@@ -118,7 +117,7 @@ class Publisher:
 
     def _clear_begun(self) -> None:
         """Remove leftovers of a failed save. Its remaining writes may recreate the folder, so this repeats until
-        nothing new appears, and again with the next version."""
+        nothing new appears, and again with each later version."""
         if in_bucket(self.dir) or jax.process_index():
             return
         quiet, until = 0, time.monotonic() + _STRAGGLING_SECONDS

@@ -28,7 +28,7 @@ def episode(
         logprobs=[],
         versions=[],
         calls=[],
-        score=None if finish == "voided" else f1_reward(solved=solved, needed=2, calls=2),
+        score=None if finish == "masked" else f1_reward(solved=solved, needed=2, calls=2),
         turns=1,
         finish=finish,
         messages=[Message("user", "What?"), Message("assistant", said, reasoning=reasoning)],
@@ -63,7 +63,7 @@ def test_the_answer_is_in_the_last_words_by_the_rules_of_the_reward(said: str, a
     assert answers_rightly(episode(said), msgspec.structs.replace(ENVIRONMENT, answer=answer)) is right
 
 
-@pytest.mark.parametrize("finish", ["turn_limit", "token_limit", "voided"])
+@pytest.mark.parametrize("finish", ["turn_limit", "token_limit", "masked"])
 def test_what_a_limit_ended_answers_nothing(finish: str) -> None:
     """Its last message may be cut off, a call, or what a tool has said."""
     assert not answers_rightly(episode("It is Paris.", finish=finish), ENVIRONMENT)
@@ -90,18 +90,18 @@ def summary(episodes: Sequence[tuple[str, Episode]]):
 
 
 def test_accuracy_is_the_share_of_scored_episodes_and_not_of_the_calls() -> None:
-    """Right calls may end in wrong words, and the other way round; a voided episode counts nowhere."""
+    """Right calls may end in wrong words, and the other way round; a masked episode counts nowhere."""
     number = str(make_environment().answer.value)
     result = summary(
         [
             ("france", episode(number, solved=0)),
             ("france", episode("no idea", solved=2)),
-            ("france", episode(number, finish="voided")),
+            ("france", episode(number, finish="masked")),
             ("norway", episode("Oslo", id="norway")),
             ("norway", episode("Oslo", id="norway", finish="token_limit")),
         ]
     )
-    assert result.answer_accuracy == 0.5 and result.episodes == 4 and result.voided == 1
+    assert result.answer_accuracy == 0.5 and result.episodes == 4 and result.masked_episodes == 1
     assert result.f1 == pytest.approx(0.75, abs=1e-5)
     assert result.full_reward == 0.75 and result.full_reward_accuracy == pytest.approx(1 / 3)
     assert summary([("france", episode(number, solved=0))]).full_reward_accuracy is None

@@ -84,8 +84,8 @@ async def test_known_policies_get_their_known_rates(pool, chat_tokenizer, tmp_pa
         "histogram": [1, 0, 0, 0, 0, 1, 1, 0, 0, 1],
         "never_solved": 1,
         "always_solved": 1,
-        "voided": 0,
-        "voided_episodes": 0,
+        "unscored": 0,
+        "masked_episodes": 0,
     }
 
 
@@ -93,7 +93,7 @@ def test_tenths_are_exact():
     tenths = [Measured([i / 10], 0) for i in range(11)]
     assert statistics(tenths)["histogram"] == [1] * 9 + [2]
     none = statistics([Measured([], 3)])
-    assert (none["mean"], none["voided"], none["voided_episodes"]) == (None, 1, 3)
+    assert (none["mean"], none["unscored"], none["masked_episodes"]) == (None, 1, 3)
 
 
 async def test_what_is_finished_is_not_run_again(pool, chat_tokenizer, tmp_path):
@@ -119,13 +119,13 @@ async def test_what_infrastructure_voids_has_no_rate_and_is_tried_again(pool, ch
 
     broken = BrokenFor(pool, "Japan")
     arguments = (chat_tokenizer, tmp_path / "journal", environments)
-    voided = await measured(ScriptedSampler(chat_tokenizer, script), broken, *arguments)
-    assert [one.solve_rate for one in voided] == [pytest.approx(2 / 3, abs=1e-5), None]
-    assert statistics(voided)["voided"] == 1 and statistics(voided)["voided_episodes"] == 4
-    assert statistics(voided)["mean"] == voided[0].solve_rate, "voided ones are in no mean"
+    masked = await measured(ScriptedSampler(chat_tokenizer, script), broken, *arguments)
+    assert [one.solve_rate for one in masked] == [pytest.approx(2 / 3, abs=1e-5), None]
+    assert statistics(masked)["unscored"] == 1 and statistics(masked)["masked_episodes"] == 4
+    assert statistics(masked)["mean"] == masked[0].solve_rate, "masked ones are in no mean"
     policy = Counting(chat_tokenizer, script)
-    mended = await measured(policy, pool, *arguments)
-    assert mended[0] == voided[0] and mended[1].solve_rate == mended[0].solve_rate and len(policy.started) == 4
+    repeated = await measured(policy, pool, *arguments)
+    assert repeated[0] == masked[0] and repeated[1].solve_rate == repeated[0].solve_rate and len(policy.started) == 4
     with pytest.raises(ValueError, match="no episode has a reward, all 4 are masked: 4 times the environment"):
         await measured(ScriptedSampler(chat_tokenizer, script), broken, *arguments[:2], environments[1:], run="c")
 

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -136,7 +137,7 @@ def test_a_run_goes_on_over_any_kills(chat_tokenizer, k, kills, saves, damaged) 
     rows = [disk.batches[update].filling.counts for update in range(UPDATES)]
     dropped = sum(row["groups_expired"] + row["groups_cancelled"] for row in rows)
     equal = sum(row["groups_sampled"] * (1 - row["valid_share"]) for row in rows)
-    left = FillCounts(**state["buffer"]["counts"])
+    left = msgspec.convert(state["buffer"]["counts"], FillCounts)
     gone = dropped + equal + left.expired + left.cancelled + left.sampled - left.valid
     assert len(set(range(state["next_index"])) - there - indices) == pytest.approx(gone)
     # A turn is drawn again only where its episode was unfinished when the process was killed.

@@ -198,7 +198,12 @@ def test_a_group_is_left_out_for_its_true_reason_whatever_the_scale_of_rewards(s
     buffer = GroupBuffer(2, min_reward_std=0.01 * scale, max_age=1)
     for rewards in ([], [1.0], [0.3, 0.3, 0.3], [0.5, 0.501], [0.5, 0.508], [0.0, 1.0]):
         buffer.add(group(len(rewards), [reward * scale for reward in rewards]))
-    assert (buffer.counts.voided, buffer.counts.equal, buffer.counts.within_delta, buffer.counts.valid) == (2, 1, 2, 1)
+    assert (buffer.counts.unscored, buffer.counts.equal, buffer.counts.within_delta, buffer.counts.valid) == (
+        2,
+        1,
+        2,
+        1,
+    )
     assert buffer.counts.largest_deviation == pytest.approx(0.004 * scale)
     assert buffer.summary == (
         "6 groups sampled, 1 valid, 1 of equal rewards, 2 with a reward deviation up to min_reward_std "

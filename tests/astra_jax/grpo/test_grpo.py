@@ -637,7 +637,13 @@ async def test_evaluate(pool, chat_tokenizer):
     result = await evaluate(policy, environments, chat_tokenizer, pool, config=config, progress=False)
     # France: 1 of 2 in 1 call, F1 2/3; Japan: none. Each calls a tool that both questions need.
     assert result.f1 == pytest.approx(1 / 3, abs=1e-5)
-    assert (result.episodes, result.voided, result.recall, result.mean_calls, result.mean_turns) == (6, 0, 0.25, 1, 2)
+    assert (result.episodes, result.masked_episodes, result.recall, result.mean_calls, result.mean_turns) == (
+        6,
+        0,
+        0.25,
+        1,
+        2,
+    )
     assert result.by_structure == {"multi_hop": pytest.approx(1 / 3, abs=1e-5)}
     assert result.irrelevant_share == 0
     policy = ScriptedSampler(

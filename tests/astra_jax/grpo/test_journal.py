@@ -128,7 +128,7 @@ def test_a_batch_is_the_same_over_any_kills(chat_tokenizer, kills, seed) -> None
     deadline=st.sampled_from([None, 1e-6]),
 )
 def test_what_was_trained_on_is_trained_on_again(chat_tokenizer, kills, fail_at, concurrent, deadline) -> None:
-    """Though an episode was voided, the deadline had passed, or other numbers of groups are begun at once now: none of
+    """Though an episode was masked, the deadline had passed, or other numbers of groups are begun at once now: none of
     it is tried again once an update had its batch."""
 
     async def live(folder: Path) -> None:

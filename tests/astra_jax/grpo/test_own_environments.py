@@ -132,7 +132,7 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
         judged = type(bolts.subject)("bolts", 40)
         judged.score = score
         episode = await play(OwnEnvironment(judged), chat_tokenizer, *said)
-        assert episode.voided and episode.finish == "voided" and episode.turns == 2
+        assert episode.is_masked and episode.finish == "masked" and episode.turns == 2
         assert episode.masked == Masked("reward_failed", f"reward score {reason}")
         assert episode.unscored == episode.masked.message
 
@@ -144,7 +144,7 @@ async def test_what_fails_is_masked_and_told_apart(warehouse, chat_tokenizer) ->
             raise ToolsUnavailable("the server is away")
 
     never = await play(Away(), chat_tokenizer, *said)
-    assert never.voided and never.turns == 0 and never.token_ids == list(never.token_ids[: never.prompt_tokens])
+    assert never.is_masked and never.turns == 0 and never.token_ids == list(never.token_ids[: never.prompt_tokens])
     assert never.masked == Masked("environment_not_begun", "an episode of away is masked: the server is away")
     with pytest.raises(InputError, match="away cannot be started: the server is away"):
         await check_environments([Away()], chat_tokenizer, None, EPISODE)
@@ -183,7 +183,7 @@ async def test_what_a_call_does_is_scored_and_never_masked(warehouse, chat_token
         ended = await play(OwnEnvironment(environment), chat_tokenizer, *said, config=config)
         assert [one.outcome for one in ended.calls] == ["environment_died"] * 2
         assert ended.calls[1].output == f'{{"error":"{reason}; the environment is gone"}}'
-        assert not ended.voided and ended.score.parts == {"score": 0.0, "format": 1.0}
+        assert not ended.is_masked and ended.score.parts == {"score": 0.0, "format": 1.0}
         assert f"scores 0: {reason}" in caplog.text
         assert episode_stats([ended, odd])["dead_environments"] == 0.5
 
@@ -240,7 +240,7 @@ async def test_whatever_foreign_sessions_raise_ends_their_episode_alone(
     for when in ("begin", "call", "score", "close"):
         caplog.clear()
         episode = await play(Foreign(warehouse[0], when, throws(error)), chat_tokenizer, *said)
-        assert episode.voided == (when != "close")
+        assert episode.is_masked == (when != "close")
         assert f"{when} raised {name}" in caplog.text or f"stock_of raised {name}" in caplog.text
         assert bool(episode.unscored) == (when == "score")
     assert asyncio.current_task().cancelling() == 0
@@ -260,15 +260,15 @@ async def test_what_hangs_as_an_episode_begins_or_ends_is_given_up(
     forever = asyncio.Event().wait
     monkeypatch.setattr(sessions, "MOST_SECONDS", 0.05)
     ended = await play(Foreign(warehouse[0], "close", forever), chat_tokenizer, "40.")
-    assert not ended.voided and "close did not end in 0.05 s" in caplog.text
+    assert not ended.is_masked and "close did not end in 0.05 s" in caplog.text
     never = await play(Foreign(warehouse[0], "begin", forever), chat_tokenizer, "40.")
-    assert never.voided and never.turns == 0
+    assert never.is_masked and never.turns == 0
     assert "an episode of foreign has not begun after 0.05 s" in caplog.text
     assert "an episode of foreign is masked: begin did not end in 1.2 s" in caplog.text
     with pytest.raises(InputError, match=r"foreign cannot be started: begin did not end in 1\.2 s"):
         await check_environments([Foreign(warehouse[0], "begin", forever)], chat_tokenizer, None, EPISODE)
     late = await play(Foreign(warehouse[0], "call", forever), chat_tokenizer, call("stock_of", item="bolts"), "40.")
-    assert not late.voided and late.reward == 0.0 and late.calls[0].outcome == "environment_died"
+    assert not late.is_masked and late.reward == 0.0 and late.calls[0].outcome == "environment_died"
 
 
 async def test_a_start_refuses_what_cannot_be_judged(warehouse, chat_tokenizer) -> None:
@@ -305,7 +305,7 @@ async def test_sums_that_miss_the_bounds_by_rounding_are_scores(warehouse, chat_
     for sum_, score in ((1 + 2e-16, 1.0), (0.3 - 3 * 0.1, 0.0)):
         Rounded = type("Rounded", (type(warehouse[0].subject),), {"score": lambda self, episode, sum_=sum_: sum_})
         episode = await play(OwnEnvironment(Rounded("bolts", 40)), chat_tokenizer, "40.")
-        assert not episode.voided and episode.reward == score
+        assert not episode.is_masked and episode.reward == score
 
 
 async def test_records_and_objects_in_one_run(warehouse, pool, chat_tokenizer) -> None:

@@ -152,6 +152,10 @@ def test_an_episode_takes_little_room() -> None:
     assert np.frombuffer(small.spans, "<i4").reshape(-1, 2).tolist() == [[50, -1], [20, 7], [10, 8], [10, -1], [10, 8]]
     wide = msgspec.structs.replace(one, token_ids=[*range(151_000, 151_100)])
     assert unpack_episode(pack_episode(wide)) == wide and len(pack_episode(wide).token_ids) == 400
+    masked = msgspec.structs.replace(one, score=None, finish="masked")
+    packed = pack_episode(masked)
+    former = msgspec.structs.replace(packed, text=packed.text.replace(b'"masked"', b'"voided"', 1))
+    assert former != packed and unpack_episode(former) == masked, "as version 0.1 calls it"
     for broken in ({"tokens": 99}, {"spans": small.spans[:-8]}, {"logprobs": small.logprobs[4:]}, {"text": b"{"}):
         with pytest.raises(ValueError):
             unpack_episode(msgspec.structs.replace(small, **broken))

@@ -254,8 +254,8 @@ class BrokenPool:
 
 async def test_infrastructure_failures_are_never_scored(environment, chat_tokenizer):
     episode = await play([call("capital_of", country="France")] * 4, BrokenPool(), environment, chat_tokenizer)
-    assert episode.voided and episode.finish == "voided" and episode.turns == 1
-    with pytest.raises(ValueError, match="voided"):
+    assert episode.is_masked and episode.finish == "masked" and episode.turns == 1
+    with pytest.raises(ValueError, match="masked"):
         _ = episode.reward
     assert episode_stats([episode]) == {}
 
@@ -270,7 +270,7 @@ async def test_a_completion_that_is_given_up_voids_its_episode_alone(pool, envir
     policy = Failing(chat_tokenizer, lambda session, turn, seed: call("capital_of", country="France"))
     task = make_task(environment, chat_tokenizer, CONFIG, seed=0)
     episode = await run_episode(policy, pool, task, chat_tokenizer, CONFIG, seed=1, session="s")
-    assert episode.voided and episode.turns == 1 and len(episode.calls) == 1
+    assert episode.is_masked and episode.turns == 1 and len(episode.calls) == 1
     assert policy.seen == {}  # the session is given back
 
 

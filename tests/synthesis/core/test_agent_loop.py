@@ -58,4 +58,4 @@ async def test_a_failure_of_the_infrastructure_ends_it():
         return None
 
     agent = Planned([ONE], [])
-    assert await run_agent(agent, execute, max_turns=3) == "voided" and agent.observed == []
+    assert await run_agent(agent, execute, max_turns=3) == "masked" and agent.observed == []
