@@ -54,9 +54,9 @@ def main() -> int:
     report = asyncio.run(_audit(limits))
 
     from astra_jax.base.files import write_text
-    from launch.viewer.service import rendered
+    from launch.viewer.audit_page import write_audit
 
-    write_text(Path(_PAGE.value), rendered("audit.html.jinja", report=report))
+    write_audit(Path(_PAGE.value), report)
     write_text(Path(_FIGURES.value), json.dumps(report.as_json(), ensure_ascii=False, indent=1))
     for line in _summary(report):
         say(line)
@@ -116,8 +116,12 @@ def _found(flag: flags.FlagHolder[str | None], *, held_out: bool | None) -> tupl
         raise cli.UsageError(f"--{flag.name}={text}: there is no such folder or file; give {_KINDS}")
     below = [path, *(card.parent for depth in range(1, _DEEPEST + 1) for card in path.glob("*/" * depth + CARD_FILE))]
     folders = [one for one in dict.fromkeys(below) if (one / CARD_FILE).is_file()]
-    kinds = {"Trajectory": Trajectory, "ToolEnvironment": ToolEnvironment}
-    sources, servers = [], {}
+    kinds: dict[str, type[Trajectory] | type[ToolEnvironment]] = {
+        "Trajectory": Trajectory,
+        "ToolEnvironment": ToolEnvironment,
+    }
+    sources: list[Source] = []
+    servers: dict[str, ToolServer] = {}
     for folder in sorted(folders):
         kind = read_card(folder)["kind"]
         if kind in kinds:
