@@ -100,6 +100,8 @@ setup(
         "huggingface-hub>=2,<3",
         "jax>=0.8,<0.13",
         "jinja2>=3.1.5,<4",
+        # The schemas that launch.audit checks; mcp needs it too. MIT.
+        "jsonschema>=4.20,<5",
         # What an answer of a given form may go on with; MIT, 3 MB, without dependencies.
         "llguidance>=1.9,<2",
         "markupsafe>=2.1.5,<4",
@@ -189,8 +191,6 @@ setup(
             "hypothesis",
             # To compile for TPUs that are not there.
             "jax[tpu]>=0.8,<0.13",
-            # What the check of arguments is compared with.
-            "jsonschema>=4.18",
             "kubernetes-validate>=1.34",
             # Its tools are a door of trajectories (`tools`). MIT.
             "langchain-core>=1,<2",

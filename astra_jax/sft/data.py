@@ -32,6 +32,9 @@ from synthesis.core.chat_format import NotInFormat, Segment
 from synthesis.core.datasets import DatasetError, Folder, check_dataset, each_record, reading, records_files
 from synthesis.core.records import Message, ToolSpec, Trajectory, decode
 
+_REFUSED = ("unknown_tool", "invalid_arguments")
+"""Kinds of `CallError` of a call that no tool executed."""
+
 
 @dataclass(frozen=True)
 class DataConfig(Settings):
@@ -99,6 +102,7 @@ class DataStats:
         cut: number of examples that were shortened.
         dropped_at: indices of the dropped ones among all, ascending.
         first_dropped: for each reason the first example's id and its exact problem.
+        refused: number of assistant turns that are context because the tools' schema refused a call of theirs.
     """
 
     lengths: tuple[int, ...]
@@ -107,6 +111,7 @@ class DataStats:
     cut: int
     dropped_at: tuple[int, ...] = ()
     first_dropped: dict[str, str] = field(default_factory=dict)
+    refused: int = 0
 
     @property
     def count(self) -> int:
@@ -165,7 +170,8 @@ def round_ends(roles: Sequence[str]) -> list[int]:
 
 def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
     """Return the conversations that each become an example: the whole one, or the prefixes from `round_ends` with the
-    tools available then."""
+    tools available then. Turns with refused calls are context (`with_refused_as_context`)."""
+    trajectory = with_refused_as_context(trajectory)
     if not config.split_at_user_turns:
         return [trajectory]
     roles = trained_roles(trajectory.messages)
@@ -178,6 +184,30 @@ def by_round(trajectory: Trajectory, config: DataConfig) -> list[Trajectory]:
         )
         for end in round_ends(roles)
     ]
+
+
+def refused_turns(trajectory: Trajectory) -> list[int]:
+    """Return the positions of the trained assistant turns with a call that the tools' schema refused."""
+    refused = {error.call_id for error in trajectory.errors if error.kind in _REFUSED}
+    if not refused:
+        return []
+    return [
+        place
+        for place, message in enumerate(trajectory.messages)
+        if message.weight and any(call.id in refused for call in message.tool_calls)
+    ]
+
+
+def with_refused_as_context(trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory in which the turns of `refused_turns` have weight 0.
+
+    The model should see such a call and its error, and learn the turns after it, but not to make it.
+    """
+    places = refused_turns(trajectory)
+    if not places:
+        return trajectory
+    messages = [one.weighed(0) if place in places else one for place, one in enumerate(trajectory.messages)]
+    return msgspec.structs.replace(trajectory, messages=messages)
 
 
 def trained_roles(messages: Sequence[Message]) -> list[str]:
@@ -250,8 +280,15 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
     lengths, trainable, cut, dropped = [], 0, 0, Counter[str]()
     dropped_at: list[int] = []
     first_dropped: dict[str, str] = {}
-    every = (one for trajectory in each_record(path, Trajectory) for one in by_round(trajectory, config))
-    for place, trajectory in enumerate(every):
+    refused = 0
+
+    def examples() -> Iterator[Trajectory]:
+        nonlocal refused
+        for record in each_record(path, Trajectory):
+            refused += len(refused_turns(record))
+            yield from by_round(record, config)
+
+    for place, trajectory in enumerate(examples()):
         example = tokenise(trajectory, tokenizer, config)
         if example.dropped:
             dropped[example.dropped] += 1
@@ -261,7 +298,7 @@ def scan(path: Folder, tokenizer: ChatTokenizer, config: DataConfig) -> DataStat
         lengths.append(len(example.tokens))
         trainable += int(np.count_nonzero(example.loss_mask))
         cut += example.cut
-    stats = DataStats(tuple(lengths), trainable, dict(dropped), cut, tuple(dropped_at), first_dropped)
+    stats = DataStats(tuple(lengths), trainable, dict(dropped), cut, tuple(dropped_at), first_dropped, refused)
     if not lengths:
         longer = f"; raise data.seq_len ({config.seq_len})" if "too_long" in dropped else ""
         raise DatasetError(f"{path}: no conversation can be trained on: {stats.reasons or 'it is empty'}{longer}")
@@ -430,7 +467,8 @@ class _Source:
             if found != count:
                 raise DatasetError(f"{path} is corrupt: {found} records, its card says {count}; synthesise it again")
         if config.split_at_user_turns:
-            counts = [len(round_ends(trained_roles(record.messages))) for record in each_record(path, Trajectory)]
+            records = map(with_refused_as_context, each_record(path, Trajectory))
+            counts = [len(round_ends(trained_roles(record.messages))) for record in records]
             if max(counts, default=1) > 1:
                 self._places_e2 = np.array([(i, k) for i, n in enumerate(counts) for k in range(n)], np.int64)
 

@@ -105,6 +105,10 @@ def _data_rows(config: SFTConfig, stats: DataStats, card: Mapping[str, Any], nam
     rows = [("data", f"{source}: {card['count']:,} conversations{was_read}"), ("examples", _read(stats))]
     if stats.dropped:
         rows.append(("dropped", printable(stats.reasons, lines=False)))
+    if stats.refused:
+        rows.append(
+            ("refused calls", f"{stats.refused:,} turns with a call that the tools' schema refused: context only")
+        )
     median, longest = statistics.median(stats.lengths), max(stats.lengths)
     return [
         *rows,

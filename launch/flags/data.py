@@ -39,8 +39,6 @@ _SKIP_BAD = flags.DEFINE_bool("skip_bad", False, "Skip rows of files that cannot
 _ACCEPT = flags.DEFINE_list(
     "accept", [], "Accept rows of files with these defects, separated by commas; docs/sft.md lists them."
 )
-FOLDER = "data"
-"""Folder in the user's cache."""
 _FEW = 20
 """Conversations of a held-out part below which its loss is said to be noisy."""
 
@@ -95,12 +93,13 @@ def _held_out_share() -> float | None:
 def _split(data: Folder, share: float, seed: int) -> tuple[Folder, Folder]:
     from astra_jax.base.errors import InputError
     from astra_jax.base.files import user_cache
+    from synthesis.astra_format.conversations import CACHE_FOLDER
     from synthesis.core.datasets import read_card
     from synthesis.core.split import split_conversations
 
     said = f"--held_out={HELD_OUT.value}"
     try:
-        parts = split_conversations(data, share, seed, user_cache(FOLDER))
+        parts = split_conversations(data, share, seed, user_cache(CACHE_FOLDER))
     except InputError as error:
         raise cli.UsageError(f"{said}: --data={DATA.value} has {error}; give more, or leave --held_out out") from None
     train, held_out = (read_card(part)["count"] for part in parts)
@@ -161,7 +160,7 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
 
     from astra_jax.base.errors import InputError
     from astra_jax.base.files import user_cache
-    from synthesis.astra_format.conversations import kept_dataset
+    from synthesis.astra_format.conversations import CACHE_FOLDER, kept_dataset
     from synthesis.astra_format.records import SUFFIXES
     from synthesis.core.datasets import read_card
 
@@ -169,7 +168,7 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     said = f"--{flag.name}={text}"
     if not _is_read(text):
         return text
-    cache = user_cache(FOLDER)
+    cache = user_cache(CACHE_FOLDER)
     try:
         with tempfile.TemporaryDirectory() as downloads:
             if text.startswith(hub.PREFIX):

@@ -27,6 +27,8 @@ from synthesis.core.stages import Rejected
 
 READER = 4
 """Version of the conversion of rows: with another number, files are read from scratch."""
+CACHE_FOLDER = "data"
+"""Folder of such datasets in the user's cache."""
 DEFECTS = (
     "bad_schema", "call_without_result", "colliding_names", "ends_in_error", "leaked_markup", "no_parameters",
     "result_without_call", "unknown_tool",

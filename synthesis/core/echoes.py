@@ -87,6 +87,29 @@ def is_evidence(
     return contains(reading.without(written.repeats, written.has_number, flags), answer)
 
 
+def without_values(output: Any, values: Iterable[str | int | float | bool]) -> Any:
+    """Return a JSON value without the leaves that equal one of some values, and without these values in its texts."""
+    known = [one for one in values if not isinstance(one, bool)]
+    forms, phrases = set(map(form_of, known)), [one for one in known if isinstance(one, str) and one.strip()]
+
+    def pruned(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: pruned(one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [pruned(one) for one in value]
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return value
+        if form_of(value) in forms:
+            return None
+        if isinstance(value, str) and len(value) <= MOST_CHARACTERS:
+            for phrase in phrases:
+                if found := _place(value, phrase):
+                    value = f"{value[: found.start()]} · {value[found.end() :]}"
+        return value
+
+    return pruned(output)
+
+
 def values_of(value: Any) -> Iterator[str | int | float | bool]:
     """Yield the values of a JSON value, and the keys of its objects; of a string that holds JSON what is in it."""
     waiting = [value]

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from astra_jax.base.errors import InputError
-from synthesis.core.echoes import form_of, is_evidence, values_of
+from synthesis.core.echoes import form_of, is_evidence, values_of, without_values
 from synthesis.core.matching import contains
 from synthesis.core.readings import NormalizedOutput
 from synthesis.core.records import SubQuestion, ToolEnvironment, World
@@ -161,12 +161,31 @@ def sub_tasks_by_tool(environment: ToolEnvironment) -> dict[str, list[SubTask]]:
 
 
 def answered_by(
-    sub_tasks: Mapping[str, Sequence[SubQuestion]], tool: str, output: Any, language: str = "en"
+    sub_tasks: Mapping[str, Sequence[SubQuestion]],
+    tool: str,
+    output: Any,
+    language: str = "en",
+    arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the ids of the called tool's sub-questions whose answers its output contains, whatever their source."""
+    """Return the ids of the called tool's sub-questions whose answers its output contains, whatever their source.
+
+    A reference call whose output repeats its arguments answers its own sub-question alone, although one of these
+    arguments may be the answer of an earlier one: `next(5)` gives `{"number": 5, "next": 7}`.
+
+    Args:
+        arguments: of the call; None: they are not left out.
+    """
     asked = [sub for sub in sub_tasks.get(tool, ()) if not sub.asks_state]
     reading = NormalizedOutput(output, language) if asked else None
-    return [sub.id for sub in asked if contains(reading, sub.answer)]
+    found = [sub for sub in asked if contains(reading, sub.answer)]
+    if len(found) > 1 and arguments:
+        made = set(map(form_of, values_of(arguments)))
+        given = {sub.id: list(values_of(sub.given)) for sub in found if isinstance(sub, SubTask)}
+        own = {id for id, values in given.items() if values and made.issuperset(map(form_of, values))}
+        if own:
+            rest = NormalizedOutput(without_values(output, (one for id in own for one in given[id])), language)
+            found = [sub for sub in found if sub.id in own or contains(rest, sub.answer)]
+    return [sub.id for sub in found]
 
 
 def solved_by(
@@ -190,7 +209,7 @@ def solved_by(
         arguments: of the call; None for a call that has none.
         earlier: in a world, the arguments of the episode's earlier calls, which it may have stored.
     """
-    found = answered_by(sub_tasks, tool, output, language)
+    found = answered_by(sub_tasks, tool, output, language, arguments)
     if len(found) != 1:
         return []
     [task] = (one for one in sub_tasks[tool] if one.id == found[0])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from synthesis.core.records import CodeTool
+from synthesis.core.records import CodeTool, Decomposition, ReferenceCall
+from synthesis.core.reward import SubTask, answered_by
 from synthesis.core.stages import Rejected
 from synthesis.environments.context import EnvironmentContext
 from synthesis.environments.drafts import NeededTool, ToolsetDraft
@@ -21,9 +23,9 @@ async def merge(built: ToolsetDraft, context: EnvironmentContext) -> list[Toolse
     """Return the environment with one tool for each intent. All reference calls are proven against the merged code.
 
     Raises:
-        Rejected: `bad_clusters`, `different_schemas`, `different_tools`, `name_collision`, `answer_leaked`, `bad_call`,
-            `answer_in_call`, `bad_code`, a reason of `proof.prove`, or `teacher_failed`. A failed merge rejects the
-            whole environment: half of it could not be answered.
+        Rejected: `bad_clusters`, `different_schemas`, `different_tools`, `shared_call`, `name_collision`,
+            `answer_leaked`, `bad_call`, `answer_in_call`, `bad_code`, a reason of `proof.prove`, or `teacher_failed`. A
+            failed merge rejects the whole environment: half of it could not be answered.
     """
     tools, context = built.tools, context.route(built.draft.decomposition.id)
     if len(tools) > 1:
@@ -48,7 +50,10 @@ async def _clusters(built: ToolsetDraft, context: EnvironmentContext) -> list[Cl
         if found != sorted(ids) or not all(cluster.ids for cluster in given.clusters):
             raise Rejected("bad_clusters", f"clusters hold {found}; each of {ids} must be in exactly one")
         for cluster in given.clusters:
-            await _check_homogeneous([by_step[id_] for id_ in cluster.ids], context)
+            group = [by_step[id_] for id_ in cluster.ids]
+            await _check_homogeneous(group, context)
+            calls = [tool.calls[0] for tool in group]
+            _check_one_answer(calls, decomposition, "put these sub-questions into different clusters")
         return given.clusters
 
     variables = {"steps": steps, "tools": [tool.tool.spec for tool in built.tools]}
@@ -82,6 +87,7 @@ async def _merged(built: ToolsetDraft, group: list[NeededTool], context: Environ
             for call, own, step in zip(calls, group, members, strict=True)
         ]
         references = await prove(tool, cases, context)
+        _check_one_answer(references, decomposition, "return only what its own call asks for")
         return NeededTool(
             group[0].intent, group[0].domain, tool, references, [own.negative_arguments[0] for own in group]
         )
@@ -96,6 +102,23 @@ async def _merged(built: ToolsetDraft, group: list[NeededTool], context: Environ
     }
     key = f"{decomposition.id}/{'+'.join(str(member.id) for member in members)}"
     return await context.ask(MergedToolAnswer, variables, language=decomposition.language, key=key, check=check)
+
+
+def _check_one_answer(calls: Sequence[ReferenceCall], decomposition: Decomposition, remedy: str) -> None:
+    """Check that no call of one tool answers two sub-questions: it would solve neither.
+
+    Raises:
+        Rejected: `shared_call`.
+    """
+    steps = {step.id: step for step in decomposition.sub_questions}
+    tasks = [SubTask(**msgspec.structs.asdict(steps[one.sub_question]), given=one.arguments) for one in calls]
+    for call in calls:
+        answered = answered_by({"": tasks}, "", call.output, decomposition.language, call.arguments)
+        if len(answered) > 1:
+            raise Rejected(
+                "shared_call",
+                f"the output for sub-question {call.sub_question} answers sub-questions {answered}; {remedy}",
+            )
 
 
 async def _check_homogeneous(group: list[NeededTool], context: EnvironmentContext) -> None:

@@ -140,7 +140,8 @@ async def solve(environment: ToolEnvironment, sandbox: Sandbox) -> list[MadeCall
         output = await _replayed(environment, step, reference, tools[reference.tool], sandbox)
         found[step.id] = output
         calls.append(MadeCall(reference.tool, True, output, reference.arguments))
-        if len(answered := answered_by(sub_tasks, reference.tool, output, environment.language)) > 1:
+        answered = answered_by(sub_tasks, reference.tool, output, environment.language, reference.arguments)
+        if len(answered) > 1:
             raise Rejected(
                 "shared_call", f"{environment.id}: one call of {reference.tool} answers sub-questions {answered}"
             )

@@ -111,8 +111,9 @@ class _Proof:
                 raise Rejected("tool_failed", f"{what} failed: {output.error}")
             if grade.failed or grade.misfits:
                 raise Rejected("bad_check", f"after {what}: {grade.failed or grade.misfits}")
-            if answers := answered_by(sub_tasks, made.tool, output.value, self._environment.language):
-                rule = match(output.value, step.answer, self._environment.language)
+            language = self._environment.language
+            if answers := answered_by(sub_tasks, made.tool, output.value, language, made.arguments):
+                rule = match(output.value, step.answer, language)
                 if answers != [step.id]:
                     raise Rejected("shared_call", f"{what} answers sub-questions {answers}, not {step.id} alone")
             elif not step.asks_state:

@@ -33,6 +33,7 @@ FLAGS = {
     "launch.push": "public",
     "launch.rehearse": "max_answer_tokens",
     "launch.difficulty": "policy_name",
+    "launch.audit": "fail_on",
     "launch.compare": "figures",
     "launch.convert": "from_orbax",
     "launch.evaluate": "user_model",

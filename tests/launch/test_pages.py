@@ -25,7 +25,7 @@ LANDMARKS = (
 )  # fmt: skip
 KINDS = (
     *(f"{name}{more}" for name in ("environment", "trajectory", "result", "batch") for more in (" list", "", " card")),
-    "refusal", "evaluation", "comparison", "preview", "episodes", "report", "watch",
+    "refusal", "evaluation", "comparison", "preview", "episodes", "report", "watch", "audit",
 )  # fmt: skip
 
 CHECKS = (Path(__file__).parents[1] / "data" / "page_checks.js").read_text(encoding="utf-8")

@@ -25,6 +25,7 @@ TESTS = ROOT / "tests"
 STARTED_BY = {
     "launch.astra_rl": ("launch/test_astra_rl_program.py",),
     "launch.astra_sft": ("launch/test_astra_sft_program.py",),
+    "launch.audit": ("launch/test_audit_program.py", "launch/test_quickstart.py"),
     "launch.compare": ("launch/test_compare.py",),
     "launch.convert": (
         "astra_jax/models/test_gguf.py",

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from notebooks_world import run_notebook
 from printed_commands import printed, started
-from programs_world import Programs, as_users, programs
+from programs_world import Programs, as_users, ended, programs
 from scripted_mcp import write_server
 
 from astra_jax.cpu.environment import cpu_environment
@@ -125,6 +125,17 @@ def test_held_out_is_unseen(finished) -> None:
 
 
 @pytest.mark.slow
+def test_the_audit_finds_no_fault_in_the_data(finished, tmp_path) -> None:
+    # Nine look-ups make similar questions.
+    done = ended(
+        "launch.audit", str(finished), "--fail_on=near_duplicate=0.2", f"--page={tmp_path / 'audit.html'}",
+        f"--figures={tmp_path / 'audit.json'}",
+    )  # fmt: skip
+    assert done.code == 0, done.out
+    checked = {one["name"]: one["checked"] for one in read_json(tmp_path / "audit.json")["rules"]}
+    assert checked["call_not_reproduced"] > 48 and checked["leaked_call"] > 0
+
+
 def test_trajectories_have_injected_failures(finished, summary) -> None:
     trajectories = read_dataset(finished / "trajectories" / "trajectories", Trajectory)
     assert len(trajectories) == summary["trajectories"] > 50

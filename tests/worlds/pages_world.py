@@ -37,10 +37,12 @@ from launch.viewer.lists import Pages
 from launch.viewer.preview_page import rendered
 from launch.viewer.results import ResultPages
 from launch.viewer.service import PageService, ViewerConfig
+from launch.viewer.service import rendered as rendered_page
 from launch.viewer.trajectories import TrajectoryPages
 from launch.viewer.watch_pages import WatchService
 from launch.viewer.watched import Watcher
 from sandbox.interface import Sandbox
+from synthesis.audit.report import Source, audit
 from synthesis.core.datasets import write_dataset
 from synthesis.core.environment import CallRecord
 from synthesis.core.rate_limits import Spent
@@ -263,11 +265,18 @@ def every_page(folder: Path) -> Iterator[dict[str, str]]:
         "result": f"/result/{own.suite}/{own.category}/{own.item}/0",
         "batch": "/update/1/group/1/episode/3",
     }
-    found = {name: (folder / f"{name}.html").as_uri() for name in ("evaluation", "comparison", "preview", "episodes")}
+    stored = ("evaluation", "comparison", "preview", "episodes", "audit")
+    found = {name: (folder / f"{name}.html").as_uri() for name in stored}
     write_evaluation(folder / "evaluation.html", tabulate(_stage(0.8, "tiny")))
     write_evaluation(folder / "comparison.html", compare({name: _stage(s, name) for name, s in STAGES.items()}))
     (folder / "preview.html").write_text(_preview(), encoding="utf-8")
     _episodes(folder / "episodes.html")
+    kinds: dict[str, type[ToolEnvironment] | type[Trajectory]] = {
+        "environments": ToolEnvironment,
+        "trajectories": Trajectory,
+    }
+    report = asyncio.run(audit([Source(name, folder / name, kind) for name, kind in kinds.items()], {}, None, {}))
+    (folder / "audit.html").write_text(rendered_page("audit.html.jinja", report=report), encoding="utf-8")
     found["report"] = quickstart_report(folder / "quickstart").as_uri()
     with ExitStack() as stack:
         for name, pages in of.items():

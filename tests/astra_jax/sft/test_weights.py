@@ -17,7 +17,7 @@ from astra_jax.sft import preview
 from astra_jax.sft.data import BatchIterator, DataConfig, by_round, scan, tokenise
 from astra_jax.sft.step import loss_sums
 from synthesis.core.datasets import DatasetError
-from synthesis.core.records import Message, Trajectory
+from synthesis.core.records import CallError, Message, ToolCall, Trajectory
 
 TOGETHER = DataConfig(seq_len=512, packing_bins=4, split_at_user_turns=False)
 APART = replace(TOGETHER, split_at_user_turns=True)
@@ -78,6 +78,30 @@ def test_rounds_apart_of_context_are_no_examples(tokenizer, tmp_path):
             assert {0.5, 1.0} <= set(next(batches).loss_mask_bt.ravel().tolist())
     with pytest.raises(DatasetError, match=r"no conversation can be trained on: 1 untrained \("):
         scan(make_dataset(tmp_path / "none", records[1:2]), tokenizer, APART)
+
+
+@pytest.mark.parametrize("kind", ["unknown_tool", "invalid_arguments", "tool_error"])
+def test_calls_that_the_schema_refused_are_context(tokenizer, tmp_path, kind: str):
+    """A tool's own error is not the model's mistake, so that call is trained on."""
+    messages = [
+        Message("user", "question?"),
+        Message("assistant", "first try.", tool_calls=[ToolCall("call_1", "capital", {"cuntry": "France"})]),
+        Message("tool", "error", tool_call_id="call_1"),
+        Message("assistant", "second try.", tool_calls=[ToolCall("call_2", "capital", {"country": "France"})]),
+        Message("tool", "Paris", tool_call_id="call_2"),
+        Message("assistant", "Paris."),
+    ]
+    record = msgspec.structs.replace(trajectory(0, ["France"]), messages=messages, errors=[CallError("call_1", kind)])
+    refused = kind != "tool_error"
+    for config in (APART, TOGETHER):
+        [example] = by_round(record, config)
+        text = spans(tokenise(example, tokenizer, config), tokenizer)
+        assert ("first try." in text[0.0]) is refused and "second try." in text[1.0]
+        folder = make_dataset(tmp_path / f"{kind}{config.split_at_user_turns}", [record])
+        stats = scan(folder, tokenizer, config)
+        assert stats.refused == refused and not stats.dropped
+        with BatchIterator(folder, tokenizer, config, 1) as batches:
+            assert np.count_nonzero(next(batches).loss_mask_bt) == stats.trainable
 
 
 def test_a_cut_ends_behind_the_last_trained_turn_that_fits(tokenizer):

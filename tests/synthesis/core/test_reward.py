@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,6 +96,19 @@ def test_an_output_with_several_answers_solves_none():
     subs = sub_tasks_by_tool(environment(needs=[True, True, True], references=[0, 1, 2]))
     listed = {"capital": "Paris", "river": "Seine"}
     assert answered_by(subs, "tool0", listed) == [0, 2] and solved_by(subs, "tool0", listed) == []
+
+
+def test_an_output_that_repeats_its_arguments_solves_its_own_sub_question():
+    asked = environment(needs=[True, False, True], references=[0, 2])
+    first, second = ReferenceCall(0, "tool0", {"of": "France"}, ""), ReferenceCall(2, "tool0", {"of": "Paris"}, "")
+    subs = sub_tasks_by_tool(msgspec.structs.replace(asked, reference_calls=[first, second]))
+    output = {"of": "paris", "found": "Seine"}
+    assert answered_by(subs, "tool0", output) == [0, 2]
+    assert solved_by(subs, "tool0", output, arguments={"of": "Paris"}) == [2]
+    # A policy cannot have an answer left out by writing it itself.
+    assert solved_by(subs, "tool0", output, arguments={"of": "Seine"}) == []
+    both = {"of": "Paris", "found": ["Seine", "Paris"]}
+    assert solved_by(subs, "tool0", both, arguments={"of": "France"}) == []
 
 
 def test_a_call_that_states_the_answer_solves_nothing():
