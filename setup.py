@@ -148,7 +148,7 @@ setup(
         "gemini": ["google-genai>=3,<4"],
         # Synthesis on S3, and on what speaks its protocol.
         "s3": ["botocore>=1.42,<2", "fsspec>=2026.1,<2027", "s3fs>=2026.1,<2027"],
-        # Models in llama.cpp's files: launch.convert --from_gguf.
+        # Models in llama.cpp's files: astra convert --from_gguf.
         "gguf": ["gguf>=0.17,<0.20"],
         # Tokenizers without a tokenizer.json.
         "hf": ["transformers>=5.16,<6"],

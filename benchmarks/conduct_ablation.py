@@ -13,7 +13,7 @@ A small model finishes no entry, so its accuracy is not informative. Two shares 
 cannot be fulfilled and have no call (right), and turns that can be fulfilled and have one. So a model that never calls
 does not win. Intervals are of 95 %, over entries; differences are paired by entry. One row has both arms.
 
-Finished work is not repeated. `launch.compare --run=without=DIR/without --run=with=DIR/with` plots the two.
+Finished work is not repeated. `astra compare --run=without=DIR/without --run=with=DIR/with` plots the two.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ async def _trained(plan: Plan, folder: Path, arm: str) -> dict[str, Any]:
 
 
 async def _evaluated(plan: Plan, folder: Path, arm: str) -> list[ItemResult]:
-    """Return BFCL's results for an arm's weights; also stored in its folder for `launch.compare`."""
+    """Return BFCL's results for an arm's weights; also stored in its folder for `astra compare`."""
     import msgspec
 
     from astra_jax.evaluation.endpoint_agent import endpoint_of

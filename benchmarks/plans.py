@@ -78,7 +78,7 @@ _CHIPS = flags.DEFINE_list("chips", None, "Kinds, for example v5p,h200; by defau
 
 
 def plan(one: Asked) -> dict:
-    """Return the JSON output of `launch.plan`."""
+    """Return the JSON output of `astra plan`."""
     asked = [f"--config={one.job}:{one.size}", f"--topology={one.topology}", f"--tokens={one.tokens}"]
     asked += [f"--config.{one.job}.remat={one.remat}"]
     asked += [f"--config.{one.job}.micro_batch_size={one.rows}"] if one.rows else []

@@ -1,4 +1,4 @@
-r"""Run real clients of OpenAI's API against `launch.serve`, unchanged, and print what works as a Markdown table.
+r"""Run real clients of OpenAI's API against `astra serve`, unchanged, and print what works as a Markdown table.
 
     uv venv clients
     uv pip install --python clients/bin/python openai openai-agents litellm langchain-openai inspect-ai instructor \

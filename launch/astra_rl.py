@@ -1,7 +1,7 @@
 """Convert environments from and to the format that ASTRA released (ASTRA-RL).
 
-    python -m launch.astra_rl --from=FILE --to=DIR         # .jsonl, .jsonl.gz, .json or .parquet to a dataset
-    python -m launch.astra_rl --from=DIR --to=FILE.jsonl   # a dataset to .jsonl or .parquet
+    astra astra_rl --from=FILE --to=DIR         # .jsonl, .jsonl.gz, .json or .parquet to a dataset
+    astra astra_rl --from=DIR --to=FILE.jsonl   # a dataset to .jsonl or .parquet
 
 An import searches the calls behind each gold answer and proves them in the sandbox. Environments with an unreachable
 answer are rejected; the dataset's card counts the reasons. Run the same command again after an interruption: it

@@ -1,8 +1,8 @@
 """Convert trajectories from and to the format that ASTRA released (ASTRA-SFT), and for other trainers.
 
-    python -m launch.astra_sft --from=FILE --to=DIR                 # .jsonl, .jsonl.gz, .json or .parquet to a dataset
-    python -m launch.astra_sft --from=DIR --to=FILE.jsonl               # the released columns, .jsonl or .parquet
-    python -m launch.astra_sft --from=DIR --to=FILE.parquet --form=trl  # messages and tools, as TRL reads them
+    astra astra_sft --from=FILE --to=DIR                 # .jsonl, .jsonl.gz, .json or .parquet to a dataset
+    astra astra_sft --from=DIR --to=FILE.jsonl               # the released columns, .jsonl or .parquet
+    astra astra_sft --from=DIR --to=FILE.parquet --form=trl  # messages and tools, as TRL reads them
 
 Imported trajectories keep the scores of their file and get no others. The dataset's card names and counts defective
 rows; --accept keeps rows with the named defects.

@@ -1,8 +1,8 @@
 """Compare benchmark results of several runs, paired by item, such as before and after training.
 
-    python -m launch.compare --run=base=DIR --run=sft=DIR --run=rl=DIR --page=compare.html
+    astra compare --run=base=DIR --run=sft=DIR --run=rl=DIR --page=compare.html
 
-Each DIR is a workdir of launch.evaluate, given in the order of training. The tables are printed as Markdown. A warning
+Each DIR is a workdir of astra evaluate, given in the order of training. The tables are printed as Markdown. A warning
 is printed first if a monitored category (BFCL's missing functions) falls by more than its interval from one run to the
 next. Runs that were measured differently are refused: with another harness, data, user simulator, judge or set of
 items.

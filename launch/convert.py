@@ -1,10 +1,10 @@
 """Convert checkpoints between Hugging Face, Orbax (which training writes), peft and GGUF.
 
-    python -m launch.convert --from_hf=DIR --to_orbax=DIR [--param_dtype=float32]
-    python -m launch.convert --from_orbax=DIR --to_hf=DIR [--step=N]
-    python -m launch.convert --from_orbax=DIR --to_peft=DIR [--step=N]
-    python -m launch.convert --from_gguf=FILE --to_hf=DIR [--param_dtype=bfloat16]
-    python -m launch.convert --from_peft=ADAPTER --to_hf=DIR [--base=DIR]
+    astra convert --from_hf=DIR --to_orbax=DIR [--param_dtype=float32]
+    astra convert --from_orbax=DIR --to_hf=DIR [--step=N]
+    astra convert --from_orbax=DIR --to_peft=DIR [--step=N]
+    astra convert --from_gguf=FILE --to_hf=DIR [--param_dtype=bfloat16]
+    astra convert --from_peft=ADAPTER --to_hf=DIR [--base=DIR]
 
 An Orbax folder is the `checkpoints/` of a training run; it may be in a bucket, gs://BUCKET/FOLDER. Tokenizer files are
 copied too. For a run with adapters, --to_hf merges them into the weights that they were trained on; --base names those

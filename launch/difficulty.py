@@ -1,14 +1,14 @@
 """Measure how often a policy solves each environment, to filter and order them for GRPO.
 
-    python -m launch.difficulty --environments=runs/env/train --to=runs/env/rated --weights=Qwen/Qwen3-0.6B
-    python -m launch.grpo --environments=runs/env/rated '--config.grpo.solve_rates=[0.1,0.9]' ...
+    astra difficulty --environments=runs/env/train --to=runs/env/rated --weights=Qwen/Qwen3-0.6B
+    astra grpo --environments=runs/env/rated '--config.grpo.solve_rates=[0.1,0.9]' ...
 
-    python -m launch.difficulty --environments=warehouse:warehouses --to=runs/rates --weights=Qwen/Qwen3-0.6B
-    python -m launch.grpo --environments=warehouse:warehouses --difficulty=runs/rates --config.grpo.order=easy_first ...
+    astra difficulty --environments=warehouse:warehouses --to=runs/rates --weights=Qwen/Qwen3-0.6B
+    astra grpo --environments=warehouse:warehouses --difficulty=runs/rates --config.grpo.order=easy_first ...
 
 Runs every environment with the model of --weights on the embedded engine, with the same episodes as GRPO. A solve rate
 is the mean reward of an environment's episodes. For a dataset of records, --to is a copy with the rates in its records.
-For any other environments that launch.grpo accepts, --to has only the rates, by the environments' ids. The card has the
+For any other environments that astra grpo accepts, --to has only the rates, by the environments' ids. The card has the
 policy, the settings and the distribution.
 
 Run the same command again after an interruption: finished environments are in a journal next to --to, and are not run

@@ -1,7 +1,7 @@
 """Generate environments for RL: questions with executable tools and checked answers.
 
-    python -m launch.environments --workdir=DIR --config.count=10000
-    python -m launch.environments --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
+    astra environments --workdir=DIR --config.count=10000
+    astra environments --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
         --roles='{"judge": {"url": "http://HOST:8001/v1", "model": "ANOTHER"}}' \\
         --config.knowledge=contexts.jsonl.gz
 

@@ -9,7 +9,7 @@ With --weights the program serves the model itself, as `astra serve` does, once 
 its log is DIR/logs/server.log. With --model_url it asks an endpoint that is running. Each benchmark's own code scores.
 Each suite runs at a pinned version in its own Python environment, which is created when it is first needed. Suites that
 no package registry has are named with --sources; without it the program prints how to get them (docs/evaluation.md).
-Prints the table, and writes DIR/results (a record for each item), table.md, table.json and table.html. `launch.compare`
+Prints the table, and writes DIR/results (a record for each item), table.md, table.json and table.html. `astra compare`
 compares several runs.
 
 Run the same command again after an interruption, or after a failure of the infrastructure: finished items are not run

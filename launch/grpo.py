@@ -1,6 +1,6 @@
 """Train a model with GRPO, with rollouts on vLLM servers or on the embedded engine.
 
-    python -m launch.grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \
+    astra grpo --config=grpo:14b --workdir=DIR --weights=DIR --environments=DIR \
         --mesh=fsdp=8,context=2 --rollout_url=http://a:8000,http://b:8000 --rollout_key_file=FILE \
         --rollout_sync_key_file=FILE
 
@@ -15,7 +15,7 @@ found; the last line suggests a fix. 2 if too many episodes were masked, with th
 
     --environments=my_module:my_name     environments of your own, or of servers: docs/own_environments.md
     --held_out=NAME,NAME                 environments to evaluate on, before and after training
-    --difficulty=DIR                     solve rates of environments, as launch.difficulty wrote them
+    --difficulty=DIR                     solve rates of environments, as astra difficulty wrote them
     --config.grpo.dump_batches=true      write each training batch to WORKDIR/batches
     --replay=DIR/batches                 train on these batches again, bit for bit, without environments or servers
     --profile_steps=10:12                write a trace of these updates to WORKDIR/profile
@@ -88,7 +88,7 @@ _HELD_OUT_COUNT = number_flag(
 _DIFFICULTY = flags.DEFINE_string(
     "difficulty",
     None,
-    "Folder of solve rates that launch.difficulty wrote (--to), for environments that are not a dataset.",
+    "Folder of solve rates that astra difficulty wrote (--to), for environments that are not a dataset.",
 )
 _URLS = flags.DEFINE_list(
     "rollout_url",

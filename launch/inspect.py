@@ -49,7 +49,7 @@ async def _serve() -> int:
     from synthesis.core.datasets import read_card
 
     if not _DATA.value:
-        raise cli.UsageError("no dataset is given; write python -m launch.inspect DIR, or --data=DIR")
+        raise cli.UsageError("no dataset is given; write astra inspect DIR, or --data=DIR")
     config = services.reached(ViewerConfig, port=_PORT.value)
     stopping = services.stop_signal()
     data, more = find_pages(_DATA.value)

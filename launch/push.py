@@ -1,6 +1,6 @@
 """Upload a model to the Hugging Face Hub: a run's checkpoints, or a Hugging Face folder.
 
-    python -m launch.push --weights=WORKDIR/checkpoints --repository=ORG/NAME [--step=N] [--public]
+    astra push --weights=WORKDIR/checkpoints --repository=ORG/NAME [--step=N] [--public]
 
 The repository is created if it does not exist, private unless --public is given. The upload has weights, tokenizer,
 chat template, generation configuration and model card. Log in with `hf auth login`, or set HF_TOKEN to a token with

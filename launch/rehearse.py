@@ -1,7 +1,7 @@
 """Sample conversations from a model itself, which SFT mixes in to keep general chat ability.
 
-    python -m launch.rehearse --weights=FOLDER --to=DATASET
-    python -m launch.sft --weights=FOLDER --data=DATASET --rehearsal=DATASET --workdir=DIR ...
+    astra rehearse --weights=FOLDER --to=DATASET
+    astra sft --weights=FOLDER --data=DATASET --rehearsal=DATASET --workdir=DIR ...
 
 The model of --weights writes user requests and answers them, at temperature 1 on the embedded engine. No other data is
 needed, nor a list of questions. Use the weights that SFT starts from. The share of these conversations in SFT is

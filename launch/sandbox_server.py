@@ -1,7 +1,7 @@
 """Serve the sandbox over HTTP: one pool for many clients and machines.
 
-    python -m launch.sandbox_server --port=8700
-    python -m launch.sandbox_server --host=0.0.0.0 --key_file=FILE --sandbox_tier=B
+    astra sandbox_server --port=8700
+    astra sandbox_server --host=0.0.0.0 --key_file=FILE --sandbox_tier=B
 
 Clients use `sandbox.remote.RemotePool`; /run_code accepts SandboxFusion's requests. On SIGTERM and Ctrl-C it accepts no
 more calls and running calls finish; the exit code is 0, or 3 if some were cut off.

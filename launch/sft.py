@@ -11,12 +11,12 @@ for example --config.sft.learning_rate=1e-5.
 --data is a dataset of trajectories that synthesis wrote, a .jsonl or .parquet file of conversations, or hub:ORG/NAME.
 --held_out is a dataset whose loss is logged, and whose questions the text samples answer; or a share of --data, which
 is then not trained on. --rehearsal is a dataset of conversations without tools that are mixed in, so that the model
-keeps its general chat ability (launch.rehearse).
+keeps its general chat ability (astra rehearse).
 --weights is a folder, or a model's name on the Hub, for example Qwen/Qwen3-0.6B. Datasets and --workdir may be in a
 bucket: gs://BUCKET/FOLDER.
 
 Run the same command again after an interruption: it resumes from its last checkpoint. SIGTERM saves a checkpoint and
-exits with 0. The model is in WORKDIR/checkpoints; launch.convert makes a Hugging Face folder of it.
+exits with 0. The model is in WORKDIR/checkpoints; astra convert makes a Hugging Face folder of it.
 
     --preview=3              print three examples with trained tokens in color, and the table of the run, and stop
     --profile_steps=10:12    write a trace of these steps to WORKDIR/profile

@@ -1,7 +1,7 @@
 """Generate trajectories for SFT: tool documents become tasks and scored agent runs.
 
-    python -m launch.trajectories --workdir=DIR --config.trajectories=3000
-    python -m launch.trajectories --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
+    astra trajectories --workdir=DIR --config.trajectories=3000
+    astra trajectories --workdir=DIR --teacher_url=http://HOST:8000/v1 --teacher_model=NAME \\
         --roles='{"judge": {"url": "http://HOST:8001/v1", "model": "ANOTHER"}}' \\
         '--config.tools=["registry.jsonl.gz"]'
 

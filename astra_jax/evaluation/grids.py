@@ -254,7 +254,7 @@ def _failures(runs: Runs) -> Grid:
             cut = [one if len(one) <= _MAX_CHARACTERS else f"{one[:_MAX_CHARACTERS]}…" for one in problems]
             rows.append([item, titles[category], *(f"{one.score:.1f}" for one in items.values()), "; ".join(cut)])
     columns = ["item", "category", *(list(runs) if len(runs) > 1 else ["score"]), "what was wrong"]
-    notes = ["python -m launch.inspect WORKDIR/results shows the conversations."]
+    notes = ["astra inspect WORKDIR/results shows the conversations."]
     return Grid(f"{info.title}: {len(rows)} items not always solved", columns, rows, notes=notes, folded=True)
 
 

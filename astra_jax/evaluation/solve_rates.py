@@ -1,7 +1,7 @@
 """Solve rates of environments: how often a policy solves each, measured once, for curricula.
 
 The rate of a record is written into the record. Environments that are not records get a dataset of `SolveRate`, by
-their ids, which `rated` reads. Run it with `python -m launch.difficulty`. `GRPOConfig.solve_rates` and `order` use the
+their ids, which `rated` reads. Run it with `astra difficulty`. `GRPOConfig.solve_rates` and `order` use the
 rates.
 """
 
@@ -163,7 +163,7 @@ def rated(environments: Sequence[AnyEnvironment], folder: Folder) -> list[AnyEnv
     if records := [one.id for one in environments if isinstance(one, ToolEnvironment)]:
         raise InputError(
             f"--difficulty={folder} is for environments that are no dataset, and {records[0]} is a record of one; "
-            "leave the flag out, and give the dataset that launch.difficulty wrote as --environments"
+            "leave the flag out, and give the dataset that astra difficulty wrote as --environments"
         )
     rates = {one.id: one for one in read_dataset(folder, SolveRate)}
     found: list[AnyEnvironment] = []
@@ -180,7 +180,7 @@ def rated(environments: Sequence[AnyEnvironment], folder: Folder) -> list[AnyEnv
     if changed:
         raise InputError(
             f"--difficulty={folder}: {len(changed)} of {len(environments)} environments have changed since they were "
-            f"measured, such as {changed[0]!r:.80} (prompt or tools); run launch.difficulty again"
+            f"measured, such as {changed[0]!r:.80} (prompt or tools); run astra difficulty again"
         )
     return found
 

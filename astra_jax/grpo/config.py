@@ -64,7 +64,7 @@ class GRPOConfig(TrainingConfig):
             broken sandbox, or a policy whose episodes all score the same, stops the run.
         episode: limits, sampling and reward of an episode.
         solve_rates: train only on environments with a recorded solve rate between these two values, 0 to 1 (lowest,
-            highest); measure it with `launch.difficulty`. None: train on all.
+            highest); measure it with `astra difficulty`. None: train on all.
         weight_quantization: format of the layers' matrices in the embedded engine. `int8` halves the bytes that
             decoding reads. Importance sampling corrects for the difference to the trainer, which is logged
             (`train/mismatch_kl`). vLLM servers have their own setting.
@@ -82,8 +82,8 @@ class GRPOConfig(TrainingConfig):
             and after the last.
         eval_samples: episodes of each held-out environment at `episode.temperature`, in addition to a greedy one. Ours:
             4, as in the paper's benchmarks.
-        dump_batches: write every training batch to `workdir/batches`. `launch.grpo --replay` trains on this dataset
-            again, and `launch.inspect` shows it. A token takes up to 8 bytes before compression; the texts are stored
+        dump_batches: write every training batch to `workdir/batches`. `astra grpo --replay` trains on this dataset
+            again, and `astra inspect` shows it. A token takes up to 8 bytes before compression; the texts are stored
             too.
         seed: random seed of environment order, distractors and sampling.
     """

@@ -1,4 +1,4 @@
-"""Dataset of a run's batches, to train on again (`replay.py`) and to inspect (`launch.inspect`).
+"""Dataset of a run's batches, to train on again (`replay.py`) and to inspect (`astra inspect`).
 
     dump = BatchDump(workdir / FOLDER, run=run, identity=identity, tokenizer=tokenizer)
     dump.begin(step)  # removes later updates of an earlier process

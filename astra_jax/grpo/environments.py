@@ -38,7 +38,7 @@ def select_environments(environments: Sequence[AnyEnvironment], config: GRPOConf
     if None in rates:
         raise InputError(
             f"{setting}, but environment {environments[rates.index(None)].id} has no recorded solve rate "
-            f"({rates.count(None)} of {len(rates)} have none); measure them with `python -m launch.difficulty`, and "
+            f"({rates.count(None)} of {len(rates)} have none); measure them with `astra difficulty`, and "
             f"{_use_of_rates(environments)}"
         )
     known = [rate for rate in rates if rate is not None]
@@ -48,7 +48,7 @@ def select_environments(environments: Sequence[AnyEnvironment], config: GRPOConf
         raise InputError(
             f"{setting}, but no environment's recorded solve rate lies within: the {len(known)} go from {min(known):g} "
             f"to {max(known):g}; widen it, or measure them again, by the policy that is trained, with "
-            "`python -m launch.difficulty`"
+            "`astra difficulty`"
         )
     return kept
 

@@ -111,11 +111,11 @@ class Exhaustion:
                 return (
                     f"{count} {rewards.mean():.3g}, the maximum: the policy solves these environments. Try harder "
                     "ones, more irrelevant tools (--config.grpo.episode.distractors_per_band), or those that it solves "
-                    "sometimes (launch.difficulty, --config.grpo.solve_rates)."
+                    "sometimes (astra difficulty, --config.grpo.solve_rates)."
                 )
             if none.all():
                 return (
-                    f"{count} {rewards.mean():.3g}. Try easier environments (launch.difficulty, "
+                    f"{count} {rewards.mean():.3g}. Try easier environments (astra difficulty, "
                     "--config.grpo.solve_rates) or a reward with partial credit. Or raise --config.grpo.group_size or "
                     "--config.grpo.episode.temperature, or give --weights of a model after SFT."
                 )
@@ -147,5 +147,5 @@ class Exhaustion:
             )
         return (
             "Raise --config.grpo.group_size or --config.grpo.episode.temperature, or select environments that are "
-            "solved sometimes (launch.difficulty, --config.grpo.solve_rates)."
+            "solved sometimes (astra difficulty, --config.grpo.solve_rates)."
         )

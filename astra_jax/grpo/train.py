@@ -8,7 +8,7 @@ One step:
   4. Take an optimizer step, load the new weights into the sampler, log, save.
 
 With `async_rollouts` rollouts continue during steps 2 to 4. On several hosts the first one samples and
-sends the others its batch. Run it with `python -m launch.grpo --config=grpo:14b`.
+sends the others its batch. Run it with `astra grpo --config=grpo:14b`.
 """
 
 from __future__ import annotations

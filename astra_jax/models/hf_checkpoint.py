@@ -101,7 +101,7 @@ def stored_dtype(directory: Folder) -> str:
     if name not in ("float32", "bfloat16"):
         raise WeightsError(
             f"{directory}/config.json: dtype is {name!r}, which is not supported; choose another with --dtype "
-            "(launch.convert: --param_dtype), float32 or bfloat16"
+            "(astra convert: --param_dtype), float32 or bfloat16"
         )
     return name
 
@@ -277,7 +277,7 @@ def other_weights(directory: Folder) -> str | None:
     if found is None:
         return None
     if found.endswith(".gguf"):
-        return f"{found} and no *.safetensors; convert it: python -m launch.convert --from_gguf=FILE --to_hf=FOLDER"
+        return f"{found} and no *.safetensors; convert it: astra convert --from_gguf=FILE --to_hf=FOLDER"
     return (
         f"{found} and no *.safetensors, the only form that is read; write them once with transformers: "
         "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(ANOTHER_FOLDER)"
@@ -286,7 +286,7 @@ def other_weights(directory: Folder) -> str | None:
 
 def _alone(directory: Folder) -> WeightsError:
     return WeightsError(
-        f"{directory} is an adapter of peft, without the weights that it is for. Merge it first: launch.convert "
+        f"{directory} is an adapter of peft, without the weights that it is for. Merge it first: astra convert "
         f"--from_peft={directory} --to_hf=DIR"
     )
 

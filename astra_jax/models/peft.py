@@ -28,7 +28,7 @@ from synthesis.core.datasets import Folder
 _PLAIN = {"bias": "none", "use_dora": False, "fan_in_fan_out": False}
 """Settings of adapters that training supports; others are merged, see `peft_merge`."""
 
-MERGE_FIRST = "merge it (launch.convert --from_peft --to_hf), and start from the folder that this makes"
+MERGE_FIRST = "merge it (astra convert --from_peft --to_hf), and start from the folder that this makes"
 """Fix for adapters that training cannot continue."""
 
 _NOTHING = ("modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "lora_bias")

@@ -230,7 +230,7 @@ class RunContext:
             where = "the weights to start from" if found is None else f"{self.checkpointer.dir}, step {step}"
             raise NonFiniteError(f"{where}: {broken} holds numbers that are not finite; give other weights")
         if is_first():
-            write_config(model, self.folder / "checkpoints")  # so that launch.convert can read them
+            write_config(model, self.folder / "checkpoints")  # so that astra convert can read them
             if base is not None:
                 frozen.write(base.reference, self.folder / "checkpoints")
             self._open_metrics(step)

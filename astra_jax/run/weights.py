@@ -92,7 +92,7 @@ def _base_of(adapter: Folder, directory: Folder, **dtypes: str) -> Model:
     if not _is_hf(directory):
         raise WeightsError(
             f"{adapter} is an adapter to {directory}, which is not a folder of safetensors: convert a run's "
-            "checkpoints with launch.convert --from_orbax --to_hf, and name it with --base"
+            "checkpoints with astra convert --from_orbax --to_hf, and name it with --base"
         )
     return read_config(directory, **dtypes)
 

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API for a policy: `service` is the server, `launch.serve` the program."""
+"""OpenAI's HTTP API for a policy: `service` is the server, `astra serve` the program."""

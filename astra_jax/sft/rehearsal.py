@@ -8,7 +8,7 @@ that needs no second model in memory and no other data. The term is from pseudo-
 model writes a user's request when given only the opening of a user turn is from Magpie (Xu et al. 2024,
 arXiv:2406.08464).
 
-Run it with `python -m launch.rehearse`, and use the result with `launch.sft --rehearsal`.
+Run it with `astra rehearse`, and use the result with `astra sft --rehearsal`.
 """
 
 from __future__ import annotations

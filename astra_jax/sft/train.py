@@ -9,7 +9,7 @@ One step:
   4. Log; every `checkpoint_every` steps save weights, optimizer state and the position in the data.
 
 A resumed run equals an uninterrupted one bit for bit. On several hosts each runs this program: they make the same
-batches and train on their parts of them. Run it with `python -m launch.sft --config=sft:14b --data=DATASET`.
+batches and train on their parts of them. Run it with `astra sft --config=sft:14b --data=DATASET`.
 """
 
 from __future__ import annotations

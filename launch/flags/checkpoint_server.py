@@ -1,4 +1,4 @@
-"""A model of `--weights` behind OpenAI's API for as long as a program needs it: `launch.serve` as a child process."""
+"""A model of `--weights` behind OpenAI's API for as long as a program needs it: `astra serve` as a child process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_given() -> bool:
 
 
 class CheckpointServer:
-    """`launch.serve` with the flags of this program, which `serving` starts and stops.
+    """`astra serve` with the flags of this program, which `serving` starts and stops.
 
     Attributes:
         endpoint: its address and the model's name.

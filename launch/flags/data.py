@@ -30,7 +30,7 @@ DATA = flags.DEFINE_string("data", None, f"Dataset: {_KINDS}.", required=True)
 REHEARSAL = flags.DEFINE_string(
     "rehearsal",
     None,
-    f"Conversations to mix into --data, so that the model keeps its general chat ability (launch.rehearse): {_KINDS}.",
+    f"Conversations to mix into --data, so that the model keeps its general chat ability (astra rehearse): {_KINDS}.",
 )
 HELD_OUT = shared.held_out(
     f"{_KINDS}; or a share of --data, for example 5%. Its loss is logged every eval_every steps."

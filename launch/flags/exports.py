@@ -1,4 +1,4 @@
-"""Export of a run's weights as a Hugging Face folder, for `launch.convert` and `launch.push`."""
+"""Export of a run's weights as a Hugging Face folder, for `astra convert` and `astra push`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _TIER = shared.sandbox_tier()
 _URLS = flags.DEFINE_list(
     "sandbox_url",
     [],
-    "Sandbox services (launch.sandbox_server) that run tool code, separated by commas; by default this machine.",
+    "Sandbox services (astra sandbox_server) that run tool code, separated by commas; by default this machine.",
 )
 _OWN = flags.DEFINE_string("sandbox", None, "Your own sandbox for tool code: my_module:MySandbox; docs/extending.md.")
 _KEY_FILE = flags.DEFINE_string(

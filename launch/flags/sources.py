@@ -110,7 +110,7 @@ def source(weights: _Text, base: _Text | None) -> NamedWeights:
         if base is not None and base.value is not None:
             raise cli.UsageError(
                 f"--base={base.value}: --{weights.name}={weights.value} is not an adapter of peft; leave out "
-                "--base. (For a run's own adapters, give --base to launch.convert, which merges them)"
+                "--base. (For a run's own adapters, give --base to astra convert, which merges them)"
             )
         return NamedWeights(folder, None)
     if base is not None and base.value is not None:
@@ -127,5 +127,5 @@ def source(weights: _Text, base: _Text | None) -> NamedWeights:
         if not under.is_dir():
             raise cli.UsageError(f"{said} is not a folder on this machine; give its folder with --base")
     if peft_folder.is_adapter(under):
-        raise cli.UsageError(f"{said} is an adapter of peft too; merge it first (launch.convert --from_peft --to_hf)")
+        raise cli.UsageError(f"{said} is an adapter of peft too; merge it first (astra convert --from_peft --to_hf)")
     return NamedWeights(folder=under, adapter=folder)

@@ -1,4 +1,4 @@
-"""vLLM servers that `launch.grpo --vllm=N` runs on its own machine: which GPUs they get, their keys, start and end."""
+"""vLLM servers that `astra grpo --vllm=N` runs on its own machine: which GPUs they get, their keys, start and end."""
 
 from __future__ import annotations
 

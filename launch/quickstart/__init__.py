@@ -1,2 +1,2 @@
-"""The quickstart: `python -m launch.quickstart`. `stages` runs it, `ledger` stores results, `summary` and `report` show
+"""The quickstart: `astra quickstart`. `stages` runs it, `ledger` stores results, `summary` and `report` show
 them."""

@@ -201,7 +201,7 @@ class Quickstart:
         workdir = self.workdir / "sft" / part
         arguments = (config, self.config.model, start, self.trajectories_dir, self.tokenizer, workdir)
         rehearsal = None if self.config.rehearsal is None else self.rehearsal_dir
-        # The table's warnings name flags of launch.sft; the quickstart's report has its numbers.
+        # The table's warnings name flags of astra sft; the quickstart's report has its numbers.
         result = sft.train(*arguments, rehearsal=rehearsal, origin=origin, on_summary=lambda _: None)
         _unless_preempted(result.stopped)
         before = self.ledger.result("sft_dialogue") if part == "tools" else None

@@ -1,1 +1,1 @@
-"""Pages of `launch.inspect` and `launch.watch`: `service.py` serves them, and each kind of record is a module."""
+"""Pages of `astra inspect` and `astra watch`: `service.py` serves them, and each kind of record is a module."""

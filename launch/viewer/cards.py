@@ -24,7 +24,7 @@ _LARGE = ("config", "statistics", "rejected")
 
 
 class ViewerService(PageService):
-    """The service of `launch.inspect`: the pages of a dataset, and /card.
+    """The service of `astra inspect`: the pages of a dataset, and /card.
 
     Args:
         card: the dataset's.

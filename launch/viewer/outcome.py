@@ -1,4 +1,4 @@
-"""Outcome of a run in a sentence, its results before and after, and reasons: what `launch.watch` shows first.
+"""Outcome of a run in a sentence, its results before and after, and reasons: what `astra watch` shows first.
 
 All of it is derived from `Watched`; no file is read here.
 """

@@ -1,4 +1,4 @@
-"""HTTP service of `launch.inspect` and `launch.watch`: who may ask, what is sent along, how it stops.
+"""HTTP service of `astra inspect` and `astra watch`: who may ask, what is sent along, how it stops.
 
 GET  /page.css, /page.js, and the script of the program
 

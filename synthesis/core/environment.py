@@ -254,7 +254,7 @@ class RatedEnvironment:
 
 
 def solve_rate_of(environment: AnyEnvironment) -> float | None:
-    """Return the recorded solve rate, 0 to 1; None if none was measured (`launch.difficulty`)."""
+    """Return the recorded solve rate, 0 to 1; None if none was measured (`astra difficulty`)."""
     if isinstance(environment, ToolEnvironment):
         return None if environment.difficulty is None else environment.difficulty.solve_rate
     return environment.solve_rate if isinstance(environment, RatedEnvironment) else None

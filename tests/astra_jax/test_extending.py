@@ -218,7 +218,7 @@ def test_what_is_no_hook_is_refused_by_name(name, message) -> None:
 
 @pytest.fixture
 def start_sft(mine, chat_tokenizer_dir, tmp_path) -> Callable[..., Ended]:
-    """Two steps of `launch.sft` with the page's model: from random weights, or from a folder's."""
+    """Two steps of `astra sft` with the page's model: from random weights, or from a folder's."""
     folder, data = tmp_path / "hf", make_dataset(tmp_path / "data", trajectories(8, longest=2))
     shutil.copytree(chat_tokenizer_dir, folder)
     kind = referred("mine:MyModel")

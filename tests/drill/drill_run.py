@@ -1,7 +1,7 @@
 """A small GRPO run on two hosts with servers, sandboxes and a synthesis job beside it, whose parts fail by a plan.
 
 All are programs as users start them: the trainer's hosts by `launch/recipes/until_done.sh`, sandboxes by
-`launch.sandbox_server`; rollout servers are `drill_server.py` or vLLM, and the synthesis works by itself or on Ray.
+`astra sandbox_server`; rollout servers are `drill_server.py` or vLLM, and the synthesis works by itself or on Ray.
 Whatever ends is started again, a job's hosts all together, as a cluster does. `drill_checks.py` looks at what is left
 on disk.
 """
@@ -131,7 +131,7 @@ class Drill:
 
     @property
     def config(self) -> list[str]:
-        """The flags of `launch.grpo` that say what is trained."""
+        """The flags of `astra grpo` that say what is trained."""
         world = self.folder / "world"
         return [
             f"--config={world / 'config.py'}",

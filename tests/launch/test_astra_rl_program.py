@@ -1,4 +1,4 @@
-"""`launch.astra_rl` as users run it: a file of released records to a dataset, and the dataset to a file again."""
+"""`astra astra_rl` as users run it: a file of released records to a dataset, and the dataset to a file again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch.astra_sft` as users run it: a dataset to files of three forms, and a file of each to a dataset again."""
+"""`astra astra_sft` as users run it: a dataset to files of three forms, and a file of each to a dataset again."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def as_nobody(folder: Path, *arguments: str, **environment: str) -> subprocess.C
 @pytest.mark.slow
 @pytest.mark.parametrize("program", by_day(PROGRAMS, "launch.evaluate", "launch.sft"))
 def test_help_is_the_same_without_a_home_and_docstrings_and_with_warnings_as_errors(tmp_path, program: str) -> None:
-    """`launch.evaluate` looked for the home directory as it was imported; -OO removed what settings mean."""
+    """`astra evaluate` looked for the home directory as it was imported; -OO removed what settings mean."""
     plain = ended(program, "--help")
     odd = as_nobody(tmp_path, "-W", "error", "-OO", "-m", program, "--help")
     assert (odd.returncode, odd.stderr) == (plain.code, plain.errors) == (0, "")
@@ -312,7 +312,7 @@ def test_one_argument_may_be_given_without_its_flag(tmp_path) -> None:
     for arguments, message in [
         ([nowhere, "--port=0"], f"error: no dataset at {nowhere}"),
         (["--port=0", nowhere], f"error: no dataset at {nowhere}"),
-        ([], "error: no dataset is given; write python -m launch.inspect DIR"),
+        ([], "error: no dataset is given; write astra inspect DIR"),
         ([nowhere, "stray"], "error: unexpected argument 'stray'; this program takes one argument, --data"),
         (["stray", f"--data={nowhere}"], "error: unexpected argument 'stray'"),
     ]:
@@ -324,7 +324,7 @@ def test_every_program_is_tested() -> None:
 
 
 def test_programs_that_compute_with_a_model_do_so_in_the_environment_for_cpus() -> None:
-    """`launch.grpo` did not, unlike the GRPO of the quickstart."""
+    """`astra grpo` did not, unlike the GRPO of the quickstart."""
     computing = {f"launch.{name}" for name in ("sft", "grpo", "serve", "difficulty", "rehearse", "quickstart")}
     for program in PROGRAMS:
         file = ROOT / program.replace(".", "/")

@@ -1,4 +1,4 @@
-"""`launch.compare` on evaluations that were saved: what it prints, writes and refuses; its page in a real browser."""
+"""`astra compare` on evaluations that were saved: what it prints, writes and refuses; its page in a real browser."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_page_shows_the_stages(compared, browser) -> None:
     items = {row.text.split()[0]: row for row in failures.find_elements("css selector", "tbody tr")}
     assert len(items) == 10 + 14  # a base item in two; all missing-function items that SFT does not solve
     assert "50.0 50.0 50.0 base: " in items["base_11"].text and "sft: turn 11: the state" in items["base_11"].text
-    assert "python -m launch.inspect WORKDIR/results" in failures.text
+    assert "astra inspect WORKDIR/results" in failures.text
 
 
 def test_the_page_is_readable_in_the_dark_and_loads_nothing(compared, browser) -> None:

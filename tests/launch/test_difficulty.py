@@ -1,4 +1,4 @@
-"""`launch.difficulty` as users run it: a tiny random model over a small dataset; whole, killed and again, refused."""
+"""`astra difficulty` as users run it: a tiny random model over a small dataset; whole, killed and again, refused."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_environments_of_ones_own(world, run, start, tmp_path) -> None:
     filtered = "--config.grpo.solve_rates=[0.1,0.9]"
     unmeasured = start(*given, filtered, module="launch.grpo").line
     assert "environment never has no recorded solve rate (3 of 3 have none)" in unmeasured
-    assert "`python -m launch.difficulty`, and give the folder that it writes as --difficulty" in unmeasured
+    assert "`astra difficulty`, and give the folder that it writes as --difficulty" in unmeasured
     ended = start(*given, filtered, f"--difficulty={to}", module="launch.grpo")
     assert ended.code == 1 and "2 of 3 tasks are dropped: 2 have a solve rate outside" in ended.out
     ordered = start(*given, "--config.grpo.order=easy_first", f"--difficulty={to}", f"--workdir={tmp_path / 'ordered'}",
@@ -241,4 +241,4 @@ def test_grpo_refuses_what_was_not_measured_and_points_here(world, start, tmp_pa
     more = [f"--environments={world / 'train'}", "--config.grpo.solve_rates=[0.1, 0.9]"]
     said = start(*(f"--{name}={value}" for name, value in flags.items()), *more, module="launch.grpo").line
     assert "solve_rates is (0.1, 0.9), but environment e0 has no recorded solve rate (24 of 24 have none)" in said
-    assert "`python -m launch.difficulty`" in said and not (tmp_path / "run").exists()
+    assert "`astra difficulty`" in said and not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""`launch.environments` as a user runs it: what it writes and says, twice, and what it says about bad input."""
+"""`astra environments` as a user runs it: what it writes and says, twice, and what it says about bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch.evaluate` as it is run: a process, an endpoint over HTTP, our own environments in the sandbox."""
+"""`astra evaluate` as it is run: a process, an endpoint over HTTP, our own environments in the sandbox."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_a_template_with_tools_takes_the_place_of_all_of_a_folder_without(tmp_pa
 
 @pytest.mark.slow
 def test_a_base_models_run_exported_by_the_programs_stops(tmp_path: Path) -> None:
-    """`launch.sft`, then `launch.convert --to_hf`, of a Llama without a template."""
+    """`astra sft`, then `astra convert --to_hf=…`, of a Llama without a template."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     base = made(tmp_path / "base", "llama3")

@@ -1,4 +1,4 @@
-"""`launch.grpo` as users run it, with the embedded engine and its workdir in a bucket; on vLLM servers it is the local
+"""`astra grpo` as users run it, with the embedded engine and its workdir in a bucket; on vLLM servers it is the local
 recipe's (`test_local_recipe.py`)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adapters through the programs: trained by `launch.sft` and `launch.grpo`, refused before weights are read."""
+"""Adapters through the programs: trained by `astra sft` and `astra grpo`, refused before weights are read."""
 
 from __future__ import annotations
 

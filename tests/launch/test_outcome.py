@@ -1,4 +1,4 @@
-"""First screen of `launch.watch`: the outcome of runs of each kind, and reasons, from what the runs write."""
+"""First screen of `astra watch`: the outcome of runs of each kind, and reasons, from what the runs write."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_convert_merges_and_copies_what_lies_beside_adapter_and_base(world, tmp_
         ended = convert(f"--from_peft={folder / 'base'}", f"--to_hf={tmp_path / 'none'}")
         assert ended.code == 2 and "is not an adapter of peft" in ended.line
         ended = convert(f"--from_hf={adapter}", f"--to_orbax={tmp_path / 'none'}")
-        assert ended.code == 2 and f"launch.convert --from_peft={adapter} --to_hf=DIR" in ended.line
+        assert ended.code == 2 and f"astra convert --from_peft={adapter} --to_hf=DIR" in ended.line
 
 
 def test_sft_continues_an_adapter_merges_it_or_says_what_to_type(world, tmp_path) -> None:
@@ -137,7 +137,7 @@ def test_sft_continues_an_adapter_merges_it_or_says_what_to_type(world, tmp_path
         np.testing.assert_allclose(logits_of(joined, MODEL, tokens), expected(theirs, tokens), atol=2e-4, rtol=0)
 
         other = sft(*start, f"--workdir={tmp_path / 'other'}", "--config.lora.rank=8")
-        assert other.code == 2 and "launch.convert --from_peft --to_hf" in other.line
+        assert other.code == 2 and "astra convert --from_peft --to_hf" in other.line
         assert (
             """--config.lora.rank=4 --config.lora.alpha=8.0 --config.lora.targets='["q_proj", "v_proj"]'"""
             in other.line

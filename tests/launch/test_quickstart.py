@@ -373,16 +373,16 @@ def test_grpo_says_what_is_wrong_in_one_line(grpo_flags, start, flag: str, words
 # What pages print to be done with them
 
 PRINTED = (
-    ("docs/sft.md", "sft/tools", "python -m launch.convert --from_orbax=DIR/checkpoints --to_hf=MODEL"),
-    ("docs/trajectories.md", "trajectories", "python -m launch.astra_sft --from=DIR/trajectories --to=sft.jsonl"),
-    ("docs/trajectories.md", "trajectories", "python -m launch.astra_sft --from=sft.jsonl --to=DIR"),
+    ("docs/sft.md", "sft/tools", "astra convert --from_orbax=DIR/checkpoints --to_hf=MODEL"),
+    ("docs/trajectories.md", "trajectories", "astra astra_sft --from=DIR/trajectories --to=sft.jsonl"),
+    ("docs/trajectories.md", "trajectories", "astra astra_sft --from=sft.jsonl --to=DIR"),
     (
         "docs/index.md",
         "trajectories",
-        "python -m launch.astra_sft --from=DIR/trajectories --to=train.parquet --form=trl",
+        "astra astra_sft --from=DIR/trajectories --to=train.parquet --form=trl",
     ),
-    ("docs/environments.md", "environments", "python -m launch.astra_rl --from=DIR/train --to=rl.jsonl"),
-    ("docs/environments.md", "environments", "python -m launch.astra_rl --from=rl.jsonl --to=DIR"),
+    ("docs/environments.md", "environments", "astra astra_rl --from=DIR/train --to=rl.jsonl"),
+    ("docs/environments.md", "environments", "astra astra_rl --from=rl.jsonl --to=DIR"),
 )
 """By page, and which folder of the run its DIR/ is."""
 

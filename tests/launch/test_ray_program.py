@@ -1,4 +1,4 @@
-"""launch.trajectories on a Ray cluster, killed and started again."""
+"""astra trajectories on a Ray cluster, killed and started again."""
 
 from __future__ import annotations
 

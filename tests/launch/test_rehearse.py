@@ -1,4 +1,4 @@
-"""`launch.rehearse` as users run it: a tiny random model; whole, killed and again, refused; `launch.sft` reads it."""
+"""`astra rehearse` as users run it: a tiny random model; whole, killed and again, refused; `astra sft` reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch.sft` as users run it: from a Hugging Face folder to one that transformers loads, stopped and killed."""
+"""`astra sft` as users run it: from a Hugging Face folder to one that transformers loads, stopped and killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch.trajectories` as a user runs it: what it writes and says, twice, and what it says about bad input."""
+"""`astra trajectories` as a user runs it: what it writes and says, twice, and what it says about bad input."""
 
 from __future__ import annotations
 

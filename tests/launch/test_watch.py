@@ -1,4 +1,4 @@
-"""`launch.watch`: what it says of runs that are finished, run, or were killed; its page in a browser; its terminal."""
+"""`astra watch`: what it says of runs that are finished, run, or were killed; its page in a browser; its terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch.watch` of runs in buckets: as of the same files on a disk, and who works there by the lock's renewals."""
+"""`astra watch` of runs in buckets: as of the same files on a disk, and who works there by the lock's renewals."""
 
 from __future__ import annotations
 

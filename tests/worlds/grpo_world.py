@@ -1,4 +1,4 @@
-"""What runs of `launch.grpo` start from: a configuration, a model that calls a tool, its tokenizer, environments."""
+"""What runs of `astra grpo` start from: a configuration, a model that calls a tool, its tokenizer, environments."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def make_grpo_world(folder: Path) -> ChatTokenizer:
 
 
 def grpo_flags(world: Path) -> list[str]:
-    """The flags of `launch.grpo` for what `make_grpo_world` wrote."""
+    """The flags of `astra grpo` for what `make_grpo_world` wrote."""
     flags = {"config": world / "config.py", "weights": world / "serve", "environments": world / "environments"}
     return [f"--{name}={value}" for name, value in flags.items()]

@@ -1,4 +1,4 @@
-"""What the tests of `launch.inspect` and `launch.watch` share: a server as a process, requests, a browser's steps."""
+"""What the tests of `astra inspect` and `astra watch` share: a server as a process, requests, a browser's steps."""
 
 from __future__ import annotations
 

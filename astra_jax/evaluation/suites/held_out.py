@@ -1,6 +1,6 @@
 """Environments as suites, for any endpoint: the episodes and rewards of training, over messages.
 
-`environments` are the held-out records of `launch.environments`. The caller opens any other environments: objects of
+`environments` are the held-out records of `astra environments`. The caller opens any other environments: objects of
 the user, tasks over MCP servers, a verifiers taskset, or an OpenEnv server.
 
 There is one difference from the episodes of training, which see tokens. Most servers leave an unreadable call in the
@@ -34,7 +34,7 @@ from synthesis.core.reward import sub_tasks_by_tool
 from synthesis.core.rewards import Unscorable, answers, played, rewards_of
 from synthesis.core.stages import Transient
 
-_REMEDY = "give the folder of held-out environments with --sources=environments=DIR (launch.environments writes it)"
+_REMEDY = "give the folder of held-out environments with --sources=environments=DIR (astra environments writes it)"
 # The paper does not evaluate on its own environments; 0.6 is what it uses elsewhere.
 _DECODING = Decoding(temperature=0.6)
 _NOTE = "a tool call that cannot be read ends the episode where the server leaves it in the text"
@@ -110,7 +110,7 @@ class _Suite(ABC):
 
 
 class Environments(_Suite):
-    """Held-out environments of `launch.environments`. Implements `Suite`."""
+    """Held-out environments of `astra environments`. Implements `Suite`."""
 
     def __init__(self, context: SuiteContext) -> None:
         super().__init__(context, context.reward or "f1")

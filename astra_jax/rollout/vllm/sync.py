@@ -121,7 +121,7 @@ def sync_way(
 
 
 _SAME = (
-    "start it from the folder that `launch.grpo --write_serving_folder=DIR`, with the run's other flags, writes for "
+    "start it from the folder that `astra grpo --write_serving_folder=DIR`, with the run's other flags, writes for "
     "servers, without --hf-overrides"
 )
 

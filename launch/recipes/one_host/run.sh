@@ -12,7 +12,7 @@ root=$(cd "$here/../../.." && pwd)
 source "$here/../parts.sh"
 
 # What may be edited. Sizes are the planner's: 105.1 of 133.4 GiB on an H200,
-#   python -m launch.plan --config=grpo:14b --config.grpo.remat=heads --topology=h200:4 --mesh=context=4 --tokens=74752
+#   astra plan --config=grpo:14b --config.grpo.remat=heads --topology=h200:4 --mesh=context=4 --tokens=74752
 CONFIG=${CONFIG:-grpo:14b}
 WEIGHTS=${WEIGHTS:-Qwen/Qwen3-14B}
 ENVIRONMENTS=${ENVIRONMENTS:-$root/runs/environments/train}

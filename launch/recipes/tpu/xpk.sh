@@ -20,7 +20,7 @@ if [ "$PROGRAM" = sft ]; then
   HELD_OUT=${HELD_OUT:-5%}
 fi
 # Sizes are the planner's: 26.9 of 31.2 GiB on a v6e chip. Of several slices data is as many (-1).
-#   python -m launch.plan --config=grpo:14b --config.grpo.remat=heads --topology=v6e:4x4 --mesh=context=16 --tokens=74752
+#   astra plan --config=grpo:14b --config.grpo.remat=heads --topology=v6e:4x4 --mesh=context=16 --tokens=74752
 CONFIG=${CONFIG:-grpo:14b}
 MESH=${MESH:-data=-1,context=16}
 REMAT=${REMAT:-heads}

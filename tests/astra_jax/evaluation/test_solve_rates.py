@@ -173,13 +173,11 @@ def test_environments_are_chosen_by_their_solve_rates():
     assert chosen({"a": None}) == ["a"], "nothing needs it"
     for settings in ({"solve_rates": (0.1, 0.9)}, {"order": "easy_first"}):
         (name,) = settings
-        with pytest.raises(
-            ValueError, match=rf"{name} is .* environment b has no .* \(1 of 2 .*`python -m launch.difficulty`"
-        ):
+        with pytest.raises(ValueError, match=rf"{name} is .* environment b has no .* \(1 of 2 .*`astra difficulty`"):
             chosen({"a": 0.5, "b": None}, **settings)
         with pytest.raises(ValueError, match="environment france has no recorded solve rate"):
             select_environments([make_environment()], dataclasses.replace(GRPO, **settings))
-    with pytest.raises(ValueError, match=r"the 2 go from 0 to 0.2; .*`python -m launch.difficulty`"):
+    with pytest.raises(ValueError, match=r"the 2 go from 0 to 0.2; .*`astra difficulty`"):
         chosen({"a": 0.0, "b": 0.2}, solve_rates=(0.3, 0.9))
     for wrong in ((0.9, 0.1), (-0.1, 1.0), (0.0, 1.1)):
         with pytest.raises(ValueError, match=r"solve_rates(\[\d\])? is .*; use .* from 0 to 1"):

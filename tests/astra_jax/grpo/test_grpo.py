@@ -597,7 +597,7 @@ async def test_stops_when_no_group_is_valid(pool, chat_tokenizer, tmp_path, caps
     assert any("update 0: 2 groups sampled, 0 valid, 2 of equal rewards; at most 3" in line for line in told)
     assert any("no batch of 2 valid groups: 3 groups sampled, 0 valid, 3 of equal rewards" in line for line in told)
     assert any("france: reward mean 0, min 0, max 0, 12 episodes in 3 groups" in line for line in told)
-    assert result.advice.startswith("All 12 episodes scored 0. Try easier environments (launch.difficulty")
+    assert result.advice.startswith("All 12 episodes scored 0. Try easier environments (astra difficulty")
     [row] = read_metrics(tmp_path / "metrics")  # no update has it
     assert row["step"] == 0 and row["exhausted/groups_sampled"] == row["exhausted/groups_equal"] == 3
     assert row["exhausted/reward_max"] == 0

@@ -86,7 +86,7 @@ def test_tensors_that_an_index_leaves_out_are_named(folder: Path) -> None:
         ("pytorch_model.bin", "write them once with transformers"),
         ("pytorch_model-00001-of-00002.bin", "write them once with transformers"),
         ("consolidated.00.pth", "write them once with transformers"),
-        ("model-q4.gguf", "convert it: python -m launch.convert --from_gguf"),
+        ("model-q4.gguf", "convert it: astra convert --from_gguf"),
     ],
 )
 def test_weights_in_other_files_are_refused_by_name(folder: Path, file: str, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m launch.serve` on a folder: what it prints, refuses, answers, and how it ends."""
+"""`astra serve` on a folder: what it prints, refuses, answers, and how it ends."""
 
 from __future__ import annotations
 

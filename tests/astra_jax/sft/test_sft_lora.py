@@ -290,7 +290,7 @@ def test_targets_that_there_are_not_are_refused_before_weights_are_read(world, t
 
 @pytest.mark.slow
 def test_the_command_merges_and_writes_what_peft_reads(world, whole, tmp_path) -> None:
-    """`launch.convert`: whole weights from adapters, adapters alone, and what is asked wrongly."""
+    """`astra convert`: whole weights from adapters, adapters alone, and what is asked wrongly."""
     model, first, base, _, _ = world
     source, result = whole[0] / "checkpoints", whole[1]
     with programs("launch.convert", tmp_path) as convert:
