@@ -102,6 +102,7 @@ setup(
         "jinja2>=3.1.5,<4",
         # The schemas that launch.audit checks; mcp needs it too. MIT.
         "jsonschema>=4.20,<5",
+        "referencing>=0.35,<1",
         # What an answer of a given form may go on with; MIT, 3 MB, without dependencies.
         "llguidance>=1.9,<2",
         "markupsafe>=2.1.5,<4",

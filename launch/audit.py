@@ -26,7 +26,7 @@ from astra_jax.base.terminal import say
 from launch.flags import cli, sandboxes, shared
 
 if TYPE_CHECKING:  # --help does not wait for them
-    from synthesis.audit.report import AuditReport, Source
+    from synthesis.audit.report import AuditedData, AuditReport
     from synthesis.core.records import ToolServer
 
 flags.adopt_module_key_flags(sandboxes)
@@ -102,9 +102,11 @@ async def _audit(limits: dict[str, float]) -> AuditReport:
             ) from None
 
 
-def _found(flag: flags.FlagHolder[str | None], *, held_out: bool | None) -> tuple[list[Source], dict[str, ToolServer]]:
+def _found(
+    flag: flags.FlagHolder[str | None], *, held_out: bool | None
+) -> tuple[list[AuditedData], dict[str, ToolServer]]:
     """Return the datasets that a flag names, and the servers beside them by id. Raises `UsageError`, `DatasetError`."""
-    from synthesis.audit.report import Source
+    from synthesis.audit.report import AuditedData
     from synthesis.core.datasets import CARD_FILE, read_card, read_dataset
     from synthesis.core.records import ToolEnvironment, ToolServer, Trajectory
 
@@ -120,13 +122,15 @@ def _found(flag: flags.FlagHolder[str | None], *, held_out: bool | None) -> tupl
         "Trajectory": Trajectory,
         "ToolEnvironment": ToolEnvironment,
     }
-    sources: list[Source] = []
+    sources: list[AuditedData] = []
     servers: dict[str, ToolServer] = {}
     for folder in sorted(folders):
         kind = read_card(folder)["kind"]
         if kind in kinds:
             name = str(folder.relative_to(path)) if folder != path else folder.name
-            sources.append(Source(name if held_out is None else f"{flag.name}: {name}", folder, kinds[kind], held_out))
+            sources.append(
+                AuditedData(name if held_out is None else f"{flag.name}: {name}", folder, kinds[kind], held_out)
+            )
     beside = {*folders, *(one.parent / "servers" for one in folders)}
     for folder in sorted(one for one in beside if (one / CARD_FILE).is_file()):
         if read_card(folder)["kind"] == "ToolServer":
@@ -138,11 +142,11 @@ def _found(flag: flags.FlagHolder[str | None], *, held_out: bool | None) -> tupl
     return sources, servers
 
 
-def _converted(path: Path, text: str, flag: str, *, held_out: bool | None) -> Source:
+def _converted(path: Path, text: str, flag: str, *, held_out: bool | None) -> AuditedData:
     """Return the dataset of a file of conversations. Raises `UsageError`."""
     from astra_jax.base.files import user_cache
     from synthesis.astra_format.conversations import CACHE_FOLDER, DEFECTS, kept_dataset
-    from synthesis.audit.report import Source
+    from synthesis.audit.report import AuditedData
     from synthesis.core.datasets import read_card
     from synthesis.core.records import Trajectory
 
@@ -151,7 +155,7 @@ def _converted(path: Path, text: str, flag: str, *, held_out: bool | None) -> So
     except InputError as error:
         raise cli.UsageError(f"--{flag}: {error}") from None
     name = path.name if held_out is None else f"{flag}: {path.name}"
-    return Source(name, folder, Trajectory, held_out, dict(read_card(folder)["skipped"]))
+    return AuditedData(name, folder, Trajectory, held_out, dict(read_card(folder)["skipped"]))
 
 
 def _summary(report: AuditReport) -> list[str]:

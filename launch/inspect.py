@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -93,7 +93,8 @@ async def _pages(path: str, kind: object, stack: AsyncExitStack) -> tuple[Pages,
             return ResultPages(path), ""
         if kind == PackedGroup.__name__:
             return BatchPages(DumpedBatches(path)), ""
-        for steps in (Task, ToolChain, ToolServer):
+        step_records: tuple[Any, ...] = (Task, ToolChain, ToolServer)
+        for steps in step_records:
             if kind == steps.__name__:
                 return StoredPages(path, steps), ""
         if kind != "ToolEnvironment":

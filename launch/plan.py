@@ -151,7 +151,7 @@ def _command(loop: str, plan: Plan, run: Any) -> list[str]:
 
 def _hub_name(size: str) -> str:
     """Return the name on the Hub of a preset's model, or a folder's name."""
-    return f"Qwen/Qwen3-{size.upper()}" if re.fullmatch(r"[\d.]+b(?:-a3b)?", size) else "weights"
+    return f"Qwen/Qwen3-{size.upper()}" if re.fullmatch(r"[\d.]{1,8}b(?:-a3b)?", size) else "weights"
 
 
 def _settings() -> Any:

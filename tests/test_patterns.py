@@ -52,7 +52,9 @@ MADE_AT_RUN_TIME = {
     "synthesis/trajectories/tasks.py": "a tool's name, escaped",
     "astra_jax/planner/hlo.py": "an attribute's name, our own, or a number",
     "astra_jax/planner/kernels.py": "our own names of a kernel's blocks",
+    "astra_jax/run/chips.py": "names of cards, escaped",
     "astra_jax/sft/rename_entities.py": "names, escaped",
+    "launch/flags/help_text.py": "our own patterns of flags",
 }
 """The files that make patterns of what they are given, and of what; none of it is a pattern that others wrote."""
 READS_OURS = {

@@ -148,6 +148,7 @@ def config(kind: str, *, example: str | None = None) -> Any:
         UsageError: there is no such configuration, or it is of another kind.
     """
     name = CONFIG.value if CONFIG.present or example is None else example
+    assert name is not None, "programs set a default"
     return cli.load_config(name, kind, model=_model_of_weights if example is None else _any_model)
 
 

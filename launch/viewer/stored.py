@@ -142,7 +142,8 @@ def find_pages(path: str) -> tuple[str, dict[str, Pages]]:
     if not journals_of(run):
         return data, {}
     more: dict[str, Pages] = {}
-    for name, kind in (("tasks", Task), ("chains", ToolChain), ("servers", ToolServer)):
+    kinds: tuple[tuple[str, Any], ...] = (("tasks", Task), ("chains", ToolChain), ("servers", ToolServer))
+    for name, kind in kinds:
         if (run / name / CARD_FILE).exists() and (run / name).absolute() != Path(data).absolute():
             more[f"/{name}"] = StoredPages(run / name, kind, f"/{name}")
     return data, more | {"/rejected": RejectedPages(run)}

@@ -23,7 +23,7 @@ RULES: Final = (
     "talk_of_simulation", "wrong_language", "foreign_words",
 )  # fmt: skip
 _FAILED_TEXT: Final = re.compile(
-    r"\s{0,80}(?:[\w.]{0,80}(?:error|exception|fault)\b|traceback|fail(?:ed|ure)\b|timed? ?-?out|request timed"
+    r"\A\s{0,80}(?:[\w.]{0,80}(?:error|exception|fault)\b|traceback|fail(?:ed|ure)\b|timed? ?-?out|request timed"
     r"|tool .{0,60}failed|(?:http )?[45]\d\d\b|too many requests|rate limit|service unavailable"
     r"|错误|失败|超时|请求(?:失败|超时)|出错)",
     re.IGNORECASE,
@@ -31,7 +31,7 @@ _FAILED_TEXT: Final = re.compile(
 
 
 @dataclass(frozen=True)
-class Call:
+class AuditedCall:
     """A call with its result.
 
     Attributes:
@@ -75,7 +75,7 @@ def is_failure(result: str) -> bool:
     )
 
 
-def calls_of(record: Trajectory) -> list[Call]:
+def calls_of(record: Trajectory) -> list[AuditedCall]:
     """Return a trajectory's calls in order, each with its result by id, or by position where ids are missing."""
     marked = {one.call_id for one in record.errors} | {one.call_id for one in record.failures}
     results: dict[int, list[Message]] = {}
@@ -85,7 +85,7 @@ def calls_of(record: Trajectory) -> list[Call]:
             place = position
         elif message.role == "tool":
             results.setdefault(place, []).append(message)
-    found: list[Call] = []
+    found: list[AuditedCall] = []
     turn = 0
     for position, message in enumerate(record.messages):
         turn += message.role == "user"
@@ -98,7 +98,9 @@ def calls_of(record: Trajectory) -> list[Call]:
             text = None if reply is None else reply.content
             failed = call.id in marked or (text is not None and is_failure(text))
             found.append(
-                Call(call.id, call.name, call.arguments, position, turn, text, failed, trained=message.weight != 0)
+                AuditedCall(
+                    call.id, call.name, call.arguments, position, turn, text, failed, trained=message.weight != 0
+                )
             )
     return found
 
@@ -147,7 +149,7 @@ def findings(record: Trajectory) -> Iterator[tuple[str, str]]:
     yield from _text_faults(record)
 
 
-def _structure(record: Trajectory, calls: list[Call]) -> Iterator[tuple[str, str]]:
+def _structure(record: Trajectory, calls: list[AuditedCall]) -> Iterator[tuple[str, str]]:
     tools = {tool.name: tool for tool in record.tools}
     for tool in record.tools:
         if reason := check_schema(tool):
@@ -169,10 +171,10 @@ def _structure(record: Trajectory, calls: list[Call]) -> Iterator[tuple[str, str
         yield "missing_result", f"{results - made} results belong to no call"
 
 
-def _call_faults(record: Trajectory, calls: list[Call]) -> Iterator[tuple[str, str]]:
+def _call_faults(record: Trajectory, calls: list[AuditedCall]) -> Iterator[tuple[str, str]]:
     tools = {tool.name: tool for tool in record.tools}
     held = texts.HeldText()
-    by_place: dict[int, list[Call]] = {}
+    by_place: dict[int, list[AuditedCall]] = {}
     for call in calls:
         by_place.setdefault(call.place, []).append(call)
     succeeded: dict[tuple[str, str], str] = {}
@@ -210,7 +212,7 @@ def _answers(record: Trajectory) -> Iterator[tuple[int, str]]:
             yield place, message.content
 
 
-def _answer_faults(record: Trajectory, calls: list[Call]) -> Iterator[tuple[str, str]]:
+def _answer_faults(record: Trajectory, calls: list[AuditedCall]) -> Iterator[tuple[str, str]]:
     start = 0
     for place, answer in _answers(record):
         before = [call for call in calls if call.place < place]
@@ -234,7 +236,7 @@ def _answer_faults(record: Trajectory, calls: list[Call]) -> Iterator[tuple[str,
                 yield "refusal_after_success", f"{match[0]!r} in {answer:.160}"
 
 
-def _failed_for_good(calls: list[Call]) -> list[Call]:
+def _failed_for_good(calls: list[AuditedCall]) -> list[AuditedCall]:
     """Return the failed calls whose tool does not succeed afterwards, and that never succeed themselves."""
     last = {call.name: call.place for call in calls if not call.failed}
     keys = {call.key for call in calls if not call.failed}
@@ -246,7 +248,7 @@ def _has_content(result: str | None) -> bool:
     return any(one not in ("", 0, False) for one in texts.leaves(texts.parsed(result or "")))
 
 
-def _unsupported(record: Trajectory, answer: str, place: int, calls: list[Call]) -> Iterator[tuple[str, str]]:
+def _unsupported(record: Trajectory, answer: str, place: int, calls: list[AuditedCall]) -> Iterator[tuple[str, str]]:
     heard = [one.content for one in record.messages[:place] if one.role != "assistant"]
     held = texts.HeldText(*heard, *map(schema_text, record.tools))
     outputs = [texts.parsed(call.result) for call in calls if call.result is not None]

@@ -61,7 +61,7 @@ RULES: Final[dict[str, Rule]] = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """A fault of one record.
 
     Attributes:
@@ -78,10 +78,10 @@ class Finding:
 
 
 @dataclass
-class Ledger:
+class AuditLedger:
     """All findings, and how many records each rule has checked or had to leave out."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     checked: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, dict[str, int]] = field(default_factory=dict)
     """Rule → reason → records that it could not check."""
@@ -100,7 +100,7 @@ class Ledger:
         for rule, detail in found():
             if rule not in seen:
                 seen.add(rule)
-                self.findings.append(Finding(rule, dataset, record, detail))
+                self.findings.append(AuditFinding(rule, dataset, record, detail))
 
     def leave_out(self, rule: str, reason: str, count: int = 1) -> None:
         """Count records that a rule could not check."""

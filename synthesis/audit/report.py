@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from astra_jax.base.files import Folder
 from synthesis.audit import conversations, environments
-from synthesis.audit.findings import RULES, Finding, Ledger
+from synthesis.audit.findings import RULES, AuditFinding, AuditLedger
 from synthesis.audit.replay import ReplayUnavailable, Runner
 from synthesis.audit.sets import LEAK_RULES, OWN_RULES, Digest, digest_of, duplicates, leaks
-from synthesis.audit.shape import Row, Shape
+from synthesis.audit.shape import Shape, ShapeRow
 from synthesis.core import text_claims as texts
 from synthesis.core.agent_phrases import FAILURES
 from synthesis.core.datasets import each_record
@@ -32,7 +32,7 @@ _NO_PHRASES: Final = "no phrases for the language"
 
 
 @dataclass(frozen=True)
-class Source:
+class AuditedData:
     """A dataset to audit.
 
     Attributes:
@@ -91,15 +91,15 @@ class AuditReport:
 
     datasets: list[dict[str, Any]]
     rules: list[RuleResult]
-    findings: list[Finding]
-    shape: dict[str, list[Row]]
+    findings: list[AuditFinding]
+    shape: dict[str, list[ShapeRow]]
 
     @property
     def failing(self) -> list[RuleResult]:
         """Rules whose limit is exceeded."""
         return [one for one in self.rules if one.fails]
 
-    def examples(self, rule: str, most: int = 20) -> list[Finding]:
+    def examples(self, rule: str, most: int = 20) -> list[AuditFinding]:
         """Return the first findings of a rule."""
         return [one for one in self.findings if one.rule == rule][:most]
 
@@ -112,7 +112,10 @@ class AuditReport:
 
 
 async def audit(
-    sources: Sequence[Source], servers: Mapping[str, ToolServer], runner: Runner | None, limits: Mapping[str, float]
+    sources: Sequence[AuditedData],
+    servers: Mapping[str, ToolServer],
+    runner: Runner | None,
+    limits: Mapping[str, float],
 ) -> AuditReport:
     """Audit datasets.
 
@@ -125,7 +128,7 @@ async def audit(
         DatasetError: a dataset cannot be read.
         ReplayUnavailable: the sandbox could not run a call.
     """
-    ledger = Ledger()
+    ledger = AuditLedger()
     digests: list[Digest] = []
     shapes: dict[str, Shape] = {}
     for source in sources:
@@ -141,7 +144,7 @@ async def audit(
         if source.unread is not None:
             ledger.checked["unreadable_row"] = ledger.checked.get("unreadable_row", 0) + shape.records + unread
             for reason, count in source.unread.items():
-                ledger.findings += [Finding("unreadable_row", source.name, "", reason)] * count
+                ledger.findings += [AuditFinding("unreadable_row", source.name, "", reason)] * count
     repeated = duplicates(digests)
     ledger.findings += repeated.findings
     for rule in OWN_RULES:
@@ -166,7 +169,7 @@ async def audit(
                        sorted(ledger.findings, key=lambda one: list(RULES).index(one.rule)), shape_rows)  # fmt: skip
 
 
-def _batches(source: Source) -> Iterator[list[Trajectory | ToolEnvironment]]:
+def _batches(source: AuditedData) -> Iterator[list[Trajectory | ToolEnvironment]]:
     batch: list[Trajectory | ToolEnvironment] = []
     for record in each_record(source.path, source.kind):
         batch.append(record)
@@ -177,13 +180,13 @@ def _batches(source: Source) -> Iterator[list[Trajectory | ToolEnvironment]]:
         yield batch
 
 
-def _is_held_out(record: Trajectory | ToolEnvironment, source: Source) -> bool:
+def _is_held_out(record: Trajectory | ToolEnvironment, source: AuditedData) -> bool:
     if source.held_out is not None:
         return source.held_out
     return isinstance(record, ToolEnvironment) and record.split == "held_out"
 
 
-def _described(source: Source, shape: Shape, digests: Sequence[Digest]) -> dict[str, Any]:
+def _described(source: AuditedData, shape: Shape, digests: Sequence[Digest]) -> dict[str, Any]:
     held = sum(one.held_out for one in digests if one.dataset == source.name)
     split = "held out" if held == shape.records else "training" if not held else f"{held} held out"
     return {
@@ -192,7 +195,7 @@ def _described(source: Source, shape: Shape, digests: Sequence[Digest]) -> dict[
     }  # fmt: skip
 
 
-def _check(record: Trajectory | ToolEnvironment, source: Source, ledger: Ledger) -> None:
+def _check(record: Trajectory | ToolEnvironment, source: AuditedData, ledger: AuditLedger) -> None:
     if isinstance(record, ToolEnvironment):
         ledger.check(source.name, record.id, environments.RULES, lambda: environments.findings(record))
         without = sum(not step.needs_tool for step in record.sub_questions)
@@ -212,10 +215,10 @@ def _check(record: Trajectory | ToolEnvironment, source: Source, ledger: Ledger)
 
 async def _replay(
     record: Trajectory | ToolEnvironment,
-    source: Source,
+    source: AuditedData,
     servers: Mapping[str, ToolServer],
     runner: Runner,
-    ledger: Ledger,
+    ledger: AuditLedger,
 ) -> None:
     """Run a record's calls again. Raises `ReplayUnavailable`."""
     if isinstance(record, ToolEnvironment):
@@ -256,4 +259,4 @@ def _code_of(server: str, tool: str, servers: Mapping[str, ToolServer]) -> tuple
     return found.execution.code, tool
 
 
-__all__ = ["AuditReport", "ReplayUnavailable", "RuleResult", "Source", "audit"]
+__all__ = ["AuditReport", "ReplayUnavailable", "RuleResult", "AuditedData", "audit"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from synthesis.audit.conversations import calls_of
-from synthesis.audit.findings import Finding
+from synthesis.audit.findings import AuditFinding
 from synthesis.core import text_claims as texts
 from synthesis.core.records import ToolEnvironment, Trajectory
 
@@ -58,7 +58,7 @@ def _is_telling(entity: str) -> bool:
 class Duplicates:
     """Duplicates within each dataset."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     similar: dict[str, int] = field(default_factory=dict)
     """Dataset → records that are an exact or a near duplicate."""
 
@@ -72,26 +72,26 @@ def duplicates(digests: Sequence[Digest]) -> Duplicates:
         ids: set[str] = set()
         for one in own:
             if one.id in ids:
-                found.findings.append(Finding("duplicate_id", dataset, one.id, "an earlier record has this id"))
+                found.findings.append(AuditFinding("duplicate_id", dataset, one.id, "an earlier record has this id"))
             ids.add(one.id)
             plain = texts.normal(one.question)
             if earlier := first.get(plain):
                 found.findings.append(
-                    Finding("exact_duplicate", dataset, one.id, f"as {earlier.id}: {one.question:.160}")
+                    AuditFinding("exact_duplicate", dataset, one.id, f"as {earlier.id}: {one.question:.160}")
                 )
             elif plain:
                 first[plain] = one
         left = list(first.values())
         for number, other, similarity in texts.near_pairs([one.question for one in left]):
             detail = f"{similarity:.2f} to {left[other].id}: {left[number].question:.120} | {left[other].question:.120}"
-            found.findings.append(Finding("near_duplicate", dataset, left[number].id, detail))
+            found.findings.append(AuditFinding("near_duplicate", dataset, left[number].id, detail))
         found.similar[dataset] = sum(
             one.dataset == dataset and one.rule in ("exact_duplicate", "near_duplicate") for one in found.findings
         )
     return found
 
 
-def leaks(digests: Iterable[Digest]) -> Iterator[Finding]:
+def leaks(digests: Iterable[Digest]) -> Iterator[AuditFinding]:
     """Yield for each held-out record what training data share with it."""
     held = [one for one in digests if one.held_out]
     trained = [one for one in digests if not one.held_out]
@@ -101,12 +101,12 @@ def leaks(digests: Iterable[Digest]) -> Iterator[Finding]:
     for record in held:
         if shared := sorted(record.calls & calls.keys()):
             where = calls[shared[0]]
-            yield Finding("leaked_call", record.dataset, record.id,
+            yield AuditFinding("leaked_call", record.dataset, record.id,
                           f"{shared[0][0]}{shared[0][1]:.120} is in {where.dataset}, {where.id}")  # fmt: skip
         if (same := questions.get(texts.normal(record.question))) and record.question.strip():
-            yield Finding("leaked_question", record.dataset, record.id,
+            yield AuditFinding("leaked_question", record.dataset, record.id,
                           f"{same.dataset}, {same.id} asks {record.question:.160}")  # fmt: skip
         if named := sorted(record.entities & entities.keys()):
             where = entities[named[0]]
-            yield Finding("leaked_entity", record.dataset, record.id,
+            yield AuditFinding("leaked_entity", record.dataset, record.id,
                           f"{named[0]} is in {where.dataset}, {where.id}")  # fmt: skip

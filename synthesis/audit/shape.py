@@ -18,7 +18,7 @@ _PLACE: Final = "…"
 
 
 @dataclass(frozen=True)
-class Row:
+class ShapeRow:
     """One measure of a dataset.
 
     Attributes:
@@ -36,12 +36,14 @@ class Row:
     meets: bool | None = None
 
 
-def _row(name: str, value: float | None, paper: str = "", least: float | None = None, most: float | None = None) -> Row:
+def _row(
+    name: str, value: float | None, paper: str = "", least: float | None = None, most: float | None = None
+) -> ShapeRow:
     if least is None and most is None or value is None:
-        return Row(name, value, paper)
+        return ShapeRow(name, value, paper)
     goal = " to ".join(f"{one:g}" for one in (least, most) if one is not None)
     goal = goal if least is not None and most is not None else f"{'at least' if most is None else 'at most'} {goal}"
-    return Row(name, value, paper, goal, (least is None or value >= least) and (most is None or value <= most))
+    return ShapeRow(name, value, paper, goal, (least is None or value >= least) and (most is None or value <= most))
 
 
 @dataclass
@@ -131,7 +133,7 @@ class Shape:
         counter = self.counts.get(name)
         return 1 - len(counter) / counter.total() if counter else None
 
-    def rows(self, similar: int, *, environments: bool) -> list[Row]:
+    def rows(self, similar: int, *, environments: bool) -> list[ShapeRow]:
         """Return the measures.
 
         Args:

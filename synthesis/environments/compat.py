@@ -13,7 +13,7 @@ from synthesis.pipeline.pipeline_run import resolved
 from synthesis.pipeline.stage_keys import digest_of
 
 _NOT_NAMED = {"concurrency": 0, "questions": "", "knowledge": "", "taxonomy": "", "tools_of": ""}
-_LATER = ("license", "stateful_share", "informative_joins", "own_stages")
+_LATER = ("documents", "license", "stateful_share", "informative_joins", "own_stages")
 """Settings that were added later: version 0.1 had none of them."""
 
 

@@ -170,8 +170,10 @@ def _split(block: _Block) -> Iterator[_Block]:
 def _decoded(data: bytes, name: str, suffix: str) -> str:
     """Return the text of a file: UTF-8, UTF-16 with a mark, or what HTML declares. Raises `_Rejected`."""
     encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    if suffix in (".html", ".htm", ".xhtml") and (named := re.search(rb"charset=[\"']?([\w-]{1,40})", data[:2_048])):
-        encoding = named[1].decode() if encoding == "utf-8-sig" and named[1].lower() != b"utf-8" else encoding
+    if suffix in (".html", ".htm", ".xhtml") and (
+        named := re.search(r"charset=[\"']?([\w-]{1,40})", data[:2_048].decode("latin-1"))
+    ):
+        encoding = named[1] if encoding == "utf-8-sig" and named[1].lower() != "utf-8" else encoding
     try:
         text = data.decode(encoding)
     except (UnicodeDecodeError, LookupError) as error:
@@ -345,7 +347,7 @@ _READERS: Mapping[str, Callable[[str], list[_Block]]] = {
 
 
 def place_text(place: DocumentPassage) -> str:
-    """Write a place for people: `docs/leave.md, Leave › Sick leave, characters 120 to 980`."""
+    """Write a place for people: `handbook/leave.md, Leave › Sick leave, characters 120 to 980`."""
     page = f"page {place.page}" if place.page else ""
     parts = (place.file, page, place.heading, f"characters {place.start:,} to {place.end:,}")
     return ", ".join(part for part in parts if part)

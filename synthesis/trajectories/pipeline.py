@@ -222,7 +222,7 @@ class _Run:
         self.pipeline.reject("tools", registries.reasons(), details)
         # What runs comes first: of servers that are there twice, the first is kept.
         todo_servers = todo_documents(languages) if config.uses_todo_server(by_rules=self.by_rules) else []
-        self.built_in = {one.id for one in [*packaged, *facts, *todo_servers]}
+        self.built_in = {one.id for one in packaged} | {one.id for one in [*facts, *todo_servers]}
         return [*collected, *facts, *registries.documents, *todo_servers]
 
     def normalize(self, documents: Sequence[ServerDocument]) -> None:
@@ -253,9 +253,9 @@ class _Run:
             details.setdefault(reason, detail)
         self.pipeline.reject("normalize", reasons, details)
         if not self._askable():
-            rejected, examples = self.pipeline.summary.rejected, self.pipeline.summary.details
+            rejected, known = self.pipeline.summary.rejected, self.pipeline.summary.details
             why = [
-                f"{count:,} {reason} ({examples[stage][reason]:.200})"
+                f"{count:,} {reason} ({known[stage][reason]:.200})"
                 for stage in ("collect", "tools", "normalize")
                 for reason, count in rejected.get(stage, {}).items()
             ]

@@ -101,7 +101,10 @@ class TaskSampler:
         ]
         if not any(config.languages[name] for name in self._languages):
             raise InputError("no server has a chain that a task could be about; allow more walks, or shorter chains")
-        needs = {"confirmation": bool(self._todo_servers), "irrelevant_tools": self._has_others()}
+        needs: dict[Behaviour, bool] = {
+            "confirmation": bool(self._todo_servers),
+            "irrelevant_tools": self._has_others(),
+        }
         self.impossible = {name for name, has in needs.items() if not has and config.behaviours.get(name)}
         """Behaviours that no server is there for; their tasks are ordinary ones."""
 

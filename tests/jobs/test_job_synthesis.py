@@ -13,6 +13,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -234,12 +235,13 @@ async def test_environments_from_own_documents(installed_astra, folder: Path, hi
     (folder / "handbook.pdf").write_bytes(pdf(passage("Fir"), "", passage("Gorse")))
     (folder / "scan.pdf").write_bytes(pdf("", ""))
     async with DocumentModel() as url:
-        ended = await asyncio.to_thread(
+        ask = partial(
             installed_astra, "environments", "--workdir=runs/pumps", "--config.count=7",
             '--config.documents=["docs/*.md", "yard.html", "handbook.pdf", "scan.pdf"]', f"--teacher_url={url}",
             *TEACHER, "--judge_own_text", '--config.structures={"single_hop": 1}', "--config.hardened_share=0",
             '--config.distractors={"high": 0, "medium": 0, "low": 0}', cwd=folder, env=hidden,
         )  # fmt: skip
+        ended = await asyncio.to_thread(ask)
     assert ended.code == 0, ended.output
     assert "own sources: 7 passages of 4 documents; 7 questions about 7 of the passages" in ended.output
     assert "built-in sources: none" in ended.output

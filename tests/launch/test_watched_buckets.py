@@ -20,6 +20,7 @@ from viewing import ROOT, stored_runs, until
 
 from astra_jax.base.files import location
 from launch.viewer import workdirs
+from launch.viewer.outcome import outcome_of
 from launch.viewer.watched import Watched, Watcher
 from synthesis.core.workdir import locked
 
@@ -97,7 +98,7 @@ def test_a_run_goes_on_ends_and_is_killed(bucket: Storage, often: None, tmp_path
         bucket.put("live/metrics/metrics.jsonl", metrics + json.dumps({"step": 41, "loss": 0.5}).encode() + b"\n")
         bucket.put("live/rollouts/update_42.1.journal", b"a turn")
         until(lambda: watcher.look().trainings[0].step == 41)
-        assert watcher.look().waits.startswith("GRPO works on step 42 of 140.")
+        assert "step 42 of 140" in outcome_of(watcher.look()).headline
     until(lambda: watcher.look().state == "stopped")  # it has ended: the lock is gone
     bucket.put("live/lock", b"process 1 of another\nabc\n1\n")
     until(lambda: watcher.look().state == "elsewhere")

@@ -42,7 +42,7 @@ from launch.viewer.trajectories import TrajectoryPages
 from launch.viewer.watch_pages import WatchService
 from launch.viewer.watched import Watcher
 from sandbox.interface import Sandbox
-from synthesis.audit.report import Source, audit
+from synthesis.audit.report import AuditedData, audit
 from synthesis.core.datasets import write_dataset
 from synthesis.core.environment import CallRecord
 from synthesis.core.rate_limits import Spent
@@ -275,7 +275,7 @@ def every_page(folder: Path) -> Iterator[dict[str, str]]:
         "environments": ToolEnvironment,
         "trajectories": Trajectory,
     }
-    report = asyncio.run(audit([Source(name, folder / name, kind) for name, kind in kinds.items()], {}, None, {}))
+    report = asyncio.run(audit([AuditedData(name, folder / name, kind) for name, kind in kinds.items()], {}, None, {}))
     (folder / "audit.html").write_text(rendered_page("audit.html.jinja", report=report), encoding="utf-8")
     found["report"] = quickstart_report(folder / "quickstart").as_uri()
     with ExitStack() as stack:

@@ -85,13 +85,14 @@ def test_what_is_drawn_does_not_depend_on_them(monkeypatch: pytest.MonkeyPatch) 
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 61, 5 + i).tolist() for i in range(16)]
     counts: list[int] = []
-    ran = Worker._run_decode
+    place = Worker._placed
 
-    def counted(self: Worker, count: int, *args: Any, **options: Any) -> Any:
-        counts.append(count)
-        return ran(self, count, *args, **options)
+    def counted(self: Worker, *args: Any) -> Any:
+        placed = place(self, *args)
+        counts.append(placed[0])
+        return placed
 
-    monkeypatch.setattr(Worker, "_run_decode", counted)
+    monkeypatch.setattr(Worker, "_placed", counted)
 
     async def drawn() -> list[Completion]:
         config = EngineConfig(slots=16, max_length=64, prefill_chunk=16, decode_chunk=4, min_window=64)

@@ -237,17 +237,17 @@ def test_what_is_killed_while_it_is_written_is_not_read(tmp_path: Path, monkeypa
 
 
 def test_another_process_that_was_first_is_believed(tmp_path: Path, monkeypatch) -> None:
-    from synthesis.astra_format import conversations
+    from synthesis.core import datasets
 
     file, cache = written(tmp_path / "a.jsonl", ROWS["openai"]), tmp_path / "cache"
-    write = conversations.write_dataset
+    write = datasets.write_dataset
 
     def beside(path: Path, *arguments: Any, **more: Any) -> str:
-        monkeypatch.setattr(conversations, "write_dataset", write)
+        monkeypatch.setattr(datasets, "write_dataset", write)
         kept_dataset([file], cache)
         return write(path, *arguments, **more)
 
-    monkeypatch.setattr(conversations, "write_dataset", beside)
+    monkeypatch.setattr(datasets, "write_dataset", beside)
     kept = kept_dataset([file], cache)
     assert [one.name for one in cache.iterdir()] == [kept.name] and len(read_dataset(kept, Trajectory)) == 1
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from sandbox import SandboxConfig, SandboxPool
 from synthesis.audit.findings import RULES
 from synthesis.audit.replay import Runner
-from synthesis.audit.report import AuditReport, Source, audit
+from synthesis.audit.report import AuditedData, AuditReport, audit
 from synthesis.core import text_claims as texts
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import (
@@ -246,7 +246,7 @@ async def audited(folder: Any, *records: Any, pool: SandboxPool, servers: Any = 
     """The report of one dataset of these records."""
     kind = type(records[0])
     write_dataset(folder / "data", kind, records, card={})
-    return await audit([Source("data", folder / "data", kind)], servers or {}, Runner(pool), limits)
+    return await audit([AuditedData("data", folder / "data", kind)], servers or {}, Runner(pool), limits)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -301,8 +301,8 @@ async def test_duplicates_and_leaks(pool, tmp_path) -> None:
     for name, records in (("train", train), ("held_out", held)):
         write_dataset(tmp_path / name, ToolEnvironment, records, card={})
     sources = [
-        Source("train", tmp_path / "train", ToolEnvironment),
-        Source("held", tmp_path / "held_out", ToolEnvironment, held_out=True),
+        AuditedData("train", tmp_path / "train", ToolEnvironment),
+        AuditedData("held", tmp_path / "held_out", ToolEnvironment, held_out=True),
     ]
     report = await audit(sources, {}, None, {"exact_duplicate": 1})
     found = {(one.rule, one.record) for one in report.findings}
