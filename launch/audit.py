@@ -29,8 +29,6 @@ if TYPE_CHECKING:  # --help does not wait for them
     from synthesis.audit.report import AuditedData, AuditReport
     from synthesis.core.records import ToolServer
 
-flags.adopt_module_key_flags(sandboxes)
-
 _KINDS = "a folder of trajectories or environments, a workdir, or a .jsonl or .parquet file of conversations"
 _DATA = flags.DEFINE_string("data", None, f"Dataset: {_KINDS}.")
 _HELD_OUT = shared.held_out(f"{_KINDS}. Its calls, questions and entities must not occur in --data.")

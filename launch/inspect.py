@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # --help does not wait for it
 _DATA = flags.DEFINE_string(
     "data",
     None,
-    "Workdir of a synthesis, one of its datasets, an evaluation's results, or a GRPO run's batches.",
+    "Dataset: the workdir of a synthesis, one of its datasets, an evaluation's results, or a GRPO run's batches.",
 )
 _PORT = shared.port(8800)
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,7 +150,7 @@ def _command(loop: str, plan: Plan, run: Any) -> list[str]:
 
 def _hub_name(size: str) -> str:
     """Return the name on the Hub of a preset's model, or a folder's name."""
-    return f"Qwen/Qwen3-{size.upper()}" if re.fullmatch(r"[\d.]{1,8}b(?:-a3b)?", size) else "weights"
+    return f"Qwen/Qwen3-{size.upper()}" if size[:1].isdigit() else "weights"
 
 
 def _settings() -> Any:

@@ -166,8 +166,9 @@ def suggest(
     others = {one: found[1] for one in (*FORMER_SETTINGS, *_OURS) if (found := known(one))}
     for vocabulary in (own_flags, own_settings, others) if as_flag else (own_settings, own_flags, others):
         for one in (name, last):
-            if near := difflib.get_close_matches(one, vocabulary, n=1, cutoff=CLOSE):
-                return f"the nearest is {vocabulary[near[0]]}"
+            if near := difflib.get_close_matches(one, vocabulary, n=3, cutoff=CLOSE):
+                swapped = [found for found in near if sorted(found) == sorted(one)]  # letters in another order
+                return f"the nearest is {vocabulary[(swapped or near)[0]]}"
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from astra_jax.base.files import write_text
 from astra_jax.run.identity import check_same_run
-from synthesis.core.workdir import LOCK, WorkdirError, locked
+from synthesis.core.workdir import ENDING, LOCK, WorkdirError, locked
 
 _PART = ".part"
 """Suffix, instead of `.json`, of a stage that is not finished."""
@@ -32,7 +32,7 @@ class Ledger:
         file = workdir / "run.json"
         if workdir.exists() and not workdir.is_dir():
             raise WorkdirError(f"{workdir} is a file; give --workdir a folder")
-        begun = {LOCK, f"{file.name}.partial"}  # what is there of a run that was killed as it began
+        begun = {LOCK, ENDING, f"{file.name}.partial"}  # what is there of a run that was killed as it began
         if workdir.exists() and not file.exists() and any(p.name not in begun for p in workdir.iterdir()):
             raise WorkdirError(f"{workdir} has files, but not those of a run; give --workdir a new or an empty folder")
         self._lock = contextlib.ExitStack()

@@ -44,6 +44,8 @@ _WORDS_OF_NUMBERS: Final = {
     )
     for word in words.split()
 }
+_MARKS: Final = re.compile(r"[_/\\@.`=#]")
+"""Characters of addresses, paths and codes."""
 _LARGEST: Final = 1e300
 _SCALES: Final = (1.0, 1e2, 1e3, 1e4, 1e6, 1e8, 1e9)
 _SCRIPTS: Final = {

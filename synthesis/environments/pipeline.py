@@ -146,10 +146,10 @@ class _Run:
                 "stateful_share: the offline teacher's worlds are English; give `en` a weight in languages"
             )
         self.config, self.embedder, self.seed = config, executor.embedder, seed
+        self.given = _given(config)
         for name in ("tools_of", "documents", "knowledge", "taxonomy"):
             if getattr(config, name) and executor.by_rules:
                 raise InputError(f"{name}: the offline teacher asks over its own tables; give --teacher_url")
-        self.given = _given(config)
         self.documents = read_documents(config.documents)
         worlds_in: Language | None = "en" if executor.by_rules else None
         self.seeds = question_seeds(config, seed, list(self.given.values()), worlds_in, self.documents.passages)

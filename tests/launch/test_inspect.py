@@ -23,11 +23,11 @@ from synthesis.core.records import (
     Answer,
     CodeTool,
     Difficulty,
+    Message,
     QualityScores,
     ReferenceCall,
     SubQuestion,
     ToolEnvironment,
-    ToolServer,
     ToolSpec,
 )
 
@@ -314,16 +314,16 @@ def test_what_cannot_be_shown_is_said_on_a_page(port, path: str, status: int, wo
 
 
 def test_bad_input_is_one_line_and_exit_code_2(dataset, port, refused, tmp_path) -> None:
-    write_dataset(tmp_path / "servers", ToolServer, [], card={})
+    write_dataset(tmp_path / "messages", Message, [], card={})
     write_dataset(tmp_path / "twice", ToolEnvironment, [NORWAY, NORWAY], card={})
     write_dataset(tmp_path / "corrupt", ToolEnvironment, [NORWAY], card={})
     (tmp_path / "corrupt" / "records.array_record").write_bytes(b"nothing")
     for path, flags, words in [
         (tmp_path / "none", [], "no dataset at"),
         (
-            tmp_path / "servers",
+            tmp_path / "messages",
             [],
-            "it holds ToolServer records; give a dataset of Trajectory, ToolEnv",
+            "it holds Message records; give a dataset of Trajectory, ToolEnv",
         ),
         (tmp_path / "corrupt", [], "and run its stage again"),
         (tmp_path / "twice", [], "two environments have the id 'norway'"),

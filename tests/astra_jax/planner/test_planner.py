@@ -280,7 +280,7 @@ ACCELERATOR_TYPES = [
 
 def test_slices_are_checked() -> None:
     assert Slice.parse("v5p:2x2x4").chips == 16
-    with pytest.raises(PlanError, match="there is no chip 'v9'; use one of v5e, v5p, v6e"):
+    with pytest.raises(PlanError, match="there is no chip 'v9'; use one of v4, v5e, v5p, v6e"):
         Slice.parse("v9:2x2")
     with pytest.raises(PlanError, match="no slices of more than 131,072 chips"):
         Slice.parse("v5p:4x4x999999999")

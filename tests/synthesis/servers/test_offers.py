@@ -142,7 +142,7 @@ async def test_of_very_many_the_first_are_kept(tmp_path):
 async def test_a_preview_shows_what_running_servers_offer(tmp_path):
     config = TrajectoriesConfig(
         trajectories=2, sources=(source(tmp_path, "all"), default_sources(["en"])[1]), fact_servers=("numbers",),
-        languages={"en": 1.0}, behaviours={}, walks=5, proposals=1, mcp_share=0.0, mcp_timeout_seconds=120.0,
+        languages={"en": 1.0}, behaviours={}, walks=5, proposals=1, mcp_share=0.01, mcp_timeout_seconds=120.0,
     )  # fmt: skip
     seen = Preview(2)
     async with SandboxPool(SandboxConfig()) as pool:
