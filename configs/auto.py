@@ -178,7 +178,8 @@ def choose_mesh(
 
     whole, memory = holds(1, "none"), f"{devices.memory / GIB:.3g} GiB"
     if whole <= _USED * devices.memory:
-        return sizes(1), f"each device has a copy of the weights: about {whole / GIB:.2g} of its {memory}{shared}"
+        holder = "each device has" if context == 1 else f"{context} devices together have"
+        return sizes(1), f"{holder} a copy of the weights: about {whole / GIB:.2g} of a device's {memory}{shared}"
     reason = f"a copy of the weights on each device would take about {whole / GIB:.2g} of its {memory}"
     per_host = rows // devices.hosts
     if devices.platform == "gpu" and rows % devices.hosts == 0 and 1 < per_host < rows:

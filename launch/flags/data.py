@@ -168,17 +168,17 @@ def _kept(flag: flags.FlagHolder[str | None]) -> Folder:
     said = f"--{flag.name}={text}"
     if not _is_read(text):
         return text
-    cache = user_cache(CACHE_FOLDER)
-    try:
-        with tempfile.TemporaryDirectory() as downloads:
-            if text.startswith(hub.PREFIX):
-                files = hub.dataset_files(text, said, SUFFIXES)
-            else:
-                files = [_downloaded(flag, Path(downloads)) if "://" in text else Path(text)]
+    with tempfile.TemporaryDirectory() as downloads:
+        if text.startswith(hub.PREFIX):
+            files = hub.dataset_files(text, said, SUFFIXES)
+        else:
+            files = [_downloaded(flag, Path(downloads)) if "://" in text else Path(text)]
+        cache = user_cache(CACHE_FOLDER)
+        try:
             found = kept_dataset(files, cache, accept=_ACCEPT.value, skip_bad=_SKIP_BAD.value, source=text)
-    except InputError as error:
-        remedy = "" if _SKIP_BAD.value else " (--skip_bad skips such rows)"
-        raise cli.UsageError(f"--{flag.name}: {error}{remedy}") from None
+        except InputError as error:
+            remedy = "" if _SKIP_BAD.value else " (--skip_bad skips such rows)"
+            raise cli.UsageError(f"--{flag.name}: {error}{remedy}") from None
     card = read_card(found)
     skipped = [f"{count} {reason}, such as {card['examples'][reason]}" for reason, count in card["skipped"].items()]
     left = f"; left out: {'; '.join(skipped)}" if skipped else ""

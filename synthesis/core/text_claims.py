@@ -264,7 +264,8 @@ def foreign_words(text: str, language: str) -> list[str]:
     """Return lower-case Latin words in a text of another script. Names and codes have capitals or digits."""
     if not has_script_of_its_own(language):
         return []
-    cleaned = re.sub(r"https?://\S+|[A-Za-z0-9_/\\@.`=#-]*[_/\\@.`=#][A-Za-z0-9_/\\@.`=#-]*", " ", text)
+    # Each run of such characters is read once: a pattern that asks for a mark in it would backtrack.
+    cleaned = re.sub(r"[A-Za-z0-9_/\\@.`=#:-]+", lambda run: " " if _MARKS.search(run[0]) else run[0], text)
     return re.findall(r"(?<![A-Za-z0-9-])[a-z]{3,}(?![A-Za-z0-9-])", cleaned)
 
 

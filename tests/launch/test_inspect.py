@@ -323,7 +323,7 @@ def test_bad_input_is_one_line_and_exit_code_2(dataset, port, refused, tmp_path)
         (
             tmp_path / "messages",
             [],
-            "it holds Message records; give a dataset of Trajectory, ToolEnv",
+            "it holds Message records; give the workdir of a synthesis",
         ),
         (tmp_path / "corrupt", [], "and run its stage again"),
         (tmp_path / "twice", [], "two environments have the id 'norway'"),

@@ -99,7 +99,9 @@ def test_a_run_goes_on_ends_and_is_killed(bucket: Storage, often: None, tmp_path
         bucket.put("live/rollouts/update_42.1.journal", b"a turn")
         until(lambda: watcher.look().trainings[0].step == 41)
         assert "step 42 of 140" in outcome_of(watcher.look()).headline
-    until(lambda: watcher.look().state == "stopped")  # it has ended: the lock is gone
+    until(lambda: watcher.look().state == "finished")  # it has ended, and said so
+    bucket.remove("live/ending.json")
+    until(lambda: watcher.look().state == "stopped")  # the lock is gone
     bucket.put("live/lock", b"process 1 of another\nabc\n1\n")
     until(lambda: watcher.look().state == "elsewhere")
     until(lambda: watcher.look().state == "stopped")  # nothing renews it
