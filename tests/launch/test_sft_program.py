@@ -110,7 +110,8 @@ def finished(world, tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     result = run(world, workdir, f"--held_out={world / 'held_out'}", "--profile_steps=5:5")
     assert re.search(
-        rf"/whole/checkpoints: {STEPS} steps, finished, loss \d\.\d+; 36 examples, 0 cut, 0 dropped; cpu",
+        rf"/whole/checkpoints: {STEPS} steps, finished, loss \d\.\d+, held-out loss \d\.\d+; 36 examples, 0 cut, "
+        r"0 dropped; cpu",
         result.stdout,
     )
     return workdir
