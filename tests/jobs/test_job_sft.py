@@ -105,7 +105,7 @@ def test_the_same_command_resumes_with_the_same_split(installed_astra, trained: 
     assert split_of(run) == split
     for changed, named in (
         ("--held_out=20%", "(--data, or the share of --held_out)"),
-        ("--config.sft.batch_size=2", "(--config.sft.batch_size)"),
+        ("--config.sft.batch_size=12", "(--config.sft.batch_size)"),
     ):
         refused = installed_astra(*COMMAND, changed, cwd=trained.folder)
         assert refused.code == 2 and "belongs to another run" in refused.output and named in refused.output
