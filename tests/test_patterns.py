@@ -37,7 +37,7 @@ LENGTH, MOST_SECONDS = 20_000, 0.1
 ENDS = ("\0", "é", "!", "")
 MADE_AT_RUN_TIME = {
     "synthesis/astra_format/candidates.py": "words, escaped, with spaces between",
-    "synthesis/core/agent_phrases.py": "our own patterns",
+    "synthesis/audit/agent_phrases.py": "our own patterns",
     "synthesis/core/answer_words.py": "our own patterns",
     "synthesis/core/locales.py": "our own patterns, and the CLDR's words, escaped",
     "synthesis/core/echoes.py": "arguments of reference calls, escaped",

@@ -120,36 +120,35 @@ class _Guarded:
         self._try("begin", lambda: setattr(self, "_tracker", make()))
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
-        if (tracker := self._tracker) is not None:
-            self._try(f"take step {step}", lambda: tracker.log(step, row))
+        tracker = self._tracker
+        if tracker is not None and not self._try(f"take step {step}", lambda: tracker.log(step, row)):
+            self._tracker = None
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample], page: str) -> None:
         log = getattr(self._tracker, "log_samples", None)
         if log is None or not self._takes_samples:
             return
-        try:
-            log(step, samples, page if len(page) <= _MAX_PAGE else "")
-        except Exception as error:  # errors of three libraries and their services
-            self._takes_samples = False
-            logging.warning(
-                "%s could not take the samples of step %d (%s: %s), and gets no more samples; it still gets metrics",
-                self._name, step, type(error).__name__, first_line(error),
-            )  # fmt: skip
+        self._takes_samples = self._try(
+            f"take the samples of step {step}",
+            lambda: log(step, samples, page if len(page) <= _MAX_PAGE else ""),
+            "gets no more samples; it still gets metrics",
+        )
 
     def close(self) -> None:
         if (tracker := self._tracker) is not None:
             self._try("end", tracker.close)
             self._tracker = None
 
-    def _try(self, what: str, do: Any) -> None:
+    def _try(self, what: str, do: Any, then: str = "gets nothing more; metrics.jsonl has all rows") -> bool:
+        """Return whether it succeeded; else a warning says what follows."""
         try:
             do()
         except Exception as error:  # errors of three libraries and their services
-            self._tracker = None
             logging.warning(
-                "%s could not %s (%s: %s), and gets nothing more; metrics.jsonl has all rows",
-                self._name, what, type(error).__name__, first_line(error),
-            )  # fmt: skip
+                "%s could not %s (%s: %s), and %s", self._name, what, type(error).__name__, first_line(error), then
+            )
+            return False
+        return True
 
 
 def _identity(folder: epath.Path) -> str:

@@ -198,14 +198,7 @@ def _suggestion(name: str, value: str, settings: Callable[[], Any] | None) -> st
     if settings is not None:
         with contextlib.suppress(Exception):  # --config is wrong too, which the next start reports
             names = list(setting_names(settings()))
-    return known_names.suggest(name, value, names, _own_flags())
-
-
-def _own_flags() -> set[str]:
-    """Return the names of the program's flags, without absl's."""
-    return {
-        flag.name for module, own in flags.FLAGS.flags_by_module_dict().items() if "absl" not in module for flag in own
-    }
+    return known_names.suggest(name, value, names, help_text.own_flags().keys())
 
 
 def _in_our_words(error: flags.Error) -> str:
@@ -440,7 +433,7 @@ def _put_whole(wanted: _Tree, config: Any, whole: str, name: str, text: str) -> 
             every = list(setting_names(config))
             if (today := todays_name(name)) in every:
                 raise UsageError(f"{_PREFIX}{name}: this setting is called {_PREFIX}{today} now")
-            found = known_names.suggest(name, text, every, _own_flags(), as_flag=False)
+            found = known_names.suggest(name, text, every, help_text.own_flags().keys(), as_flag=False)
             listed = f"--{_HELP_CONFIG} lists the settings"
             raise UsageError(f"{_PREFIX}{name}: there is no such setting; {found or listed}")
         holder, at = at, getattr(at, part)

@@ -50,13 +50,8 @@ def help_text() -> str:
 
 
 def sections() -> Iterator[tuple[str, list[flags.Flag]]]:
-    """Yield (heading, flags) of each section of the program's help that has flags. Flags of libraries are left out."""
-    by_name = {
-        flag.name: flag
-        for module, defined in flags.FLAGS.flags_by_module_dict().items()
-        if module.endswith(".py") or module.partition(".")[0] in _OURS
-        for flag in defined
-    }
+    """Yield (heading, flags) of each section of the program's help that has flags."""
+    by_name = own_flags()
     section_of = {
         name: next((title for title, pattern in _SECTIONS if re.fullmatch(pattern, name)), "") for name in by_name
     }
@@ -75,6 +70,16 @@ def sections() -> Iterator[tuple[str, list[flags.Flag]]]:
     for title, names in listed:
         if names:
             yield title, [by_name[name] for name in names]
+
+
+def own_flags() -> dict[str, flags.Flag]:
+    """Return the program's flags by name, without those of libraries."""
+    return {
+        flag.name: flag
+        for module, defined in flags.FLAGS.flags_by_module_dict().items()
+        if module.endswith(".py") or module.partition(".")[0] in _OURS
+        for flag in defined
+    }
 
 
 def is_required(name: str) -> bool:

@@ -13,8 +13,8 @@ import msgspec
 import referencing
 import referencing.exceptions
 
-from synthesis.core import agent_phrases
-from synthesis.core import text_claims as texts
+from synthesis.audit import agent_phrases
+from synthesis.audit import text_claims as texts
 from synthesis.core.records import Message, ToolSpec, Trajectory
 
 RULES: Final = (

@@ -6,9 +6,9 @@ import graphlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from synthesis.audit import agent_phrases
+from synthesis.audit import text_claims as texts
 from synthesis.audit.conversations import check_schema, misfit, schema_text
-from synthesis.core import agent_phrases
-from synthesis.core import text_claims as texts
 from synthesis.core.records import Answer, ReferenceCall, SubQuestion, ToolEnvironment, World
 
 if TYPE_CHECKING:

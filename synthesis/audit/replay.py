@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sandbox.interface import Sandbox
 from sandbox.outcomes import CallResult
-from synthesis.core.text_claims import canonical
+from synthesis.audit.text_claims import canonical
 
 _AT_ONCE: Final = 16
 

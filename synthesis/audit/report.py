@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from astra_jax.base.files import Folder
 from synthesis.audit import conversations, environments
+from synthesis.audit import text_claims as texts
+from synthesis.audit.agent_phrases import FAILURES
 from synthesis.audit.findings import RULES, AuditFinding, AuditLedger
 from synthesis.audit.replay import ReplayUnavailable, Runner
 from synthesis.audit.sets import LEAK_RULES, OWN_RULES, Digest, digest_of, duplicates, leaks
 from synthesis.audit.shape import Shape, ShapeRow
-from synthesis.core import text_claims as texts
-from synthesis.core.agent_phrases import FAILURES
 from synthesis.core.datasets import each_record
 from synthesis.core.records import (
     CodeExecution,

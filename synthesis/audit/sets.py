@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from synthesis.audit import text_claims as texts
 from synthesis.audit.conversations import calls_of
 from synthesis.audit.findings import AuditFinding
-from synthesis.core import text_claims as texts
 from synthesis.core.records import ToolEnvironment, Trajectory
 
 OWN_RULES: Final = ("exact_duplicate", "near_duplicate", "duplicate_id")

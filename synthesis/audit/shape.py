@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from synthesis.audit import agent_phrases
+from synthesis.audit import text_claims as texts
 from synthesis.audit.conversations import calls_of, is_failure
-from synthesis.core import agent_phrases
-from synthesis.core import text_claims as texts
 from synthesis.core.records import ToolEnvironment, ToolSpec, Trajectory
 
 _PLACE: Final = "…"

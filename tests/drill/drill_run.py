@@ -31,6 +31,7 @@ from vllm_world import OF_THE_PLUGIN, PLUGIN, PLUGINS, QUIET, VLLM, ZYGOTE, serv
 from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.run.metrics import read_metrics
 from astra_jax.tokenizer import ChatTokenizer
+from launch.flags.children import free_ports
 from synthesis.core.chatml import QWEN3
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import Message, ToolCall, ToolEnvironment
@@ -419,13 +420,3 @@ async def drill(
         await topology.suffer(plan)
         await topology.finish(training, more)
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    import socket
-
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]

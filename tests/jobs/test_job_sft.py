@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pytest
 from hub_world import TOKEN, serving_hub
 from recipes_world import RECIPES, dry_run
 from sft_world import CAPITALS, make_tokenizer
+from two_hosts_world import free_port
 
 from astra_jax.models.hf_checkpoint import save_hf
 from astra_jax.models.qwen3.presets import Qwen3Config
@@ -58,7 +58,7 @@ def devices(count: int, environment: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def trained(installed_astra, tmp_path_factory) -> Trained:
-    """What the complete command leaves, on a host with two devices."""
+    """Outcome of the complete command, on a host with two devices."""
     folder = tmp_path_factory.mktemp("own")
     write_inputs(folder)
     two = devices(2, installed_astra.environment())
@@ -129,12 +129,6 @@ def test_the_model_goes_to_transformers_and_to_the_hub(installed_astra, trained:
     assert pushed.code == 0, pushed.output
     files = hub.repositories["models/me/own"]
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= files.keys()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
 
 
 def test_a_slices_recipe_trains_the_same(installed_astra, trained: Trained, tmp_path) -> None:

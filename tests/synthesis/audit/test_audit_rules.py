@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from sandbox import SandboxConfig, SandboxPool
+from synthesis.audit import text_claims as texts
 from synthesis.audit.findings import RULES
 from synthesis.audit.replay import Runner
 from synthesis.audit.report import AuditedData, AuditReport, audit
-from synthesis.core import text_claims as texts
 from synthesis.core.datasets import write_dataset
 from synthesis.core.records import (
     Answer,

@@ -1,7 +1,4 @@
-"""Phrases by language: an admitted failure, a refusal, and talk that no user should see.
-
-The trajectory pipeline and `synthesis.audit` read texts with the same phrases; each decides by its own rules.
-"""
+"""Phrases by language: an admitted failure, a refusal, and talk that no user should see."""
 
 from __future__ import annotations
 
