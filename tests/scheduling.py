@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,13 +18,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     Faults of pytest-xdist 3.8 that this avoids: the next worker receives the test at which the last one died, and dies
     too; the replacement of a worker waits forever for a second test when it receives one alone; a crash while another
-    replacement starts ends the run.
+    replacement starts ends the run, and so does a file that is sent to a worker whose death is not yet known.
     """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class FileScheduling(LoadFileScheduling):
+        def _assign_work_unit(self, node: Any) -> None:
+            """Send a worker its next file. One that has just died takes none: `remove_node` queues the file again."""
+            with contextlib.suppress(OSError):
+                super()._assign_work_unit(node)
+
         def _reschedule(self, node: Any) -> None:
             """Give a worker more work, unless it still collects tests: a replacement does, at any time."""
             if node in self.registered_collections:

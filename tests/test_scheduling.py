@@ -24,7 +24,18 @@ COUNT = sum(map(len, FILES.values()))
 DIE = ["test_first.py::test_2", "test_alone.py::test_0", "test_last.py::test_2"]
 
 
-def run_tests(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+LATE = """
+    from xdist.workermanage import WorkerController
+    WorkerController.shutting_down = property(lambda self: self._shutdown_sent)
+
+def pytest_runtest_logfinish():
+    import time
+    time.sleep(0.1)
+"""
+"""Further lines of `pytest_configure`: a worker is dead long before the main process knows."""
+
+
+def run_tests(folder: Path, *arguments: str, further: str = "") -> subprocess.CompletedProcess[str]:
     """Run `FILES` with the project's hooks in a pytest of its own; each test appends its name to `ran.txt`."""
     for file, bodies in FILES.items():
         tests = [
@@ -34,16 +45,18 @@ def run_tests(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         (folder / file).write_text("\n".join(["import os, pytest, signal", *tests]))
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {TESTS}\naddopts = -ra -p xdist.plugin\n")
     (folder / "conftest.py").write_text(
-        "import scheduling\n\ndef pytest_configure(config):\n    config.pluginmanager.register(scheduling)\n"
+        f"import scheduling\n\ndef pytest_configure(config):\n    config.pluginmanager.register(scheduling)\n{further}"
     )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # which takes most of each process's start
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("workers", by_day([1, 3], 3))
-def test_a_worker_that_dies_fails_its_own_test_and_all_others_are_run_once(tmp_path: Path, workers: int) -> None:
-    result = run_tests(tmp_path, f"-n{workers}", *BY_FILE)
+@pytest.mark.parametrize(("workers", "further"), by_day([(1, ""), (3, ""), (3, LATE)], (3, ""), (3, LATE)))
+def test_a_worker_that_dies_fails_its_own_test_and_all_others_are_run_once(
+    tmp_path: Path, workers: int, further: str
+) -> None:
+    result = run_tests(tmp_path, f"-n{workers}", *BY_FILE, further=further)
     assert f"{len(DIE)} failed, {COUNT - len(DIE)} passed" in result.stdout, result.stdout + result.stderr
     assert all(f"FAILED {test}" in result.stdout for test in DIE) and result.returncode == 1
     assert "were not run" not in result.stdout
