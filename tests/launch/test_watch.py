@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import http.client
 import json
 import os
@@ -203,12 +204,13 @@ def test_in_a_terminal_it_is_drawn_over(tmp_path: Path) -> None:
         os.chdir(ROOT)
         os.environ.update({"COLUMNS": "80", "LINES": "40", "PYTHONPATH": str(ROOT)})
         os.execv(sys.executable, command)
-    shown = _until(terminal, lambda text: text.count("\x1b[H") > 1)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    shown = _until(terminal, decoder, lambda text: text.count("\x1b[H") > 1)
     with open(workdir / "metrics" / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 41, "loss": 0.5}\n')
-    shown += _until(terminal, lambda text: "step 41 of 140" in text)
+    shown += _until(terminal, decoder, lambda text: "step 41 of 140" in text)
     os.kill(child, signal.SIGINT)
-    shown += _until(terminal, lambda text: False)  # to its end
+    shown += _until(terminal, decoder, lambda text: False)  # to its end
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert shown.startswith("\x1b[?1049h") and "Traceback" not in shown
     last = shown.rpartition("\x1b[?1049l")[2]
@@ -218,7 +220,8 @@ def test_in_a_terminal_it_is_drawn_over(tmp_path: Path) -> None:
     assert "\x1b[2J" not in shown
 
 
-def _until(terminal: int, enough) -> str:
+def _until(terminal: int, decoder: codecs.IncrementalDecoder, enough) -> str:
+    """Read until there is enough. The decoder keeps the bytes of a character of which one read has only a part."""
     shown, deadline = "", time.monotonic() + 60
     while not enough(shown) and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.2)[0]:
@@ -226,7 +229,7 @@ def _until(terminal: int, enough) -> str:
                 read = os.read(terminal, 65_536)
             except OSError:  # its other end is closed
                 break
-            shown += read.decode(errors="replace")
+            shown += decoder.decode(read)
     return shown
 
 
