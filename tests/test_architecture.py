@@ -46,7 +46,7 @@ ALSO = {
     "astra_jax/grpo": ("evaluation",),  # held-out environments are evaluated as everywhere
     "astra_jax/planner": ("sft", "grpo"),  # the plan is the program: it compiles their steps
     "synthesis/pipeline": ("offline",),  # its module `demo` alone: see `test_the_demo_is_loaded_on_demand`
-    "synthesis/trajectories": ("servers",),  # its agents call them
+    "synthesis/trajectories": ("servers", "audit"),  # its agents call the first; rules of the second come before judges
     "synthesis/astra_format": ("environments",),  # an original's record is proven as one of ours is
     "synthesis/offline": ("trajectories", "environments"),  # it answers what both ask
 }

@@ -10,7 +10,7 @@ from astra_jax.base.settings import Amount, Bound, Count, CountOrZero, OneOf, Se
 from synthesis.core.records import Language, Structure
 from synthesis.pipeline.demo import relation_ids
 from synthesis.pipeline.own_stages import OwnStages
-from synthesis.pipeline.partition import Partition, SplitBy
+from synthesis.pipeline.partition import WORKSPACE, Partition, SplitBy
 from synthesis.pipeline.stage_keys import Free, Grows
 
 Band = Literal["high", "medium", "low"]
@@ -89,10 +89,10 @@ class EnvironmentsConfig(Settings):
     tools_of: str = ""
     mask_examples: Share = 0.5
     held_out_fraction: Share = 0.2
-    held_out_entities: Share = 0.35
-    held_out_questions: Share = 0.3
+    held_out_entities: Share = WORKSPACE.entities
+    held_out_questions: Share = WORKSPACE.questions
     split_by: SplitBy | None = None
-    partition_salt: str = "astra"
+    partition_salt: str = WORKSPACE.salt
     languages: Mapping[Language, Amount] = field(default_factory=lambda: {"en": 0.712, "zh": 0.288})
     structures: Mapping[Structure, Amount] = field(
         default_factory=lambda: {
@@ -154,5 +154,5 @@ class EnvironmentsConfig(Settings):
     @property
     def partition(self) -> Partition:
         return Partition(
-            self.partition_salt, self.held_out_entities, self.held_out_questions, self.split_by or "intent"
+            self.partition_salt, self.held_out_entities, self.held_out_questions, self.split_by or WORKSPACE.by
         )

@@ -68,3 +68,7 @@ class Partition(Settings):
     def _split_of(self, kind: str, name: str, fraction: float) -> Split:
         digest = hashlib.sha256(f"{self.salt}\x1f{kind}\x1f{name}".encode()).digest()
         return "held_out" if int.from_bytes(digest[:8], "big") < fraction * 2**64 else "train"
+
+
+WORKSPACE = Partition("astra", 0.35, 0.3, "intent")
+"""The partition of both pipelines by default: no trajectory has what an environment of another run holds out."""

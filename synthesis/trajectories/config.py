@@ -11,7 +11,7 @@ from astra_jax.base.settings import Amount, Bound, Count, OneOf, Seconds, Settin
 from synthesis.core.records import Behaviour, Language, TaskScores
 from synthesis.pipeline.demo import fact_server_ids
 from synthesis.pipeline.own_stages import OwnStages
-from synthesis.pipeline.partition import Partition
+from synthesis.pipeline.partition import WORKSPACE, Partition
 from synthesis.pipeline.stage_keys import Before, Free, Grows
 from synthesis.servers.collect import ServerSource, default_sources
 from synthesis.trajectories.execution import Failures
@@ -64,8 +64,9 @@ class TrajectoriesConfig(Settings):
         fact_servers: ids of the packaged fact servers to use. Empty: none. None: all of them, but none with your own
             `tools` or `sources`, unless `tools` names `demo`.
         emulated_servers: ids of fact servers of which only the document is used; the emulator answers their calls.
-        partition: entities and structures that are held out for evaluation. The offline teacher does not use them.
-            None: nothing is held out.
+        partition: entities and look-ups that are held out for evaluation. The offline teacher does not use them; a
+            model does not know them. The default is that of environments (`partition_salt` and the settings beside it):
+            no training task makes a call that a held-out environment asks for. None: nothing is held out.
         min_tools: fewest tools of a server; servers with fewer are dropped. The paper's value is 3. Use 2 or 1 for
             small servers of your own.
         max_tools: most tools of a server; larger servers are split by topic (tags, paths, names). The default is the
@@ -136,7 +137,7 @@ class TrajectoriesConfig(Settings):
     server_weights: Mapping[str, Annotated[float, Bound(above=0, most=1e12)]] = field(default_factory=dict)
     fact_servers: tuple[Annotated[str, OneOf(fact_server_ids)], ...] | None = None
     emulated_servers: tuple[Annotated[str, OneOf(fact_server_ids)], ...] = ("http",)
-    partition: Partition | None = None
+    partition: Partition | None = WORKSPACE
     min_tools: Count = 3
     max_tools: Count = 128
     server_similarity: Annotated[float, Bound(above=0, most=2)] = 0.7

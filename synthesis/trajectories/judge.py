@@ -3,18 +3,20 @@
 It fails closed: a judge without a valid answer rejects the trajectory (`judge_failed`); it never scores it as good. The
 round-based axes judge on the history up to the reaction, not on later messages. An axis with nothing to judge (a
 trajectory without calls has no tool results) has no score. The original gives it 1, so an agent that answers from
-memory would get four of seven for nothing. Before any judge is asked, the run must have called the tools that its task
-names (`check_coverage`).
+memory would get four of seven for nothing. What a rule can see is not left to a judge: before any is asked, the run must
+have called the tools that its task names (`check_coverage`). Its calls and texts must pass the audit's rules
+(`check_claims`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from statistics import fmean
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from synthesis.audit.conversations import findings
 from synthesis.core.endpoint_settings import Role
 from synthesis.core.records import (
     AxisScore,
@@ -51,6 +53,12 @@ AXES = (
     "conciseness",
     "final_answer",
 )
+CLAIMS: Final = frozenset({
+    "argument_from_nowhere", "repeated_call", "contradictory_results", "unsupported_claim", "success_after_failure",
+    "refusal_after_success", "template_tokens", "talk_of_simulation",
+})  # fmt: skip
+"""Rules of the audit that a run must pass; see `synthesis.audit.findings.RULES`. Schemas and languages have their own
+checks where calls are made and texts are written."""
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R", QueryUnderstandingScore, QueryPlanningScore, ToolUnderstandingScore, ToolPlanningScore)
 
@@ -59,8 +67,8 @@ async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> 
     """Return the run as a scored trajectory.
 
     Raises:
-        Rejected: see `check_coverage`; `judge_failed`, `low_reward`, or `low_final_answer`: good axes must not hide a
-            wrong answer.
+        Rejected: see `check_coverage` and `check_claims`; `judge_failed`, `low_reward`, or `low_final_answer`, since
+            good axes must not hide a wrong answer.
     """
     config, server, context = context.config, servers[run.task.server_id], context.route(run.task.family)
     executions = [servers[id].execution for id in server.servers]
@@ -71,6 +79,7 @@ async def judge(run: AgentRun, context: TrajectoryContext, servers: Servers) -> 
     one = msgspec.structs.replace(unscored(run, server), provenance=provenance)
     try:
         check_coverage(run)
+        check_claims(one)
         scores = await score_axes(run, context, server)
         one = msgspec.structs.replace(one, scores=scores, reward=fmean(score.score for score in scores.values()))
         check_reward(one, config)
@@ -134,6 +143,17 @@ def check_coverage(run: AgentRun) -> None:
         raise Rejected("tools_unused", f"{task.id}: never called {', '.join(unused)}, which the task needs")
     if not any(call.ok for call in run.calls):
         raise Rejected("no_result", f"{task.id}: none of {len(run.calls)} calls succeeded")
+
+
+def check_claims(one: Trajectory) -> None:
+    """Check what a run says and calls against what it has heard.
+
+    Raises:
+        Rejected: the first rule of `CLAIMS` that finds something, with what it found.
+    """
+    for rule, detail in findings(one):
+        if rule in CLAIMS:
+            raise Rejected(rule, f"{one.task_id}: {detail}")
 
 
 async def score_axes(run: AgentRun, context: TrajectoryContext, server: ToolServer) -> dict[str, AxisScore]:

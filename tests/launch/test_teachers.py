@@ -89,7 +89,7 @@ def test_a_run_that_stops_says_what_is_finished_and_how_to_go_on(tmp_path: Path)
 @pytest.fixture
 def roles_flag() -> Iterator[Callable[[str], None]]:
     """Sets --roles, as in a program that has parsed its flags."""
-    from launch.flags import roles
+    from launch.flags import roles, teachers  # noqa: F401  (flags that are defined inside of `flagsaver` end with it)
 
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()

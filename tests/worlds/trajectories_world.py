@@ -14,9 +14,14 @@ def context(
     teacher: Any = None, *, sandbox: Any = None, connections: Any = None, executor: Any = None, seed: int = 0,
     **config: Any,
 ) -> TrajectoryContext:  # fmt: skip
-    """A context; stages that call no tool need neither sandbox nor connections."""
+    """A context; stages that call no tool need neither sandbox nor connections. By default nothing is held out."""
     teacher = teacher or OfflineTeacher()
     executor = executor or ToolExecutor(sandbox=sandbox, connections=connections, teacher=teacher, seed=seed)
     return TrajectoryContext(
-        TrajectoriesConfig(**config), teacher, sandbox, seed, connections=connections, executor=executor
+        TrajectoriesConfig(**{"partition": None, **config}),
+        teacher,
+        sandbox,
+        seed,
+        connections=connections,
+        executor=executor,
     )

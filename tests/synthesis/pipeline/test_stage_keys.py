@@ -192,3 +192,7 @@ async def test_what_is_no_stage_is_refused_by_name(tmp_path: Path, name: str, me
 def test_stages_that_none_of_ones_own_can_follow_are_refused_with_those_that_there_are() -> None:
     with pytest.raises(InputError, match="own_stages: no stage 'plain' that yours can follow; there are make"):
         load_own_stages({"plain": ["mine:short"]}, [MAKE, PLAIN], ())
+
+
+def test_trajectories_leave_out_by_default_what_environments_hold_out() -> None:
+    assert TrajectoriesConfig().partition == EnvironmentsConfig().partition

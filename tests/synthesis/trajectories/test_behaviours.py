@@ -52,7 +52,7 @@ async def made(folder, *, replace=False, **more):
     config = TrajectoriesConfig(
         **{
             "trajectories": 80, "sources": (), "mcp_share": 0.0, "fact_servers": ("countries", "elements", "colors"),
-            "emulated_servers": (), "proposals": 3, "walks": 20, **more,
+            "emulated_servers": (), "partition": None, "proposals": 3, "walks": 20, **more,
         }
     )  # fmt: skip
     async with SandboxPool(SandboxConfig()) as pool:

@@ -181,6 +181,52 @@ async def test_a_run_that_does_not_call_what_its_task_names_is_not_even_judged(r
     assert not teacher.asked
 
 
+FIRST_TWO = ([(ONE, NEIGHBOR)], [(TWO, CAPITAL)])
+HIDDEN = ("ok", '{"error": "the country is not in the table"}')
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (made([(ONE, NEIGHBOR)], *FIRST_TWO), "repeated_call: t: largest_neighbor_of_country"),
+        (made([(ONE, ("ok", '{"largest_neighbor": "India"}'))], *FIRST_TWO), "repeated_call|contradictory_results"),
+        (made(*FIRST_TWO, answer="It is Beijing, with 21,893,095 people."), "unsupported_claim: t: the number 21,893"),
+        (made(*FIRST_TWO, answer="It is Beijing, not Shanghai."), "unsupported_claim: t: the name Shanghai"),
+        (made([((FIRST, {"country": "Mongolia"}), NEIGHBOR)], [(TWO, CAPITAL)]),
+         r"argument_from_nowhere: t: largest_neighbor_of_country\('Mongolia'"),
+        (made([(ONE, NEIGHBOR)], [(TWO, TIMEOUT)], answer="It is China."),
+         "success_after_failure: t: capital_of_country failed"),
+        (made([(ONE, NEIGHBOR)], [(TWO, HIDDEN)], answer="It is China."),
+         "success_after_failure: t: capital_of_country failed"),
+        (made(*FIRST_TWO, answer="I am unable to tell the capital."), "refusal_after_success"),
+        (made(*FIRST_TWO, answer="It is Beijing.<|im_end|>"), "template_tokens"),
+        (made(*FIRST_TWO, answer="It is Beijing; the judge will like it."), "talk_of_simulation: t: 'the judge'"),
+        (made([(ONE, ("ok", '{"largest_neighbor": "China", "note": "simulated data"}'))], [(TWO, CAPITAL)]),
+         "talk_of_simulation: t: 'simulated'"),
+    ],
+)  # fmt: skip
+async def test_what_a_rule_can_see_is_rejected_by_name_before_judges_that_like_everything(run, reason):
+    teacher = Flattering()
+    with pytest.raises(Rejected, match=reason) as rejected:
+        await judge(run, context(teacher, reward_threshold=0.1, final_answer_threshold=0.1), SERVERS)
+    assert not teacher.asked and rejected.value.record.messages == run.messages
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        GOOD,
+        made([(ONE, TIMEOUT)], *FIRST_TWO),
+        made(*FIRST_TWO, answer="China is the largest neighbour of Nepal, and its capital is Beijing."),
+        made([(ONE, NEIGHBOR)], [(TWO, TIMEOUT)], answer="The neighbour is China, but its capital could not be found."),
+    ],
+)
+async def test_what_the_results_support_reaches_the_judges(run):
+    teacher = Flattering()
+    assert await judge(run, context(teacher, reward_threshold=0.1, final_answer_threshold=0.1), SERVERS)
+    assert teacher.asked
+
+
 async def test_a_task_for_no_tool_is_one_on_purpose_and_labelled():
     memory = made()
     task = msgspec.structs.replace(memory.task, mode="no_tool", tools=[])

@@ -176,11 +176,11 @@ async def test_a_judge_names_what_no_rule_can_see_and_one_that_fails_rejects(poo
 async def test_one_wrong_answer_among_right_ones_is_not_carried_by_them(pool):
     run = await conversation(pool)
     last = len(run.messages) - 1
-    wrong = [*run.messages[:last], Message("assistant", "The answer is 12.")]
+    wrong = [*run.messages[:last], Message("assistant", "The answer is Tokyo.")]
     with pytest.raises(Rejected, match="low_"):
         await judge(AgentRun(run.task, wrong, run.calls, run.ended), context(), SERVERS)
-    lima = Message("assistant", "The answer is Lima.")
-    early = [lima if message.content.startswith("The answer is Tokyo") else message for message in run.messages]
+    japan = Message("assistant", "The answer is Japan.")
+    early = [japan if message.content.startswith("The answer is Tokyo") else message for message in run.messages]
     assert early != run.messages
     with pytest.raises(Rejected, match="low_"):
         await judge(AgentRun(run.task, early, run.calls, run.ended), context(), SERVERS)
