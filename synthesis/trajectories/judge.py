@@ -3,8 +3,8 @@
 It fails closed: a judge without a valid answer rejects the trajectory (`judge_failed`); it never scores it as good. The
 round-based axes judge on the history up to the reaction, not on later messages. An axis with nothing to judge (a
 trajectory without calls has no tool results) has no score. The original gives it 1, so an agent that answers from
-memory would get four of seven for nothing. What a rule can see is not left to a judge: before any is asked, the run must
-have called the tools that its task names (`check_coverage`). Its calls and texts must pass the audit's rules
+memory would get four of seven for nothing. What a rule can see is not left to a judge: before any is asked, the run
+must have called the tools that its task names (`check_coverage`). Its calls and texts must pass the audit's rules
 (`check_claims`).
 """
 
