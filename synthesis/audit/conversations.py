@@ -190,12 +190,12 @@ def _call_faults(record: Trajectory, calls: list[AuditedCall]) -> Iterator[tuple
                 continue
             about = f"{call.name} {tools[call.name].description if call.name in tools else ''}"
             if call.key in succeeded and not texts.changes_by_itself(about):
-                yield "repeated_call", f"{call.name}{call.key[1]}"
                 if texts.parsed(succeeded[call.key]) != texts.parsed(call.result):
                     yield (
                         "contradictory_results",
                         f"{call.name}{call.key[1]}: {succeeded[call.key]:.80}, then {call.result:.80}",
                     )
+                yield "repeated_call", f"{call.name}{call.key[1]}"
             if texts.is_write(call.name):
                 succeeded.clear()
             succeeded[call.key] = call.result

@@ -71,4 +71,4 @@ class Partition(Settings):
 
 
 WORKSPACE = Partition("astra", 0.35, 0.3, "intent")
-"""The partition of both pipelines by default: no trajectory has what an environment of another run holds out."""
+"""The default of both pipelines. With one partition no trajectory has what an environment of another run holds out."""

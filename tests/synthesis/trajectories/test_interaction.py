@@ -96,20 +96,24 @@ async def test_failures_are_recorded_by_call(tmp_path):
 
 
 async def test_a_trajectory_says_which_calls_failed():
-    calls = [("call_1", "timeout"), ("call_2", ""), ("call_3", "")]
+    calls = [("call_1", "timeout"), ("call_2", ""), ("call_3", ""), ("call_4", "")]
     one, two = ("largest_neighbor_of_country", {"country": "Nepal"}), ("capital_of_country", {"country": "China"})
     messages = [Message("user", "What is the capital of the largest neighbour of Nepal?")]
-    for (id, _), call, result in zip(calls, (one, one, two),
-                                     (FAILURES["timeout"], '{"largest_neighbor": "China"}', '{"capital": "Beijing"}'),
-                                     strict=True):  # fmt: skip
+    results = (
+        FAILURES["timeout"],
+        '{"largest_neighbor": "China"}',
+        '{"error": "cpu_timeout"}',
+        '{"capital": "Beijing"}',
+    )
+    for (id, _), call, result in zip(calls, (one, one, two, two), results, strict=True):
         messages += [Message("assistant", "", "So.", [ToolCall(id, *call)]), Message("tool", result, "", [], id)]
     statuses = [CallStatus(id, not kind, kind) for id, kind in calls]
     statuses[2] = CallStatus("call_3", False, error="cpu_timeout")
-    messages.append(Message("assistant", "I could not find the answer, the tool failed.", "I have it."))
+    messages.append(Message("assistant", "The answer is Beijing.", "I have it."))
     named = ["largest_neighbor_of_country", "capital_of_country"]
     task = Task("t", COUNTRIES.id, "en", "chain", "original", messages[0].content, named, TaskScores(5, 5, 5))
     run = AgentRun(task, messages, statuses)
-    (kept,) = await judge(run, context(reward_threshold=0.5, final_answer_threshold=0), {COUNTRIES.id: COUNTRIES})
+    (kept,) = await judge(run, context(reward_threshold=0.5, final_answer_threshold=0.5), {COUNTRIES.id: COUNTRIES})
     assert kept.failures == [InjectedFailure("call_1", "timeout")] and kept.injected_failures == 1
     assert kept.errors == [CallError("call_3", "cpu_timeout")]
     # Records of before have no such fields.

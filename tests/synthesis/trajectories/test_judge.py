@@ -189,7 +189,8 @@ HIDDEN = ("ok", '{"error": "the country is not in the table"}')
     ("run", "reason"),
     [
         (made([(ONE, NEIGHBOR)], *FIRST_TWO), "repeated_call: t: largest_neighbor_of_country"),
-        (made([(ONE, ("ok", '{"largest_neighbor": "India"}'))], *FIRST_TWO), "repeated_call|contradictory_results"),
+        (made([(ONE, ("ok", '{"largest_neighbor": "India"}'))], *FIRST_TWO),
+         "contradictory_results: t: largest_neighbor_of_country"),
         (made(*FIRST_TWO, answer="It is Beijing, with 21,893,095 people."), "unsupported_claim: t: the number 21,893"),
         (made(*FIRST_TWO, answer="It is Beijing, not Shanghai."), "unsupported_claim: t: the name Shanghai"),
         (made([((FIRST, {"country": "Mongolia"}), NEIGHBOR)], [(TWO, CAPITAL)]),
